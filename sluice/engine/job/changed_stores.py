@@ -2,7 +2,7 @@
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that readers do not see,
 while runs go on. Its rows and the kept rows of the newest snapshot then fill the shards of a new generation, which
-becomes current in one transaction. If the driver is killed before, the next call begins anew.
+becomes current in one transaction. If the driver is killed before, the next call continues.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
+from msgspec import structs
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.checkpoint import has_spark_state
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
-from sluice.engine.job.compatibility import StoreChanges, is_compatible
+from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.job.merge import Merge, Part
 from sluice.engine.job.moving import move_checkpoint, require_complete, require_local
@@ -137,9 +138,10 @@ class ChangedStores:
         require_complete(state.storage, state.batch, output.last, next_step=next_step)
 
     def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
-        """Register a generation of the changed stores. Returns also its rebuild and the batches published so far.
+        """Register a generation of the changed stores, or continue that of a call that was killed.
 
-        From then on, runs of the changed pipeline leave the added stores out.
+        Returns also its rebuild, and the batches published so far. From then on, runs of the changed pipeline leave the
+        added stores out.
         """
         job = self.plan_of(added)
         operators = job.operators if isinstance(job, OrderedJob) and self.from_topics else ()
@@ -150,11 +152,21 @@ class ChangedStores:
                 next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
             )
         rebuild = Rebuild(self.spark, job, self.settings, self.from_topics)
+        for generation in ledger.jobs.generations(lease.ref.pipeline, lease.ref.job):
+            begun = ledger.jobs.get(structs.replace(lease.ref, generation=generation))
+            if generation > lease.ref.generation and begun and means_the_same(begun, self._info(job, generation)):
+                log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
+                drop_others(ledger, self.job, lease.row, self.settings, but=[begun.ref])
+                return rebuild, Part(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
-        storage = Storage.of(job, ref.generation, self.settings)
-        info = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
+        info = self._info(job, ref.generation)
         ledger.jobs.register(info, hidden=True)
         return rebuild, Part(job, info), steps
+
+    def _info(self, job: Job, generation: int) -> JobInfo:
+        """The description of a job's generation for readers."""
+        storage = Storage.of(job, generation, self.settings)
+        return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
 
     def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: Part) -> _State:
         """The state now. Raises EngineError if another command has replaced it, or removed the changed stores."""
@@ -174,7 +186,7 @@ class ChangedStores:
         self._require_written(state)
         ref = ledger.jobs.new_generation(old.pipeline, old.job)
         target = Storage.of(self.job, ref.generation, self.settings)
-        new = JobQuery(self.spark, target, NoRecords(self.spark), state.query.partitions).info
+        new = self._info(self.job, ref.generation)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, ref, self._holder) as own:
             move_checkpoint(state.storage, target, batch)

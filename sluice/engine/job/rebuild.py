@@ -8,7 +8,7 @@ and lost or damaged shards, and applies changes of the pipeline to its whole his
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -376,16 +376,17 @@ def drop_built(job: Job, settings: Settings) -> int:
     return dropped
 
 
-def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings) -> None:
-    """Remove all generations of a job except that of the `lease`, even unfinished ones.
+def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[JobRef] = ()) -> None:
+    """Remove all generations of a job except that of the `lease` and some others, even unfinished ones.
 
     Raises LeaseError, and deletes nothing, if the lease is no longer held: one of them may be the current one by now.
     """
     name = job.pipeline.name
     for generation in ledger.jobs.generations(name, job.name):
         # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
-        if generation != lease.generation:
-            ledger.jobs.forget_generation(JobRef(name, job.name, generation), lease)
+        ref = JobRef(name, job.name, generation)
+        if generation != lease.generation and ref not in but:
+            ledger.jobs.forget_generation(ref, lease)
     remove_forgotten(ledger, job, settings)
 
 
