@@ -91,6 +91,11 @@ def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event
     assert totals.time(totals.added(0, value, '[{"total":2.00},4]')) == 7
 
 
+def test_a_store_whose_output_was_removed_continues_from_its_values() -> None:
+    totals, _ = totals_of(job(total="sum(amount)"))
+    assert totals.added(0, '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'
+
+
 @pytest.mark.parametrize("text", ["avg(amount)", "min(share)", "min(shop)"])
 def test_other_aggregates_are_left_to_spark(text: str) -> None:
     fused = job(n="count(*)", other=text)

@@ -75,8 +75,9 @@ class Totals:
 
     def added(self, group: int, first: str, second: str) -> str:
         """The combined value of two values of a group."""
-        parts = [_decode(first), _decode(second)]
         how = self._how[group]
+        # Earlier values also end with an event time if an output of the group has been removed since.
+        parts = [_decode(value)[: len(how)] for value in (first, second)]
         return _encode([add(*values) for add, *values in zip_longest(how, *parts)]).decode()
 
     def time(self, value: str) -> int:
