@@ -166,13 +166,14 @@ class AirflowServer:
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if any(process.poll() is not None for process in self._processes):
-                break
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/api/v2/version", timeout=2).status_code == httpx.codes.OK:
-                    return
-            time.sleep(0.1)
+        with httpx.Client(timeout=2, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if any(process.poll() is not None for process in self._processes):
+                    break
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get(f"{self.url}/api/v2/version").status_code == httpx.codes.OK:
+                        return
+                time.sleep(0.2)
         raise RuntimeError(f"Airflow did not start:\n{self.log()[-4_000:]}")
 
 

@@ -94,7 +94,7 @@ def compile_for(spark: SparkSession, records: int) -> None:
 
     Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
     """
-    configured = spark.sparkContext.getConf()
+    configured = spark.sparkContext._conf  # `getConf` would copy all settings, each with calls of the JVM
     for name, value in (INTERPRETED if records < FEW_RECORDS else COMPILED).items():
         if not configured.contains(name):
             spark.conf.set(name, value)

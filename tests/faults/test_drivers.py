@@ -42,7 +42,7 @@ TEN_MINUTES_S = 600.0
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
 def test_a_kill(subject: World, observe: Observe) -> None:
     kills = Kills(subject, seed=int(time.time()), poll_s=0.05)
-    comparison = kills.run(1, BATCH[subject.name], ahead=3)  # enough that the driver does not end first
+    comparison = kills.run(1, BATCH[subject.name], ahead=2)  # enough that the driver does not end first
     observe(f"the driver died {dict(kills.phases)}; {comparison}")
 
 

@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from sluice.errors import StateError
-from sluice.state.database import transaction
+from sluice.state.database import database_url, open_engine, transaction
 from sluice.state.ledger import migrations
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import METADATA
@@ -52,10 +52,23 @@ def newer(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.M
     return monkeypatch
 
 
-def test_the_migrations_make_the_tables_that_sluice_uses(database: str) -> None:
+def first_version(url: str) -> None:
+    """Make a ledger of version 0001."""
+    engine = open_engine(database_url(url))
+    with transaction(engine) as connection:
+        migrations.upgrade(connection, None, "0001")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("made", ["new", "of the first version"])
+def test_new_and_migrated_ledgers_have_the_tables_that_sluice_uses(database: str, made: str) -> None:
+    if made != "new":
+        first_version(ledger_url(database))
     with Ledger.open(ledger_url(database)) as ledger, ledger.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": migrations.TABLE})
         assert compare_metadata(context, METADATA) == []
+        (version,) = connection.execute(text(f"SELECT version_num FROM {migrations.TABLE}")).scalars()
+        assert version == migrations.HEAD
 
 
 def test_the_newest_migration_is_the_version_of_the_tables() -> None:
@@ -73,6 +86,7 @@ def test_a_replayed_generation_stays_one_when_its_note_is_the_only_sign(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrations, "HEAD", "0001")
+    first_version(ledger_url(database))
     note = "INSERT INTO notes (pipeline, job, generation, noted_at, run, text) VALUES ('{}', 'main', 2, '', '', '{}')"
     with Ledger.open(ledger_url(database)) as ledger, transaction(ledger.engine) as connection:
         connection.execute(text("INSERT INTO jobs VALUES ('orders', 'main', 2), ('pages', 'main', 2)"))
@@ -105,6 +119,7 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
 
 def test_a_ledger_without_a_version_gets_one(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "HEAD", "0001")
+    first_version(ledger_url(database))
     States(database).publish({"key": "[1,null]"})
     old = ledger_url(database)
     with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
@@ -115,10 +130,10 @@ def test_a_ledger_without_a_version_gets_one(database: str, monkeypatch: pytest.
         assert inspect(ledger.engine).has_table(migrations.TABLE)
 
 
-def test_a_ledger_of_this_version_opens_without_alembic(tmp_path: Path) -> None:
+def test_a_new_ledger_and_one_of_this_version_open_without_alembic(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    Ledger.open(url).close()
     ledger = "import sys; from sluice.state.ledger.ledger import Ledger"
-    code = f"{ledger}; Ledger.open({url!r}); print('alembic' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout == "False\n"
+    code = f"{ledger}; Ledger.open({url!r}).close(); print('alembic' in sys.modules)"
+    for _ in ("new", "of this version"):
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert process.stdout == "False\n"

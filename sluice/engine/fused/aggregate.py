@@ -74,7 +74,7 @@ def column_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
         text: f"t{i}" for i, text in enumerate(dict.fromkeys(text for group in job.groups for text in group.aggregates))
     }
     # Some aggregates refer to the group id; their types do not depend on it.
-    rows = records.sparkSession.createDataFrame([], records.schema).withColumn("group_id", F.lit(0))
+    rows = records.withColumn("group_id", F.lit(0))
     schema = _aggregated(job, rows, texts).schema
     types = {text: schema[name].dataType.simpleString() for text, name in texts.items()}
     return {

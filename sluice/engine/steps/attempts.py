@@ -26,7 +26,8 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     Forbid it for a query with attempts: Spark would compute a subexpression of two attempts outside of both, where a
     failure ends the query.
     """
-    usual = str(spark.sparkContext.getConf().get(_SHARING, "true"))
+    # `getConf` would copy all settings, each with calls of the JVM.
+    usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
     spark.conf.set(_SHARING, usual if shared else "false")
 
 

@@ -1,4 +1,4 @@
-"""Migrates a ledger from an older version of Sluice to this version's tables, when it is opened.
+"""Creates the tables of a new ledger, and migrates an older one to this version's tables, when it is opened.
 
 Each change of `tables.py` has a module in `versions/`, with the revision that it follows. `HEAD` is the newest one.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 
 from sluice.errors import StateError
 from sluice.state.database import transaction
+from sluice.state.ledger.tables import JOBS, METADATA
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
@@ -20,6 +21,11 @@ HEAD = "0003"
 SCRIPTS = Path(__file__).parent
 
 _LOCK = 0x51_01_CE
+_VERSION = Table(
+    TABLE, MetaData(), Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{TABLE}_pkc"),
+)  # fmt: skip
+"""The table as Alembic makes it."""
 
 
 def migrate(engine: Engine) -> None:
@@ -34,8 +40,11 @@ def migrate(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":
             # Concurrent `CREATE TABLE` statements collide in PostgreSQL's catalogue.
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        if (version := _version(connection)) != HEAD:
-            _upgrade(connection, version)
+        version = _version(connection)
+        if version is None and not inspect(connection).has_table(JOBS.name):
+            _create(connection)
+        elif version != HEAD:
+            upgrade(connection, version, HEAD)
 
 
 def _version(connection: Connection) -> str | None:
@@ -46,13 +55,24 @@ def _version(connection: Connection) -> str | None:
     return version
 
 
-def _upgrade(connection: Connection, version: str | None) -> None:
-    # Alembic takes a while to import, and is not needed for a ledger of this version.
+def _create(connection: Connection) -> None:
+    """Create the tables at once, because to repeat their history takes Alembic ten times as long."""
+    METADATA.create_all(connection, checkfirst=False)
+    _VERSION.create(connection, checkfirst=False)
+    connection.execute(_VERSION.insert().values(version_num=HEAD))
+
+
+def upgrade(connection: Connection, version: str | None, to: str) -> None:
+    """Migrate a ledger from one version to another, from none if it is older than versions.
+
+    Raises StateError if this version of Sluice does not know the ledger's version.
+    """
+    # Alembic takes a while to import, and is not needed for a new ledger and one of this version.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # otherwise, each new ledger's first run logs its steps
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # otherwise, a run logs the steps
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
@@ -62,4 +82,4 @@ def _upgrade(connection: Connection, version: str | None) -> None:
             f"The ledger has version {version}, but this version of Sluice knows ledgers up to version {HEAD}.",
             next_step="Install the version of Sluice that last opened the ledger, or a newer one.",
         )
-    command.upgrade(config, HEAD)
+    command.upgrade(config, to)
