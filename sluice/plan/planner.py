@@ -47,11 +47,14 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     `without` leaves out stores and steps with these names, and what follows them.
     """
     pipeline = pipeline.without(without) if without else pipeline
-    if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in pipeline.nodes):
+    streams = [node for node in pipeline.nodes if isinstance(node, nodes.Source) and node.kind != "global_table"]
+    if not streams:
         raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     planned = _planned(pipeline)
     if only:
-        pipeline = pipeline.part(only)
+        part = pipeline.part(only)
+        # Spark cannot read global tables alone.
+        pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
     aggregates = [node for node in pipeline.nodes if isinstance(node, nodes.Aggregate)]
     if aggregates and not keeps_order(pipeline):
         return Plan(planned, _fused_job(pipeline, planned, aggregates))
@@ -157,11 +160,11 @@ def _of_every_job(
     tables: tuple[TableInput, ...],
 ) -> dict[str, Any]:
     """The fields of both kinds of job, after all columns exist. The job reads the sources of the nodes in `ends`."""
-    read = {source for node in ends for source in nodes.sources_of(node)}
+    read, whole = {source for node in ends for source in nodes.sources_of(node)}, builder.pipeline.whole
     streams = [
         source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
         for source in _sources(builder.pipeline)
-        if source in read or source.kind == "stream"
+        if source in read or source.kind == "stream" or (source.kind == "table" and builder.pipeline is not whole)
     ]
     return {
         "pipeline": planned,
