@@ -6,14 +6,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from msgspec import Struct
 
-from sluice import Pipeline, tumbling
+from sluice import Context, Pipeline, Record, tumbling
 from sluice.engine.job.changed_stores import ChangedStores
 from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.rebuild import Rebuild
@@ -25,7 +27,7 @@ from sluice.state.ledger.jobs import Jobs
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
-from tests.engine.shop import GRACE, Amount, Build, Names, by_shop, millis, sale, sales_of
+from tests.engine.shop import GRACE, Amount, Build, Names, Shop, address, by_shop, millis, sale, sales_of
 from tests.postgres import new_database
 
 
@@ -139,6 +141,152 @@ def fewer(names: Names) -> Pipeline:
     sales_of(pipeline, Names(names("other"))).select("shop").to(names("copies"))
     groups.windowed_by(tumbling("2 minutes")).count(store="n_window")
     return pipeline
+
+
+def kept(of_amounts: str | None = None, of_quantities: str | None = None) -> Build:
+    """Two windowed stores with these retentions. They share rows if both are the same."""
+
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        shops = by_shop(pipeline, names)
+        shops.windowed_by(GRACE, retention=of_amounts).aggregate(store="amounts", total="sum(amount)")
+        shops.windowed_by(GRACE, retention=of_quantities).aggregate(store="quantities", total="sum(quantity)")
+        return pipeline
+
+    return build
+
+
+def test_stores_that_share_rows_from_now_on_or_no_longer_keep_their_state(start: Start) -> None:
+    running = run_before(start, kept())
+    begin = millis("08:00:00")
+    amounts = {("a", begin): {"total": 4}, ("b", begin): {"total": 5}, ("c", begin + 60_000): {"total": 1}}
+    quantities = {("a", begin): {"total": 2}, ("b", begin): {"total": 1}, ("c", begin + 60_000): {"total": 1}}
+    for build in (kept(of_quantities="1 hour"), kept("1 hour", "1 hour")):
+        running = change(running, build)
+        assert (running.store("amounts"), running.store("quantities")) == (amounts, quantities)
+    running.send("sales", sale("c", 1, "08:01:31"), sale("a", 1, "08:00:59"))
+    running.run()
+    at = ("c", begin + 60_000)
+    assert running.store("amounts") == amounts | {at: {"total": 2}}, "the last record is late"
+    assert running.store("quantities") == quantities | {at: {"total": 2}}
+
+
+def shared(names: Names, in_order: bool) -> Pipeline:
+    """Three stores with the same windows and the same stream time."""
+    pipeline = names.pipeline()
+    shops = by_shop(pipeline, names)
+    counts = shops.windowed_by(GRACE)
+    counts.count(store="n")
+    counts.aggregate(store="total", total="sum(amount)")
+    counts.aggregate(store="expensive", n="count(*)")
+    if in_order:
+        shops.aggregate(store="last", amount="last(amount)")
+    return pipeline
+
+
+def divided(names: Names, in_order: bool) -> Pipeline:
+    """The first store as before, other windows for the second, and fewer records for the third."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    shops = sales.group_by("shop")
+    shops.windowed_by(GRACE).count(store="n")
+    shops.windowed_by(tumbling("120 seconds")).aggregate(store="total", total="sum(amount)")
+    sales.filter("amount > 2").group_by("shop").windowed_by(GRACE).aggregate(store="expensive", n="count(*)")
+    if in_order:
+        shops.aggregate(store="last", amount="last(amount)")
+    return pipeline
+
+
+@pytest.mark.parametrize("in_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
+def test_a_changed_store_has_the_stream_time_of_the_records_that_it_counts(in_order: bool, start: Start) -> None:
+    running = start(partial(shared, in_order=in_order))
+    for records in ([sale("a", 5), sale("b", 1, "08:10:00")], [sale("b", 1, "08:10:10")]):
+        running.send("sales", *records)
+        running.run()
+    changed = change(running, partial(divided, in_order=in_order))
+    changed.send("sales", sale("a", 7, "08:00:30"))
+    changed.run()
+    eight, ten = millis("08:00:00"), millis("08:10:00")
+    assert changed.store("n") == {("a", eight): 1, ("b", ten): 2}, "the last record is late"
+    assert changed.store("total") == {("a", eight): {"total": 5}, ("b", ten): {"total": 2}}
+    assert changed.store("expensive") == {("a", eight): {"n": 2}}, "the last record is not late"
+
+
+class City(Struct):
+    """An address with the city only."""
+
+    city: str
+    shop: str | None = None
+
+
+def addresses(names: Names, contract: type[Struct] = Shop) -> Pipeline:
+    """A count, and a global table that no step reads."""
+    pipeline = names.pipeline()
+    by_shop(pipeline, names).count(store="n")
+    pipeline.global_table(names("shops"), value=contract, key="city")
+    return pipeline
+
+
+def test_a_global_table_alone_can_change(start: Start) -> None:
+    running = start(addresses)
+    running.send("shops", address("a", "X"), b'{"city":"Y"}')
+    running.send("sales", *BEFORE)
+    running.run()
+    assert running.store("shops") == {"X": {"shop": "a", "city": "X"}}
+    changed = change(running, partial(addresses, contract=City))
+    assert changed.store("shops") == {"X": {"shop": "a", "city": "X"}, "Y": {"city": "Y"}}
+    changed.send("sales", *AFTER)
+    changed.run()
+    assert changed.store("n") == {"a": 3, "b": 2, "c": 2, "d": 1}
+
+
+class Visits:
+    """Counts the records of a key in each of its stores."""
+
+    stores: tuple[str, ...] = ("visits",)
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        for name in self.stores:
+            store = self.context.store(name)
+            store.put("n", store.get("n", 0) + 1)
+        self.context.forward(record.key, {"n": 1})
+
+
+class Changed:
+    """The same processor, by its name, with another store."""
+
+    class Visits(Visits):
+        stores = ("visits", "more")
+
+
+def visits(names: Names, kind: type[Any] = int, *, more: bool = False) -> Pipeline:
+    """A processor, and with `more`, a second store of the processor and a store that follows it."""
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    sales.group_by("shop").aggregate(store="last", amount="last(amount)")
+    stores: dict[str, Any] = {"visits": kind, **({"more": int} if more else {})}
+    output = sales.process(Changed.Visits if more else Visits, stores=stores, returns=Amount).output
+    if more:
+        output.group_by("_key").count(store="after")
+    return pipeline
+
+
+def test_a_processor_keeps_its_stores_together_with_its_state(start: Start) -> None:
+    running = run_before(start, visits)
+    changed = change(running, partial(visits, kind=float))
+    changed.send("sales", sale("a"))
+    changed.run()
+    assert changed.store("visits") == {"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 1}}, "computed again"
+    changed = change(changed, partial(visits, kind=float, more=True))
+    assert changed.store("more") == {}, "a store that a processor has gained begins empty"
+    changed.send("sales", sale("a"))
+    changed.run()
+    assert changed.store("visits") == {"a": {"n": 4}, "b": {"n": 1}, "c": {"n": 1}}
+    assert changed.store("more") == {"a": {"n": 1}}
+    assert changed.store("after") == {"a": 4, "b": 1, "c": 1}
 
 
 def run_before(start: Start, build: Build) -> Running:

@@ -312,7 +312,9 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monk
     sales = Sales(tmp_path, monkeypatch, partitions=2)
 
     def closed(times: dict[str, int], idle_timeout_ms: int | None = None) -> int:
-        return sales.windowing.closed(StreamTimes(times, sales.partitions, NOW, idle_timeout_ms))
+        return windowing_module.closed(
+            sales.windowing.groups, StreamTimes(times, sales.partitions, NOW, idle_timeout_ms)
+        )
 
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
     assert closed(everywhere) == 300
@@ -330,7 +332,8 @@ def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatc
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
     closed = [
-        sales.windowing.closed(StreamTimes(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)
+        windowing_module.closed(sales.windowing.groups, StreamTimes(times | seen, sales.partitions, NOW, idle))
+        for idle in (None, 1_000, 999)
     ]
     assert closed == [300, 300, 500]
 

@@ -7,7 +7,7 @@ so stream time is a running maximum that continues from the last batch, and resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,6 +54,16 @@ def assign_windows(times: Times, window: Window, stream_time: int, closed: int =
     return Windowed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
 
 
+def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
+    """The stream time that all groups have reached in all partitions. Earlier windows are closed.
+
+    The first record of a so far empty partition may have any event time, but windows that were already closed stay
+    closed because Spark has dropped their state.
+    """
+    reached = [times.closed(group.name, group.topics) for group in groups if group.window]
+    return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
+
+
 @dataclass
 class _Task(Task):
     closed: int = BEFORE_ALL
@@ -88,7 +98,7 @@ class Windowing:
             if batch.num_rows:
                 if task is None:
                     before = self.stream_times.before(number)
-                    task = _Task(before, closed=self.closed(before))
+                    task = _Task(before, closed=closed(self.groups, before))
                 for part, mask in self.sinks.parts(batch):
                     yield from self._part(part, batch if mask is None else batch.filter(pa.array(mask)), task)
         if task is not None:
@@ -104,15 +114,6 @@ class Windowing:
             if part[0] in group.topics:
                 yield self._state_rows(batch, group, part, task, fate)
         facts.count(fate)
-
-    def closed(self, times: StreamTimes) -> int:
-        """The stream time that all groups have reached in all partitions. Earlier windows are closed.
-
-        The first record of a so far empty partition may have any event time, but windows that were already closed stay
-        closed because Spark has dropped their state.
-        """
-        reached = [times.closed(group.name, group.topics) for group in self.groups if group.window]
-        return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
 
     def _state_rows(
         self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, task: _Task, fate: Fate

@@ -21,7 +21,7 @@ from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
-from sluice.engine.job.merge import Merge, Part
+from sluice.engine.job.merge import Merge, Part, processors_of
 from sluice.engine.job.moving import move_checkpoint, require_complete, require_local
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
@@ -107,7 +107,7 @@ class ChangedStores:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         storage = Storage.of(self.job, info.generation, self.settings)
         query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
-        return _State(info, batch, storage, query, StoreChanges.between(info, query.info))
+        return _State(info, batch, storage, query, StoreChanges.between(info, query.info, processors_of(self.job)))
 
     def _require_movable(self, state: _State) -> None:
         """Raise EngineError if no state can be kept: all stores have changed, or the state is in Spark."""

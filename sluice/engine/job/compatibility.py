@@ -55,8 +55,8 @@ class StoreChanges:
     """The stores and operators that are gone or have changed, by their earlier names."""
 
     @classmethod
-    def between(cls, before: JobInfo, now: JobInfo) -> Self:
-        """Compare a pipeline with the one that computed its state.
+    def between(cls, before: JobInfo, now: JobInfo, processors: Mapping[str, str]) -> Self:
+        """Compare a pipeline with the one that computed its state. `processors`: their stores → their names now.
 
         Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
         """
@@ -68,8 +68,9 @@ class StoreChanges:
                 if other_workers
                 else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
             )
-        operators = dict(_same_operators(before, now))
         old, new = ({store.name: store for store in info.stores} for info in (before, now))
+        again = {processors[name] for name in processors.keys() & old.keys() if _changed(old[name], new[name])}
+        operators = {was: name for was, name in _same_operators(before, now) if name not in again}
         ordered = before.operators.keys() | now.operators.keys()
         stores = frozenset(
             name
@@ -92,7 +93,7 @@ def stores_to_come(ledger: Ledger, before: JobInfo, now: JobInfo) -> frozenset[s
     """
     if [*_changes_of_all(before, now)]:
         return frozenset()
-    changes = StoreChanges.between(before, now)
+    changes = StoreChanges.between(before, now, {})
     if changes.removed:
         return frozenset()
     beside = [

@@ -8,26 +8,26 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 
 import msgspec
 
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.batch.stream_time import CLOSED, OWN_TIMES
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, OWN_TIMES, StreamTimes
+from sluice.engine.fused.windowing import closed
 from sluice.engine.job.compatibility import StoreChanges, number_of
-from sluice.engine.job.moving import Origin, Target, in_pages
+from sluice.engine.job.moving import Target, in_pages, newest_rows, newest_states
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Suppress
 from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, StateRow, StoreInfo
+from sluice.state.model import JobInfo, StoreInfo
 from sluice.state.shard.checksums import row_digest, state_digest
 from sluice.state.shard.operator_states import StateVersion
-from sluice.state.shard.pages import PAGE
 from sluice.state.shard.protocol import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
@@ -43,37 +43,38 @@ class Part:
 
 
 @dataclass(frozen=True)
+class _Input:
+    """A group of the old generation, or of the changed stores, from which a new group gets values."""
+
+    kept: bool
+    """Whether it is a group of the old generation."""
+    group: int
+    stores: int
+    """Its number of stores. Values of a group with outputs end with an event time."""
+
+
+@dataclass(frozen=True)
 class _Group:
     """A group of the new generation, and where its values come from."""
 
     number: int
-    old: int | None
-    """The group in the old generation from which it keeps values."""
-    part: int | None
-    """The group of the changed stores from which it gets values."""
-    columns: tuple[tuple[bool, int], ...]
-    """For each store: whether it is kept, and its column in the group where it comes from."""
+    inputs: tuple[_Input, ...]
+    """Several if stores share their rows now that did not before."""
+    columns: tuple[tuple[int, int], ...]
+    """For each store: the number of the input that it comes from, and its column there."""
     missing: tuple[bytes, ...]
     """The stores' values without records."""
-    stores: tuple[int, int]
-    """The number of stores in both groups. Values of a group with outputs end with an event time."""
 
-    def value(self, old: str | None, part: str | None) -> str:
-        """The value of a row from its values in both groups; None where a group does not have the row."""
-        only = old if self.part is None else part if self.old is None else None
-        if only is not None and [column for _, column in self.columns] == [*range(max(self.stores))]:
-            return only
-        kept, computed = (None if text is None else _decode(text) for text in (old, part))
+    def value(self, of_inputs: Mapping[int, str]) -> str:
+        """The value of a row from its values in the inputs that have the row."""
+        if len(self.inputs) == 1 and [column for _, column in self.columns] == [*range(self.inputs[0].stores)]:
+            return of_inputs[0]
+        decoded = {number: _decode(text) for number, text in of_inputs.items()}
         values = [
-            missing if of_row is None else bytes(of_row[column])
-            for (is_kept, column), missing in zip(self.columns, self.missing, strict=True)
-            for of_row in [kept if is_kept else computed]
+            bytes(decoded[number][column]) if number in decoded else missing
+            for (number, column), missing in zip(self.columns, self.missing, strict=True)
         ]
-        times = [
-            int(bytes(time))
-            for of_row, stores in zip((kept, computed), self.stores, strict=True)
-            for time in (of_row or [])[stores:]
-        ]
+        times = [int(bytes(time)) for number, row in decoded.items() for time in row[self.inputs[number].stores :]]
         return f"[{b','.join([*values, *([str(max(times)).encode()] if times else [])]).decode()}]"
 
 
@@ -84,38 +85,41 @@ class Merge:
     """Fills the shards of a new generation from those of the old one and of the changed stores."""
 
     def __init__(self, job: Job, old: JobInfo, part: Part | None, new: JobInfo, changes: StoreChanges) -> None:
-        self.job, self.old, self.part, self.new = job, old, None if part is None else part.info, new
-        operators, again = dict(changes.operators), frozenset[str]()
-        if isinstance(job, OrderedJob):
-            # A processor's stores are kept with its state.
-            again = frozenset(
-                store for operator in job.operators if operator.name in changes.added for store in operator.stores
-            )
+        self.job, self.old, self.part, self.new = job, old, part, new
+        operators = dict(changes.operators)
         if part is not None and isinstance(part.job, OrderedJob):
             # Results that are held back are computed again, because a changed step may also need the values before.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
-        self.kept_operators, self.kept_stores = operators, changes.stores - again
+        self.kept_operators = operators
+        # A processor's stores are kept with its state. A store that it has gained is empty in it.
+        of_processor = processors_of(job)
+        self.kept_stores = (changes.stores - of_processor.keys()) | {
+            store for store, operator in of_processor.items() if operator in operators.values()
+        }
         self.groups = [*self._groups()]
 
     def _groups(self) -> Iterator[_Group]:
-        sources = [_by_name(self.old), {} if self.part is None else _by_name(self.part)]
-        sizes = [_sizes(source.values()) for source in sources]
+        sources = {True: _by_name(self.old), False: {} if self.part is None else _by_name(self.part.info)}
+        sizes = {is_kept: Counter(store.group_id for store in of.values()) for is_kept, of in sources.items()}
         of_group: dict[int, list[StoreInfo]] = defaultdict(list)
         for store in sorted(self.new.stores, key=lambda each: each.store_column):
             of_group[store.group_id].append(store)
         for number, stores in of_group.items():
-            groups: list[int | None] = [None, None]
+            inputs: list[_Input] = []
             columns = []
             for store in stores:
                 is_kept = store.name in self.kept_stores
-                source = sources[0 if is_kept else 1].get(store.name)
-                columns.append((is_kept, 0 if source is None else source.store_column))
-                if source is not None:
-                    groups[0 if is_kept else 1] = source.group_id
-            counts = tuple(0 if group is None else size[group] for group, size in zip(groups, sizes, strict=True))
-            missing = tuple(self._missing(number, store.name) for store in stores)
-            yield _Group(number, groups[0], groups[1], tuple(columns), missing, (counts[0], counts[1]))
+                source = sources[is_kept].get(store.name)
+                if source is None:
+                    break
+                of_store = _Input(is_kept, source.group_id, sizes[is_kept][source.group_id])
+                if of_store not in inputs:
+                    inputs.append(of_store)
+                columns.append((inputs.index(of_store), source.store_column))
+            else:
+                missing = tuple(self._missing(number, store.name) for store in stores)
+                yield _Group(number, tuple(inputs), tuple(columns), missing)
 
     def _missing(self, group: int, store: str) -> bytes:
         """A store's value without records: 0 for counts, otherwise null."""
@@ -127,94 +131,112 @@ class Merge:
         return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
-        """Fill the shards with the state of `batch`. Returns their checksums."""
+        """Fill the shards with the state of `batch`. Returns their checksums.
+
+        Raises DamagedState if the state of the old generation is not as published.
+        """
         checksums = []
         for worker in self.new.workers:
             with ExitStack() as stack:
                 target = Target(stack.enter_context(create_shard(worker.location, anew=True)))
-                old = self.old.workers[worker.number]
-                origin = Origin(stack.enter_context(worker_shard(worker.number, old.location)))
+                location = self.old.workers[worker.number].location
+                old = stack.enter_context(worker_shard(worker.number, location))
+                published = None if audit is None else audit.published(worker.number)
+                old.verify(batch, published)
+                old.verify_states(batch, published)
                 part: Shard | None = None
                 if self.part is not None:
-                    location = self.part.workers[worker.number].location
+                    location = self.part.info.workers[worker.number].location
                     part = stack.enter_context(worker_shard(worker.number, location))
-                for rows in in_pages(self._rows(origin, part, batch)):
-                    target.add(rows)
-                for states in in_pages(self._states(origin, part, batch)):
+                    part.verify(sys.maxsize)
+                for group in self.groups:
+                    for rows in in_pages(_merged(group, old, part, batch)):
+                        target.add(rows)
+                for states in in_pages(self._states(old, part, batch)):
                     target.add_states(states)
-                origin.require_published(old, audit)
                 checksums.append(target.finish(batch, epoch))
         return checksums
 
-    def _rows(self, origin: Origin, part: Shard | None, batch: int) -> Iterator[Version]:
-        by_old = {group.old: group for group in self.groups if group.old is not None}
-        done = set()
-        kept = (version for page in origin.rows() for version in page)
-        for number, versions in groupby(kept, lambda version: version.group_id):
-            if (group := by_old.get(number)) is not None:
-                done.add(group.number)
-                yield from _merged(group, versions, _scanned(part, group.part), batch)
-        for group in self.groups:
-            if group.number not in done:
-                yield from _merged(group, (), _scanned(part, group.part), batch)
-
-    def _states(self, origin: Origin, part: Shard | None, batch: int) -> Iterator[StateVersion]:
+    def _states(self, old: Shard, part: Shard | None, batch: int) -> Iterator[StateVersion]:
         now = {name: number_of(definition) for name, definition in self.new.operators.items()}
         numbers = {number_of(self.old.operators[before]): now[name] for before, name in self.kept_operators.items()}
-        for page in origin.states():
-            for state in page:
-                if (number := numbers.get(state.operator)) is not None:
-                    yield _renumbered(state, number, state.batch)
+        for state in newest_states(old):
+            if (number := numbers.get(state.operator)) is not None:
+                yield _renumbered(state, number, state.batch)
         if part is None or self.part is None:
             return
         kept = {*self.kept_operators.values()}
-        computed = {number_of(text): now[name] for name, text in self.part.operators.items() if name not in kept}
-        for page in Origin(part).states():
-            for state in page:
-                if (number := computed.get(state.operator)) is not None:
-                    yield _renumbered(state, number, batch)
+        computed = {number_of(text): now[name] for name, text in self.part.info.operators.items() if name not in kept}
+        for state in newest_states(part):
+            if (number := computed.get(state.operator)) is not None:
+                yield _renumbered(state, number, batch)
 
     def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
         """The stream times from which the next batch continues."""
+        kept, computed = ledger.snapshots.times_before(self.old.ref, batch + 1), dict[str, int]()
+        if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
+            computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
-        for info in (self.old, *([] if self.part is None else [self.part])):
-            names = _first_stores(info, self.new)
-            if info is self.old:
-                names |= self.kept_operators
-            else:
-                names |= {name: name for name in info.operators}
-            last = batch if info is self.old else ledger.snapshots.last_batch(info.ref)
-            for key, at in ({} if last is None else ledger.snapshots.times_before(info.ref, last + 1)).items():
-                if (renamed := _renamed(key, names)) is not None:
-                    times[renamed] = max(at, times.get(renamed, at))
+        for is_kept, of_source in ((False, computed), (True, kept)):
+            names = self._names(is_kept=is_kept)
+            for key, at in of_source.items():
+                for name in _renamed(key, names):
+                    times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
+        windows = {store.name in self.kept_stores for store in self.new.stores if store.window_ms is not None}
+        if self.part is not None and isinstance(self.part.job, FusedJob) and False in windows:
+            # The windows of all groups close together, and the computed ones may be behind the kept ones.
+            snapshot = ledger.snapshots.get(self.old.ref, batch)
+            partitions = {topic: len(of_topic) for topic, of_topic in (snapshot.positions if snapshot else {}).items()}
+            of_part = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
+            times[CLOSED] = min(of_part, kept.get(CLOSED, BEFORE_ALL)) if True in windows else of_part
         return times
 
+    def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
+        """Name of an operator or group in the old generation, or among the changed stores → its names now.
 
-def _merged(group: _Group, kept: Iterable[Version], computed: Iterable[StateRow], batch: int) -> Iterator[Version]:
-    """The rows of a group in the new generation, from two sorted sources."""
-    both: Iterable[Version | StateRow] = heapq.merge(kept, computed, key=_place)
-    for _, same in groupby(both, _place):
-        rows = [*same]
-        old = next((row for row in rows if isinstance(row, Version)), None)
-        new = next((row for row in rows if isinstance(row, StateRow)), None)
-        value = group.value(*(None if row is None else row.value for row in (old, new)))
-        row = (group.number, rows[0].key, rows[0].window_start, rows[0].window_end, value)
-        yield Version(*row[:4], batch if old is None else old.batch, value, row_digest(row))
+        A group of a fused job has the name of its first store.
+        """
+        info = self.old if is_kept else None if self.part is None else self.part.info
+        if info is None:
+            return {}
+        if isinstance(self.job, OrderedJob):
+            operators = self.kept_operators if is_kept else {name: name for name in info.operators}
+            return {before: [now] for before, now in operators.items()}
+        before, now = (
+            {store.group_id: store.name for store in each.stores if not store.store_column} for each in (info, self.new)
+        )
+        names: dict[str, set[str]] = defaultdict(set)
+        for group in self.groups:
+            for source in group.inputs:
+                if source.kept == is_kept:
+                    names[before[source.group]].add(now[group.number])
+        return names
 
 
-def _place(row: Version | StateRow) -> tuple[str, int]:
-    return row.key, row.window_start
+def processors_of(job: Job) -> dict[str, str]:
+    """The stores of processors that can be queried → the names of their processors."""
+    operators = job.operators if isinstance(job, OrderedJob) else ()
+    return {store: operator.name for operator in operators for store in operator.stores}
 
 
-def _scanned(shard: Shard | None, group: int | None) -> Iterator[StateRow]:
-    """All rows of a group in its newest batch, sorted."""
-    after: tuple[str, int] | None = None
-    while shard is not None and group is not None:
-        page = shard.scan(group, sys.maxsize, after=after, limit=PAGE, checked=True)
-        yield from page
-        if len(page) < PAGE:
-            return
-        after = page[-1].key, page[-1].window_start
+def _merged(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
+    """The rows of a group in the new generation, sorted, from those of its inputs."""
+    shards = [old if source.kept else part for source in group.inputs]
+    sources = [
+        zip(repeat(number), newest_rows(shard, source.group))
+        for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True))
+        if shard is not None
+    ]
+    for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
+        rows = dict(same)
+        value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
+        newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
+        row = (group.number, key, begin, next(iter(rows.values())).window_end, value)
+        yield Version(*row[:4], newest, value, row_digest(row))
+
+
+def _place(row: tuple[int, Version]) -> tuple[str, int]:
+    return row[1].key, row[1].window_start
 
 
 def _renumbered(state: StateVersion, operator: int, batch: int) -> StateVersion:
@@ -226,27 +248,12 @@ def _by_name(info: JobInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
 
 
-def _sizes(stores: Iterable[StoreInfo]) -> Counter[int]:
-    """Group → its number of stores."""
-    return Counter(store.group_id for store in stores)
-
-
-def _first_stores(info: JobInfo, now: JobInfo) -> dict[str, str]:
-    """Group's name in `info` → its name in `now`: the name of its first store, for groups that share stores."""
-    before, after = (
-        {store.group_id: store.name for store in each.stores if not store.store_column} for each in (info, now)
-    )
-    groups = _by_name(now)
-    return {before[store.group_id]: after[groups[store.name].group_id] for store in info.stores if store.name in groups}
-
-
-def _renamed(key: str, names: Mapping[str, str]) -> str | None:
-    """The name of a stream time in the new generation; None if its operator is gone."""
+def _renamed(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
+    """The names of a stream time in the new generation; none if its operator is gone."""
     name, _, rest = key.partition("/")
     if name == CLOSED and rest:
-        return f"{CLOSED}/{names[rest]}" if rest in names else None
+        return [f"{CLOSED}/{now}" for now in names.get(rest, ())]
     if name in OWN_TIMES:
-        return key
+        return [key]
     suffix = next((side for side in _SIDES if name not in names and name.endswith(side)), "")
-    operator = names.get(name.removesuffix(suffix))
-    return None if operator is None else f"{operator}{suffix}/{rest}"
+    return [f"{now}{suffix}/{rest}" for now in names.get(name.removesuffix(suffix), ())]

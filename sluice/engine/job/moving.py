@@ -37,13 +37,13 @@ class Origin:
 
     def rows(self) -> Iterator[list[Version]]:
         """The newest version of each state row that has a value, in pages, sorted by group, key and window."""
-        for page in in_pages(_newest_rows(self.shard)):
+        for page in in_pages(newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
         """The newest version of each operator state that has not been removed, in pages, sorted."""
-        for page in in_pages(_newest_states(self.shard)):
+        for page in in_pages(newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
@@ -125,15 +125,17 @@ def move_checkpoint(old: Storage, new: Storage, batch: int) -> None:
         ) from error
 
 
-def _newest_rows(shard: Shard) -> Iterator[Version]:
-    versions = chain.from_iterable(pages_of_versions(shard))
+def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
+    """The newest version of each state row with a value, of all groups or of one, sorted by group, key and window."""
+    versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, of_row in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
         *_, newest = of_row
         if newest.value is not None:
             yield newest
 
 
-def _newest_states(shard: Shard) -> Iterator[StateVersion]:
+def newest_states(shard: Shard) -> Iterator[StateVersion]:
+    """The newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
     for _, of_state in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
         *_, newest = of_state

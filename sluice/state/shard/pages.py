@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.protocol import Shard, Version
 
 PAGE = 20_000
 
 
-def pages_of_versions(shard: Shard, since: int = 0) -> Iterator[list[Version]]:
-    """The versions of state rows since a batch, sorted by group, key, window and batch."""
-    after = None
+def pages_of_versions(shard: Shard, since: int = 0, group: int | None = None) -> Iterator[list[Version]]:
+    """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch."""
+    after = None if group is None else (group, "", NO_WINDOW, -1)
     while page := shard.versions(since, after, PAGE):
+        if group is not None and page[-1].group_id != group:
+            yield [version for version in page if version.group_id == group]
+            return
         yield page
         after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
 
