@@ -33,6 +33,9 @@ Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airf
 below, under the licences that their metadata state. `make docs` generates the list; a test fails if a distribution has
 another licence. The tools for developing Sluice are not listed.
 
+Set-up also downloads the jars of `sluice/provision/jars.lock`: Spark's Kafka connector and Delta Lake, which are under
+Apache-2.0, for runs; and a Kafka broker for tests and the demo.
+
 The tests do not look for known vulnerabilities of these versions, because that needs an online database. To look for
 them: `pip-audit -r requirements.txt`.
 """

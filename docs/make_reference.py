@@ -26,8 +26,8 @@ from sluice.values.records import METADATA
 HERE = Path(__file__).parent
 PUBLIC: dict[str, list[Any]] = {
     "Topology": [
-        topology.Pipeline, topology.Serde, topology.PostgresTable, topology.Stream, topology.GroupedStream,
-        topology.WindowedStream,
+        topology.Pipeline, topology.Serde, topology.PostgresTable, topology.DeltaTable, topology.Stream,
+        topology.GroupedStream, topology.WindowedStream,
         topology.Table, topology.GlobalTable, topology.GroupedTable, topology.Processed, topology.struct,
         topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window,
         contracts.Digits,

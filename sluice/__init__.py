@@ -7,6 +7,7 @@ from sluice.operators.processor import Context, Processor, Record, Store, Timer
 from sluice.topology import (
     Column,
     Decimal2,
+    DeltaTable,
     Digits,
     Duration,
     GlobalTable,
@@ -46,6 +47,7 @@ __all__ = [
     "Column",
     "Context",
     "Decimal2",
+    "DeltaTable",
     "Digits",
     "Duration",
     "EngineError",

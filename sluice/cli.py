@@ -277,19 +277,21 @@ def repartition(pipeline: Name) -> None:
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
     from sluice.backlog import unread_records
     from sluice.brokers import require_brokers
+    from sluice.plan import plan
     from sluice.state.ledger.run_ends import note_failure, note_killed, now
     from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
 
     with errors_as_messages():
-        topics = _load(pipeline).topics
+        loaded = _load(pipeline)
         started_at = now()
         with submission(
-            replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline]
-        ) as submitted:
+            replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
+            delta=plan(loaded).job.needs_delta,
+        ) as submitted:  # fmt: skip
             with note_failure(settings(), pipeline):
                 require_brokers(settings().kafka)
             unread = unread_records(
-                settings().kafka, settings().ledger, pipeline, topics, enough=LARGE_BACKLOG,
+                settings().kafka, settings().ledger, pipeline, loaded.topics, enough=LARGE_BACKLOG,
                 from_beginning=not READING_AGAIN.isdisjoint(options),
             )  # fmt: skip
             status = submitted.for_backlog(unread).run()

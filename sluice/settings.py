@@ -8,6 +8,7 @@
 | SLUICE_SHARDS | sqlite:///HOME/shards | where shards are created: a folder for SQLite files, or a PostgreSQL URL |
 | SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and the tasks' files; shared by all executors |
 | SLUICE_JARS | HOME/jars/spark | folder with the jars of Spark's Kafka connector |
+| SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write its tables |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
@@ -55,6 +56,7 @@ class Settings:
     shards: str = field(repr=False)
     checkpoints: str
     jars: Path
+    delta_jars: Path
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
     max_records: int
@@ -83,6 +85,7 @@ class Settings:
             shards=environ.get("SLUICE_SHARDS") or f"sqlite:///{home / 'shards'}",
             checkpoints=environ.get("SLUICE_CHECKPOINTS") or str(home / "checkpoints"),
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
+            delta_jars=Path(environ.get("SLUICE_DELTA_JARS") or home / "jars" / "delta").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
             max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),

@@ -40,6 +40,15 @@ QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn320m", *QUIET_ARCHIVE)
 """Options for a JVM that starts quickly."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
+DELTA_CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A table's log is read in two tasks rather than 50, which take seconds on two cores.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # The driver has the rows of a MERGE, which are the same whenever Spark reads them.
+    "spark.databricks.delta.merge.materializeSource": "none",
+}
+"""Spark settings for a session that writes Delta tables."""
 LARGE_BACKLOG = 3_000_000
 """The number of unread records from which a run is faster with the JVM's optimizing compiler."""
 READING_AGAIN = {"--rebuild", "--replay"}
@@ -109,15 +118,18 @@ class Submission:
 
 @contextmanager
 def submission(
-    settings: Settings, kafka: Mapping[str, str], master: str, arguments: Sequence[str]
+    settings: Settings, kafka: Mapping[str, str], master: str, arguments: Sequence[str], *, delta: bool = False
 ) -> Iterator[Submission]:
     """Yield the spark-submit command of a run; the block must last until the command has ended.
+
+    `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and settings.
 
     Raises SettingsError if there are no jars, or if the settings ask for the deploy mode cluster.
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
         raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
-    jars = connector_jars(settings.jars)
+    folders = [settings.jars, *([settings.delta_jars] if delta else [])]
+    jars = [jar for folder in folders for jar in jars_in(folder)]
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -128,8 +140,11 @@ def submission(
             master,
             tuple(arguments),
             variables,
-            driver_class_path=f"{settings.jars}/*",
-            conf={"spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options)},
+            driver_class_path=os.pathsep.join(f"{folder}/*" for folder in folders),
+            conf={
+                "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
+                **(delta_conf(settings) if delta else {}),
+            },
             is_first=archive.startswith(_WRITE),
         )
         if is_local(master):
@@ -186,6 +201,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_SHARDS": settings.shards,
         "SLUICE_CHECKPOINTS": settings.checkpoints,
         "SLUICE_JARS": str(settings.jars),
+        "SLUICE_DELTA_JARS": str(settings.delta_jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
         "SLUICE_MAX_RECORDS": str(settings.max_records),
@@ -203,8 +219,15 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def connector_jars(folder: Path) -> list[Path]:
-    """The jars of Spark's Kafka connector. Raises SettingsError if there are none."""
+def delta_conf(settings: Settings) -> dict[str, str]:
+    """The Spark settings for Delta tables, added to the extensions of SLUICE_SPARK_CONF."""
+    name = "spark.sql.extensions"
+    extensions = [settings.spark_conf[name]] if settings.spark_conf.get(name) else []
+    return {**DELTA_CONF, name: ",".join((*extensions, DELTA_CONF[name]))}
+
+
+def jars_in(folder: Path) -> list[Path]:
+    """The jars in a folder that set-up has filled. Raises SettingsError if there are none."""
     jars = sorted(folder.glob("*.jar"))
     if not jars:
         raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")

@@ -26,6 +26,7 @@ from sluice.plan import Job, load_plan
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
+from sluice.values.tables import DeltaTable, PostgresTable
 
 Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
 
@@ -101,10 +102,12 @@ def _outputs(
     written = _written(audits)
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
     names = {topic: _topic(kafka, topic) for topic in (*job.outputs, job.pipeline.dead_letters)}
-    for connection, sinks in job.written_tables.items():
-        for sink in sinks if connection in databases else ():
-            if sink.table is not None:
-                names[sink.topic] = _table(databases[connection], sink.table.name)
+    for sink in job.sinks:
+        match sink.table:
+            case PostgresTable(name=table, connection=connection) if connection in databases:
+                names[sink.topic] = _table(databases[connection], table)
+            case DeltaTable(name=location):
+                names[sink.topic] = _folder(location)
     outputs: list[Dataset] = [
         OutputDataset(*name, outputFacets={"outputStatistics": statistics(rowCount=written[output])} if audits else {})
         for output, name in names.items()
@@ -141,6 +144,14 @@ def _table(database: str, table: str) -> tuple[str, str]:
     schema, _, name = table.rpartition(".")
     named = Postgres(url.hostname or "localhost", str(url.port or 5432), url.path[1:] or "-", schema or "public", name)
     return named.get_namespace(), named.get_name()
+
+
+def _folder(location: str) -> tuple[str, str]:
+    """The namespace and name of a folder, as OpenLineage's naming has them."""
+    url = urlsplit(location)
+    if url.scheme in ("", "file"):
+        return "file", url.path
+    return f"{url.scheme.replace('s3a', 's3')}://{url.netloc}", url.path.strip("/")
 
 
 def _facet(audits: list[Audit]) -> AuditRunFacet:

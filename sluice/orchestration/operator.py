@@ -65,6 +65,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         kafka_conn_id: str = KAFKA,
         topics: Sequence[str] = (),
         databases: Sequence[str] = (),
+        delta: bool = False,
         conn_id: str = SPARK,
         **kwargs: Any,
     ) -> None:
@@ -78,6 +79,7 @@ class SluiceJobOperator(SparkSubmitOperator):
         self.kafka_conn_id = kafka_conn_id
         self.topics = topics
         self.databases = databases
+        self.delta = delta
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
@@ -90,7 +92,7 @@ class SluiceJobOperator(SparkSubmitOperator):
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
             urls = {connection_variable(name): url for name in self.databases if (url := database_url(name))}
-            with submission(configuration, kafka, master, arguments) as submitted:
+            with submission(configuration, kafka, master, arguments, delta=self.delta) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
                 self.jars = submitted.jars

@@ -23,9 +23,12 @@ def explain(plan: Plan) -> str:
     lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
     lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
-    for connection, sinks in job.written_tables.items():
+    for destination, sinks in job.written_tables.items():
         names = ", ".join(sink.table.name for sink in sinks if sink.table is not None)
-        lines.append(f"  writes  {names} in the database of {connection}, in one transaction per batch")
+        where = f"in the database of {destination}" if destination in job.connections else "in Delta Lake"
+        lines.append(f"  writes  {names} {where}, in one transaction per batch")
+    if job.needs_delta:
+        lines.append("  loads   the jars of Delta Lake")
     return "\n".join(lines)
 
 

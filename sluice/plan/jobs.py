@@ -16,6 +16,7 @@ from sluice.state.model import JOB
 from sluice.values import paths
 from sluice.values.records import How
 from sluice.values.references import Reference
+from sluice.values.tables import DeltaTable, PostgresTable
 from sluice.values.windows import AnyWindow, Window
 
 
@@ -415,7 +416,7 @@ class BaseJob:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables of databases that the job writes, except dead letters."""
+        """All topics and tables that the job writes, except dead letters."""
         raise NotImplementedError
 
     @property
@@ -425,12 +426,23 @@ class BaseJob:
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
-        """Connection → the tables of its database that the job writes."""
+        """Destination → the tables that one transaction per batch writes: those of a database, or one Delta table."""
         tables: dict[str, tuple[Sink, ...]] = {}
         for sink in self.sinks:
             if sink.table is not None:
-                tables[sink.table.connection] = (*tables.get(sink.table.connection, ()), sink)
+                tables[sink.table.destination] = (*tables.get(sink.table.destination, ()), sink)
         return tables
+
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """The connections of the databases to whose tables the job writes."""
+        tables = (sink.table for sink in self.sinks)
+        return tuple(dict.fromkeys(table.connection for table in tables if isinstance(table, PostgresTable)))
+
+    @property
+    def needs_delta(self) -> bool:
+        """Whether the job writes Delta tables, for which Spark needs Delta's jars."""
+        return any(isinstance(sink.table, DeltaTable) for sink in self.sinks)
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -480,7 +492,7 @@ class FusedJob(BaseJob):
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables of databases that the job writes, except dead letters."""
+        """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
         return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
 
@@ -510,7 +522,7 @@ class OrderedJob(BaseJob):
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables of databases that the job writes, except dead letters."""
+        """All topics and tables that the job writes, except dead letters."""
         return (*self.stream_sinks, *self.ordered_sinks)
 
     @property

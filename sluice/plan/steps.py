@@ -8,7 +8,7 @@ from typing import Literal
 
 from sluice.values.records import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
-from sluice.values.tables import PostgresTable
+from sluice.values.tables import OutputTable
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Sink:
-    """A topic, or a table of a database, that a job writes.
+    """A topic, or a table outside Kafka, that a job writes.
 
     For single records, `passed`, `key` and `value` are the names of the job's columns.
     """
@@ -91,7 +91,7 @@ class Sink:
     """Whether the records' keys have windows."""
     on_error: OnError
     at: str
-    table: PostgresTable | None = None
+    table: OutputTable | None = None
     columns: tuple[tuple[str, str], ...] = ()
     """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is unknown."""
     scalar: bool = False

@@ -1,6 +1,6 @@
-"""Download and verify the jars of Spark's Kafka connector and of the broker.
+"""Download and verify the jars of Spark's Kafka connector, of Delta Lake and of the broker.
 
-`jars.lock` lists every jar of both bundles with its SHA-256; nothing else is downloaded. A bundle's folder is created
+`jars.lock` lists every jar of the bundles with its SHA-256; nothing else is downloaded. A bundle's folder is created
 only after all of its jars are verified, so an existing folder is complete.
 """
 
@@ -27,16 +27,22 @@ class Bundle(StrEnum):
     """The jars of one class path, stored in one folder."""
 
     SPARK = "spark"
+    DELTA = "delta"
     BROKER = "broker"
 
 
-# The connector's other dependencies are left out, because they would replace Spark's own versions.
+# The other dependencies of the connector are left out, because they would replace Spark's own versions; those of Delta
+# Lake, because only Unity Catalog needs them.
 _ROOTS = {
     Bundle.SPARK: [
         Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
         Module("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
         Module("org.apache.kafka", "kafka-clients", "3.9.1"),
         Module("org.apache.commons", "commons-pool2", "2.12.0"),
+    ],
+    Bundle.DELTA: [
+        Module("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
+        Module("io.delta", "delta-storage", "4.4.0"),
     ],
     # Without a binding for slf4j, the broker does not log why it fails.
     Bundle.BROKER: [
@@ -120,7 +126,7 @@ def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: P
 
 
 def write_lock(java: Path, path: Path = LOCK) -> int:
-    """Resolve both bundles from their roots, rewrite the lock file, and return the number of jars."""
+    """Resolve all bundles from their roots, rewrite the lock file, and return the number of jars."""
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor() as pool:
         lines = pool.map(lambda bundle: _resolve(java, bundle, Path(work, bundle)), Bundle)
         jars = sorted(jar for bundle in lines for jar in bundle)

@@ -8,7 +8,7 @@ writer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from sluice.errors import EngineError, LeaseError, SettingsError
-from sluice.sinks.columns import TableColumn, created_type, fits, tells_keys_apart
-from sluice.sinks.protocol import BatchId, Row, Rows
+from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
+from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target
 from sluice.values.tables import PostgresTable, connection_variable
 
 log = structlog.get_logger()
@@ -38,30 +38,10 @@ _PREPARE = (
 
 
 @dataclass(frozen=True)
-class Target:
-    """A table to which a job writes: its output name, and the columns of its rows with their Spark SQL types."""
+class PostgresTarget(Target):
+    """A table of a database to which a job writes."""
 
-    output: str
-    at: str
-    """The author's `file:line`."""
     table: PostgresTable
-    is_windowed: bool
-    fields: tuple[tuple[str, str], ...]
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """The columns that identify a row, with the PostgreSQL types of those that Sluice fills itself."""
-        return self.table.identity(is_windowed=self.is_windowed)
-
-    @property
-    def wanted(self) -> dict[str, str]:
-        """Column → its Spark SQL type, empty if unknown; those that identify a row come first."""
-        spark = dict(self.fields)
-        own = {"text": "STRING", "integer": "INT", "bigint": "BIGINT", "timestamp with time zone": "TIMESTAMP"}
-        identity = {name: own.get(kind, spark.get(name, "STRING")) for name, kind in self.identity.items()}
-        if self.table.key is not None and self.table.key not in spark:
-            identity[self.table.key] = ""  # a key can be the text of a number
-        return identity | {name: kind for name, kind in self.fields if name not in identity}
 
     @property
     def created(self) -> dict[str, str]:
@@ -72,9 +52,9 @@ class Target:
         }
 
     @property
-    def declared(self) -> tuple[TableColumn, ...]:
+    def declared(self) -> tuple[PostgresColumn, ...]:
         """The columns of the table if Sluice creates it."""
-        return tuple(TableColumn(name, kind) for name, kind in self.created.items())
+        return tuple(PostgresColumn(name, kind) for name, kind in self.created.items())
 
     @property
     def name(self) -> Identifier:
@@ -83,7 +63,7 @@ class Target:
 
 @dataclass
 class PostgresTables:
-    """The tables of one database to which a job writes. Implements `DatabaseSink`, whose promise it keeps.
+    """The tables of one database to which a job writes. Implements `TableSink`, whose promise it keeps.
 
     Each call opens a connection of its own, so that none is open between batches.
     """
@@ -92,11 +72,11 @@ class PostgresTables:
     url: str = field(repr=False)
     pipeline: str
     job: str
-    targets: Sequence[Target]
+    targets: Sequence[PostgresTarget]
     epoch: int = 0
-    columns: Mapping[str, tuple[TableColumn, ...]] = field(default_factory=dict)
+    columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
 
-    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
+    def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
         self.fence()
         with self._transaction("Checking the tables") as database:
@@ -108,28 +88,29 @@ class PostgresTables:
             self._claim(database)
         if published is None:
             return
+        generation, number, _ = published.batch
         if last is None:
-            if outputs.isdisjoint(target.output for target in self.targets):
+            if published.outputs.isdisjoint(target.output for target in self.targets):
                 return
             end = "have no batch"
         # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and writes no rows.
-        elif last[0].generation != generation or last[0].number >= published:
+        elif last[0].generation != generation or last[0].number >= number:
             return
         else:
             end = f"end at batch {generation}.{last[0].number}"
         raise EngineError(
             f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
-            f"{generation}.{published} is published. Either the database has lost data, or it is another one, or the "
+            f"{generation}.{number} is published. Either the database has lost data, or it is another one, or the "
             "pipeline ran without these tables.",
             next_step=f"Restore the database. To continue without the missing rows: UPDATE {BATCHES} SET generation = "
-            f"{generation}, batch = {published}, begun = 0, rows = '{{}}' WHERE pipeline = '{self.pipeline}'.",
+            f"{generation}, batch = {number}, begun = 0, rows = '{{}}' WHERE pipeline = '{self.pipeline}'.",
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
         """Note the tables that the job writes. Raises EngineError if two outputs, or two pipelines, have one table."""
         # Two pipelines that begin at the same time would not see each other's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
-        writers: dict[str, Target] = {}
+        writers: dict[str, PostgresTarget] = {}
         for target in self.targets:
             name = _qualified(database, target)
             if (other := writers.setdefault(name, target)) is not target:
@@ -200,7 +181,9 @@ class PostgresTables:
             )
         return counts
 
-    def _copied(self, database: psycopg.Connection, number: int, target: Target, rows: Rows) -> Iterator[Composed]:
+    def _copied(
+        self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows
+    ) -> Iterator[Composed]:
         """Copy rows to temporary tables, and yield the statements that merge them into the target."""
         columns = self.columns[target.output]
         # The lock keeps the table's columns as they are until the transaction ends.
@@ -268,7 +251,7 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 
 @contextmanager
-def _at(target: Target) -> Iterator[None]:
+def _at(target: PostgresTarget) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
@@ -284,7 +267,11 @@ def _reason(error: psycopg.Error) -> str:
 
 
 def _copy(
-    database: psycopg.Connection, name: Identifier, target: Target, columns: Sequence[Identifier], rows: Sequence[Row]
+    database: psycopg.Connection,
+    name: Identifier,
+    target: PostgresTarget,
+    columns: Sequence[Identifier],
+    rows: Sequence[Row],
 ) -> None:
     """Copy rows to a new temporary table, whose columns have the target's types but not its constraints."""
     database.execute(
@@ -301,7 +288,7 @@ def _list(parts: Sequence[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _made(database: psycopg.Connection, target: Target, written: int | None) -> tuple[TableColumn, ...]:
+def _made(database: psycopg.Connection, target: PostgresTarget, written: int | None) -> tuple[PostgresColumn, ...]:
     """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
 
     `written` is the number of rows of the last batch, None if no batch has written the table.
@@ -318,7 +305,7 @@ def _made(database: psycopg.Connection, target: Target, written: int | None) -> 
         return _checked(database, target)
 
 
-def _create(database: psycopg.Connection, target: Target) -> None:
+def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
     if unknown := [name for name, kind in target.created.items() if not kind]:
         raise EngineError(
             f"The table {target.output} ({target.at}) does not exist, and the types of its columns "
@@ -331,7 +318,7 @@ def _create(database: psycopg.Connection, target: Target) -> None:
     log.info("table created", table=target.output)
 
 
-def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn, ...]:
+def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
     """The columns that the job writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
     columns: dict[str, tuple[str, bool, int, bool]] = {
@@ -370,10 +357,10 @@ def _checked(database: psycopg.Connection, target: Target) -> tuple[TableColumn,
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
             next_step="Change the table, or what the pipeline writes. Nothing was read.",
         )
-    return tuple(TableColumn(name, columns[name][0], name in target.identity) for name in target.wanted)
+    return tuple(PostgresColumn(name, columns[name][0], name in target.identity) for name in target.wanted)
 
 
-def _qualified(database: psycopg.Connection, target: Target) -> str:
+def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
     """The name of an existing table with its schema, which two names of one table share."""
     row = database.execute(
         "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "

@@ -1,17 +1,63 @@
-"""What the engine requires of a database to which it writes a batch's rows."""
+"""What the engine requires of the tables outside Kafka to which it writes a batch's rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from sluice.sinks.columns import TableColumn
+from sluice.values.tables import OutputTable
 
-Row = tuple[str | None, ...]
-"""The columns of a row as text."""
+Row = tuple[Any, ...]
+"""The values of a row's columns, as its `Column`s encode them."""
+
+
+class Column(Protocol):
+    """A column of a table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str:
+        """The column's type, for messages."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the column holds any text, also that of numbers."""
+
+    def encode(self, json: bytes) -> Any:
+        """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table to which a job writes: its output name, and the columns of its rows with their Spark SQL types."""
+
+    output: str
+    at: str
+    """The author's `file:line`."""
+    table: OutputTable
+    is_windowed: bool
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The columns that identify a row, with the Spark SQL types of those that Sluice fills itself."""
+        return self.table.identity(is_windowed=self.is_windowed)
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """Column → its Spark SQL type, empty if unknown; those that identify a row come first.
+
+        A key that is no field has no type, because a key can be the text of a number.
+        """
+        fields = dict(self.fields)
+        identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
+        return identity | {name: kind for name, kind in self.fields if name not in identity}
 
 
 @dataclass(frozen=True)
@@ -39,12 +85,24 @@ class BatchId(NamedTuple):
     """When Spark logged the batch, in epoch ms, so that a batch with other records has another id."""
 
 
-class DatabaseSink(Protocol):
-    """Writes the rows of batches to the tables of one database, each batch exactly once.
+@dataclass(frozen=True)
+class Published:
+    """The ledger's last batch when a run begins."""
 
-    **Visibility.** `write` makes all rows of a batch visible in one transaction, in all tables of the database. The
-    publisher calls it after the shards are written, and before the Kafka transaction with the batch's marker and before
-    the snapshot. The tables may therefore be one batch ahead of the output topics and of queries, and never behind.
+    batch: BatchId
+    outputs: AbstractSet[str]
+    """The outputs that the batch wrote, also if it wrote no records to them."""
+    positions: Mapping[str, Mapping[str, int]]
+    """Topic → partition as text → offset after the last record."""
+
+
+class TableSink(Protocol):
+    """Writes the rows of batches to tables that one transaction can cover, each batch exactly once.
+
+    **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a database, or in one
+    Delta table. The publisher calls it after the shards are written, and before the Kafka transaction with the batch's
+    marker and before the snapshot. The tables may therefore be one batch ahead of the output topics and of queries, and
+    never behind.
 
     **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
     and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,
@@ -52,20 +110,21 @@ class DatabaseSink(Protocol):
 
     **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between `write` and the marker,
     and the state is then rebuilt instead of the batch being repeated, the batch's records are written again in a batch
-    with another id. Each row then replaces itself, because its identity is its key, or its record's position.
+    with another id. Each row then replaces itself or is left out, because its identity is its key, or its record's
+    position.
 
     **One writer.** `begin` gives the writer an epoch above all earlier ones. A writer with an older epoch cannot commit
-    afterwards: its transaction locks the stored epoch, compares it, and raises LeaseError.
+    afterwards: its transaction compares the stored epoch, and `write` raises LeaseError.
     """
 
     @property
-    def columns(self) -> Mapping[str, tuple[TableColumn, ...]]:
+    def columns(self) -> Mapping[str, Sequence[Column]]:
         """Output → the columns of its table, of which the first ones identify a row."""
 
-    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
+    def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
-        `published` is the ledger's last batch, and `outputs` are the outputs that it wrote.
+        `published` is the last batch of the ledger's current generation, None before the first.
 
         Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
         """

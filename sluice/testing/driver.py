@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -31,7 +32,7 @@ from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.submission import QUICK_JVM, archive_file
+from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
 from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
 from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
@@ -206,10 +207,11 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
                 yield key, msgspec.json.decode(row.value)[store.store_column]
 
 
-def shared_session() -> SparkSession:
+def shared_session(*, delta: bool = False) -> SparkSession:
     """The local Spark session on two cores that all tests of this process share. The first call creates it.
 
-    The session has the jars from `make setup`, so that tests with a real broker can use it too.
+    The session has the jars from `make setup`, so that tests with a real broker can use it too. With `delta`, it can
+    also write Delta tables, which a `TopologyTestDriver` does not need.
     """
     from sluice.engine.session import INTERPRETED, session
 
@@ -220,6 +222,7 @@ def shared_session() -> SparkSession:
         # Do not log every batch, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
+    folders = [folder, *([settings().delta_jars] if delta else [])]
     jars = sorted(folder.glob("*.jar"))
     # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m"]
@@ -228,12 +231,13 @@ def shared_session() -> SparkSession:
     conf = {
         "spark.master": "local[2]",
         # As in a run, because the archive can only hold classes from the class path.
-        "spark.driver.extraClassPath": f"{folder}/*",
+        "spark.driver.extraClassPath": os.pathsep.join(f"{each}/*" for each in folders),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "1",
         **INTERPRETED,
+        **(DELTA_CONF if delta else {}),
     }
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from sluice.engine.batch.dead_letters import headers_of
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery
-from sluice.engine.publish.databases import target_of
 from sluice.engine.publish.encode import UNWRITTEN
+from sluice.engine.publish.tables import declared_columns
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
-from sluice.sinks.columns import TableColumn
-from sluice.sinks.protocol import BatchId, Rows
+from sluice.sinks.protocol import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 
@@ -146,12 +145,12 @@ class KeptOutput:
 
 @dataclass
 class KeptRows:
-    """Stores the records of a database's rows, like those of topics, and checks them against the declared columns."""
+    """Stores the records of tables' rows, like those of topics, and checks them against the declared columns."""
 
     output: KeptOutput
-    columns: Mapping[str, tuple[TableColumn, ...]]
+    columns: Mapping[str, Sequence[Column]]
 
-    def begin(self, generation: int, published: int | None, outputs: Set[str]) -> None:
+    def begin(self, published: Published | None) -> None:
         pass
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
@@ -194,12 +193,12 @@ class PipedRun:
         only = OnlyWriter()
         query = JobQuery(spark, self.storage, self._input, counts, only.epoch)
         self._ledger.jobs.register(query.info)
-        databases = {
-            connection: KeptRows(self.output, {sink.topic: target_of(sink).declared for sink in sinks})
-            for connection, sinks in job.written_tables.items()
+        table_sinks = {
+            destination: KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
+            for destination, sinks in job.written_tables.items()
         }
         self._publisher = query.publisher(
-            self._ledger, only, only, self.output, databases=databases, headers_at=self._input.headers_at
+            self._ledger, only, only, self.output, table_sinks=table_sinks, headers_at=self._input.headers_at
         )
         self._publisher.begin()
         self._query = query.start(self._publish)

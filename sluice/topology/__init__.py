@@ -15,13 +15,14 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
 from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
-from sluice.values.tables import PostgresTable
+from sluice.values.tables import DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
 __all__ = [
     "Broken",
     "Column",
     "Decimal2",
+    "DeltaTable",
     "Digits",
     "Duration",
     "GlobalTable",
@@ -29,6 +30,7 @@ __all__ = [
     "GroupedTable",
     "JoinWindow",
     "Loaded",
+    "OutputTable",
     "Pipeline",
     "PostgresTable",
     "Processed",

@@ -23,7 +23,7 @@ from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
 from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
-from sluice.values.tables import POSITION, WINDOW, PostgresTable
+from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.values.wrappers import Not, Print
 
@@ -143,8 +143,8 @@ class Handle(Generic[V]):
         if reserved := columns.keys() & METADATA.keys():
             raise TopologyError(f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
 
-    def _sink(self, to: str | PostgresTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
-        if isinstance(to, PostgresTable):
+    def _sink(self, to: str | OutputTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
+        if isinstance(to, PostgresTable | DeltaTable):
             self._table_sink(to, value, key, **options)
             return
         where = self._where(f"to({to!r})")
@@ -159,7 +159,7 @@ class Handle(Generic[V]):
 
     def _table_sink(
         self,
-        table: PostgresTable,
+        table: OutputTable,
         value: Value[Any] | None,
         key: Function | None,
         *,
@@ -176,7 +176,7 @@ class Handle(Generic[V]):
         if table.key is None and isinstance(self, Table):
             raise TopologyError(
                 f"{where}: a table's changes need a column for the key.",
-                next_step=f'Write for example PostgresTable({table.name!r}, ..., key="id").',
+                next_step=f'Write for example {type(table).__name__}({table.name!r}, ..., key="id").',
             )
         if not self.fields:
             raise TopologyError(
@@ -231,14 +231,14 @@ class Stream(Handle[V]):
 
     def to(
         self,
-        topic: str | PostgresTable,
+        topic: str | OutputTable,
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write every record to `topic`, the key as text and the value as JSON; or to a `PostgresTable`.
+        """Write every record to `topic`, the key as text and the value as JSON; or to a table outside Kafka.
 
         `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
         `on_error` applies to records that cannot be encoded, are too large for the topic, or do not fit the table.
@@ -757,7 +757,7 @@ class Table(Handle[V]):
 
     def to(
         self,
-        topic: str | PostgresTable,
+        topic: str | OutputTable,
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
@@ -767,7 +767,7 @@ class Table(Handle[V]):
     ) -> None:
         """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
 
-        A `PostgresTable` with a `key` gets the same rows as this table.
+        A `PostgresTable` or `DeltaTable` with a `key` gets the same rows as this table.
 
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
         cache does; a fused aggregation always does so. The records of a windowed table have the headers `window_start`

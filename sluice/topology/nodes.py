@@ -15,7 +15,7 @@ from sluice.values.records import How as How
 from sluice.values.records import OnError as OnError
 from sluice.values.records import OnNull as OnNull
 from sluice.values.records import OnTime as OnTime
-from sluice.values.tables import PostgresTable
+from sluice.values.tables import OutputTable
 from sluice.values.windows import AnyWindow, JoinWindow
 
 
@@ -262,7 +262,7 @@ class Sink(Node):
     encode_key: Callable[[str], bytes] | None = None
     delivery: Delivery = "exactly_once"
     emit: Emit = "every"
-    table: PostgresTable | None = None
+    table: OutputTable | None = None
     fields: dict[str, str] = field(default_factory=dict)
     """The fields of the value, for a table's columns."""
     scalar: bool = False

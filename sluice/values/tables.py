@@ -1,23 +1,30 @@
-"""PostgreSQL tables as destinations of a pipeline's output."""
+"""Tables outside Kafka as destinations of a pipeline's output: in PostgreSQL, and in Delta Lake."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from typing import TypeAlias
 
 from sluice.errors import TopologyError
 
-POSITION = {"_topic": "text", "_partition": "integer", "_offset": "bigint", "_row": "bigint"}
-"""The columns that identify an appended row, with their types: its source record, and its number among that record's
-rows."""
+POSITION = {"_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_row": "BIGINT"}
+"""The columns that identify an appended row, with their Spark SQL types: its source record, and its number among that
+record's rows."""
 
-WINDOW = {"window_start": "timestamp with time zone", "window_end": "timestamp with time zone"}
+WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
 """The columns of the rows of a windowed table that, together with the key, identify a row."""
 
 _PART = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _TABLE = re.compile(rf"({_PART}\.)?{_PART}")
 _CONNECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_COLUMN = re.compile(_PART)
+_LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
+_LOG_IN = re.compile("//[^/]*:[^/]*@")
+_SPARK_TYPE = re.compile(
+    r"STRING|BIGINT|INT|SMALLINT|TINYINT|DOUBLE|FLOAT|BOOLEAN|DATE|TIMESTAMP|TIMESTAMP_NTZ|BINARY|DECIMAL\(\d+, ?\d+\)"
+)
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?[A-Za-z ]*(\[\])?")
 
 
@@ -42,28 +49,99 @@ class PostgresTable:
     types: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what, value, pattern, example in (
-            ("table", self.name, _TABLE, "shop.totals"),
-            ("connection", self.connection, _CONNECTION, "warehouse"),
-            ("column", self.key, re.compile(_PART), "order_id"),
-            *(("type", kind, _TYPE, "numeric(12,2)") for kind in self.types.values()),
-        ):
-            if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
-                raise TopologyError(
-                    f"PostgresTable: {value!r} is not a valid name of a {what}.",
-                    next_step=f'Write for example "{example}".',
-                )
+        _check(self, "table", self.name, _TABLE, "shop.totals")
+        _check(self, "connection", self.connection, _CONNECTION, "warehouse")
+        _check(self, "column", self.key, _COLUMN, "order_id")
+        for kind in self.types.values():
+            _check(self, "type", kind, _TYPE, "numeric(12,2)")
 
     @property
     def output(self) -> str:
         """The name in counts, audits and messages. No topic can have it, because of the colon."""
         return f"{self.connection}:{self.name}"
 
+    @property
+    def destination(self) -> str:
+        """Names what a batch's transaction covers: all tables of one database."""
+        return self.connection
+
+    @property
+    def place(self) -> str:
+        """The place of the table, for messages."""
+        return f"in {self.connection}"
+
     def identity(self, *, is_windowed: bool) -> dict[str, str]:
-        """The columns that identify a row, with their types; the type of the key's column is empty."""
-        if self.key is None:
-            return POSITION
-        return {self.key: "", **(WINDOW if is_windowed else {})}
+        """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
+        return _identity(self.key, is_windowed)
+
+
+@dataclass(frozen=True)
+class DeltaTable:
+    """A Delta Lake table, for `to(...)`. Each batch is written exactly once, in one transaction of the table.
+
+    `name` is the table's location: a folder as an absolute path or as a URI, such as `"s3a://lake/shop/totals"`. Spark
+    must be able to write there.
+
+    With `key`, the column with this name holds the record's key, and the table has one row per key (and window): a
+    record replaces its key's row, and a null value deletes it. Without `key`, which only streams allow, every record
+    appends a row; the columns `_topic`, `_partition`, `_offset` and `_row` say from which source record it comes.
+
+    `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, if Sluice creates the table and
+    they should not follow from the fields' types.
+    """
+
+    name: str
+    _: KW_ONLY
+    key: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
+        if _LOG_IN.search(self.name):
+            raise TopologyError(
+                "DeltaTable: a location must not contain a password.",
+                next_step="Give Spark the credentials of the file system in SLUICE_SPARK_CONF.",
+            )
+        _check(self, "column", self.key, _COLUMN, "order_id")
+        for kind in self.types.values():
+            _check(self, "type", kind, _SPARK_TYPE, "DECIMAL(12,2)")
+
+    @property
+    def output(self) -> str:
+        """The name in counts, audits and messages. No topic can have it, because of the colon."""
+        return f"delta:{self.name}"
+
+    @property
+    def destination(self) -> str:
+        """Names what a batch's transaction covers: this table."""
+        return self.output
+
+    @property
+    def place(self) -> str:
+        """The place of the table, for messages."""
+        return "in Delta Lake"
+
+    def identity(self, *, is_windowed: bool) -> dict[str, str]:
+        """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
+        return _identity(self.key, is_windowed)
+
+
+OutputTable: TypeAlias = PostgresTable | DeltaTable
+"""A table outside Kafka to which a pipeline writes."""
+
+
+def _check(table: OutputTable, what: str, value: str | None, pattern: re.Pattern[str], example: str) -> None:
+    if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+        raise TopologyError(
+            f"{type(table).__name__}: {value!r} is not a valid name of a {what}.",
+            next_step=f'Write for example "{example}".',
+        )
+
+
+def _identity(key: str | None, is_windowed: bool) -> dict[str, str]:
+    if key is None:
+        return POSITION
+    return {key: "", **(WINDOW if is_windowed else {})}
 
 
 def connection_variable(connection: str) -> str:

@@ -101,6 +101,8 @@ class World:
     name: str = "orders"
     environment: dict[str, str] = field(default_factory=dict)
     master: str = "local[2]"
+    delta: bool = False
+    """Whether the pipeline writes Delta tables."""
     drivers: list[Driver] = field(default_factory=list)
     home: Path = field(init=False)
     _submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -142,7 +144,7 @@ class World:
         """Start a driver."""
         submitted = self._submitted.enter_context(contextlib.ExitStack())
         spark_submit = submitted.enter_context(
-            submission(self.settings, self.settings.kafka, self.master, [*arguments, self.name])
+            submission(self.settings, self.settings.kafka, self.master, [*arguments, self.name], delta=self.delta)
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
         log = self.folder / f"driver-{len(self.drivers)}.log"

@@ -1,4 +1,4 @@
-"""Tables of a database as outputs, in the test driver: rows, deletions, positions, and values that do not fit."""
+"""Tables outside Kafka as outputs, in the test driver: rows, deletions, positions, and values that do not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, PostgresTable, session, tumbling
+from sluice import Decimal2, DeltaTable, Pipeline, PostgresTable, session, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 
@@ -39,6 +39,8 @@ def shops() -> Pipeline:
     sales.select("shop", "amount", "price", "at", "tags").to(PostgresTable("sales", connection="warehouse"))
     small = {"amount": "smallint"}
     sales.select("amount").to(PostgresTable("small", connection="other", types=small))
+    totals.to(DeltaTable("/lake/totals", key="shop"))
+    sales.select("amount", "price", "at", "tags").to(DeltaTable("/lake/sales", types={"amount": "SMALLINT"}))
     return pipeline
 
 
@@ -56,11 +58,14 @@ def test_tables_get_the_records_that_a_topic_would_get() -> None:
         assert sorted(windows) == [("a", 0, 1), ("a", 1, 1), ("b", 1, 1)]
         assert [row.value["tags"] for row in driver.read("warehouse:sales")] == [["a", "x"], ["b", "x"], ["a", "x"]]
         assert [row.value for row in driver.read("other:small")] == [{"amount": 1}, {"amount": 3}]
-        (letter,) = driver.dead_letters()
-        assert letter.headers["sluice.reason"] == "not_encoded"
-        assert letter.headers["sluice.output"] == "other:small"
-        assert letter.headers["sluice.detail"] == "column amount (smallint): is out of range: 40000"
-        assert driver.counts()["unwritten/other:small"] == 1
+        assert {row.key: row.value for row in driver.read("delta:/lake/totals")} == totals
+        assert [row.value["tags"] for row in driver.read("delta:/lake/sales")] == [["a", "x"], ["a", "x"]]
+        letters = {letter.headers["sluice.output"]: letter.headers for letter in driver.dead_letters()}
+        assert letters.keys() == {"other:small", "delta:/lake/sales"}
+        assert {headers["sluice.reason"] for headers in letters.values()} == {"not_encoded"}
+        assert letters["other:small"]["sluice.detail"] == "column amount (smallint): is out of range: 40000"
+        assert letters["delta:/lake/sales"]["sluice.detail"] == "column amount (SMALLINT): is out of range: 40000"
+        assert driver.counts()["unwritten/other:small"] == driver.counts()["unwritten/delta:/lake/sales"] == 1
         driver.pipe("sales", sale("a"))
         (row,) = driver.read("warehouse:shop.totals")
         assert (row.key, row.value["orders"]) == ("a", 3)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.errors import EngineError, LeaseError
-from sluice.sinks.postgres import PostgresTables, Target
-from sluice.sinks.protocol import BatchId, Rows
+from sluice.sinks.postgres import PostgresTables, PostgresTarget
+from sluice.sinks.protocol import BatchId, Published, Rows
 from sluice.values.tables import PostgresTable
 from tests.postgres import new_database
 
@@ -39,16 +39,21 @@ def query(url: str) -> Iterator[Query]:
 
 def target(
     name: str = "totals", key: str | None = "shop", fields: tuple[tuple[str, str], ...] = TOTALS, **types: str
-) -> Target:
+) -> PostgresTarget:
     table = PostgresTable(name, connection="warehouse", key=key, types=types)
-    return Target(table.output, "shops.py:7", table, False, fields)
+    return PostgresTarget(table.output, "shops.py:7", table, False, fields)
 
 
 def begun(
-    url: str, *targets: Target, generation: int = 1, published: int | None = None, outputs: Set[str] = frozenset()
+    url: str,
+    *targets: PostgresTarget,
+    generation: int = 1,
+    published: int | None = None,
+    outputs: Set[str] = frozenset(),
 ) -> PostgresTables:
     tables = PostgresTables("warehouse", url, "shops", "main", targets or (target(),))
-    tables.begin(generation, published, outputs)
+    batch_id = None if published is None else BatchId(generation, published, 0)
+    tables.begin(None if batch_id is None else Published(batch_id, outputs, {}))
     return tables
 
 
@@ -130,7 +135,7 @@ def test_appended_rows_replace_themselves(url: str, query: Query) -> None:
 
 def test_rows_of_windows(url: str, query: Query) -> None:
     table = PostgresTable("per_minute", connection="warehouse", key="shop")
-    windowed = Target(table.output, "shops.py:9", table, True, (("n", "BIGINT"),))
+    windowed = PostgresTarget(table.output, "shops.py:9", table, True, (("n", "BIGINT"),))
     tables = begun(url, windowed)
     minutes = [(f"2026-01-01T08:0{minute}:00+00:00", f"2026-01-01T08:0{minute + 1}:00+00:00") for minute in range(2)]
     tables.write(batch(0), {table.output: Rows([("a", *minutes[0], "1"), ("a", *minutes[1], "2")], [], NOTHING)})
@@ -212,7 +217,7 @@ def test_a_connection_that_ends_in_the_middle(url: str, query: Query) -> None:
 def test_a_database_that_does_not_answer_is_named_without_its_password() -> None:
     tables = PostgresTables("warehouse", "postgresql://me:secret@127.0.0.1:1/db", "shops", "main", [target()])
     with pytest.raises(EngineError, match="in the database of warehouse failed: connection failed") as error:
-        tables.begin(1, None, frozenset())
+        tables.begin(None)
     assert "secret" not in str(error.value)
 
 
@@ -221,9 +226,9 @@ def test_a_table_has_one_writer(url: str, query: Query) -> None:
     begun(url, target("log", None))
     other = PostgresTables("elsewhere", url, "sales", "main", [target("public.log", None)])
     with pytest.raises(EngineError, match=r"The pipeline shops writes the table public\.log, too \(shops\.py:7\)"):
-        other.begin(1, None, frozenset())
+        other.begin(None)
     begun(url, target("totals"))  # the pipeline no longer writes `log`
-    other.begin(1, None, frozenset())
+    other.begin(None)
     assert sorted(query("SELECT pipeline, tables FROM sluice_batches")) == [
         ("sales", ["public.log"]),
         ("shops", ["public.totals"]),

@@ -23,6 +23,7 @@ def test_defaults_are_below_one_folder() -> None:
         shards=f"sqlite:///{home}/shards",
         checkpoints=f"{home}/checkpoints",
         jars=home / "jars" / "spark",
+        delta_jars=home / "jars" / "delta",
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
         spark_conf={},
         max_records=2_000_000,

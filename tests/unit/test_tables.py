@@ -8,11 +8,11 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, PostgresTable, Stream, TopologyError, tumbling
-from sluice.engine.publish.databases import databases_of, target_of
+from sluice.engine.publish.tables import databases_of, postgres_target
 from sluice.errors import SettingsError
 from sluice.plan import explain, plan
 from sluice.settings import Settings
-from sluice.sinks.columns import TableColumn, created_type, fits
+from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits
 from sluice.topology import drawing
 
 
@@ -60,7 +60,7 @@ def table(name: str = "totals", key: str | None = None, **types: str) -> Postgre
     ],
 )
 def test_values_that_fit(type_: str, json: str, text: str | None) -> None:
-    assert TableColumn("c", type_).text(json.encode()) == text
+    assert PostgresColumn("c", type_).encode(json.encode()) == text
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_values_that_fit(type_: str, json: str, text: str | None) -> None:
 )
 def test_values_that_do_not_fit(type_: str, json: str, why: str) -> None:
     with pytest.raises(ValueError, match=rf"^column total \({type_.replace('(', '.').replace(')', '.')}\): .*{why}"):
-        TableColumn("total", type_).text(json.encode())
+        PostgresColumn("total", type_).encode(json.encode())
 
 
 def test_a_key_that_postgresql_would_change_does_not_fit() -> None:
-    key = TableColumn("shop", "uuid", is_key=True)
-    assert key.text(b'"00000000-0000-0000-0000-00000000000a"') == "00000000-0000-0000-0000-00000000000a"
+    key = PostgresColumn("shop", "uuid", is_key=True)
+    assert key.encode(b'"00000000-0000-0000-0000-00000000000a"') == "00000000-0000-0000-0000-00000000000a"
     with pytest.raises(ValueError, match="is not written as 00000000-0000-0000-0000-00000000000a"):
-        key.text(b'"00000000-0000-0000-0000-00000000000A"')
+        key.encode(b'"00000000-0000-0000-0000-00000000000A"')
 
 
 def test_types() -> None:
@@ -134,7 +134,7 @@ def test_the_plan_shows_tables() -> None:
     assert "  writes  sales, shop.totals in the database of warehouse, in one transaction per batch" in explain(planned)
     assert "table shop.totals in warehouse: a row per shop" in drawing.text(pipeline)
     assert "table sales in warehouse<br/>a row per record" in drawing.mermaid(pipeline)
-    sales_table, totals = [target_of(sink) for sink in planned.job.written_tables["warehouse"]]
+    sales_table, totals = [postgres_target(sink) for sink in planned.job.written_tables["warehouse"]]
     assert [*totals.created.items()] == [
         ("shop", "text"), ("window_start", "timestamp with time zone"), ("window_end", "timestamp with time zone"),
         ("value", "bigint"),

@@ -14,14 +14,18 @@ Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """The Python function of a Spark task, which takes and yields record batches."""
 
 _SIMPLE = {
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
     "STRING": pa.string(),
     "DOUBLE": pa.float64(),
+    "FLOAT": pa.float32(),
     "BOOLEAN": pa.bool_(),
     "BINARY": pa.binary(),
     "DATE": pa.date32(),
     "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
 }
 
 
@@ -37,15 +41,17 @@ class Chain:
 
 @cache
 def arrow_type(sql: str) -> pa.DataType:
-    """The Arrow type of a DDL type as written by `contracts.fields`."""
+    """The Arrow type of a DDL type as written by `contracts.fields`. Raises ValueError for another type."""
     if sql in _SIMPLE:
         return _SIMPLE[sql]
-    if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", sql):
+    if match := re.fullmatch(r"DECIMAL\((\d+), ?(\d+)\)", sql):
         return pa.decimal128(int(match[1]), int(match[2]))
     if match := re.fullmatch(r"ARRAY<(.*)>", sql):
         return pa.list_(arrow_type(match[1]))
     if match := re.fullmatch(r"MAP<STRING, (.*)>", sql):
         return pa.map_(pa.string(), arrow_type(match[1]))
+    if not sql.startswith("STRUCT<"):
+        raise ValueError(f"{sql} has no Arrow type")
     inner = sql.removeprefix("STRUCT<").removesuffix(">")
     return pa.struct([(name, arrow_type(kind)) for name, kind in (_split(part) for part in _parts(inner))])
 

@@ -26,7 +26,7 @@ from sluice.engine.job.moving import move_checkpoint, require_complete, require_
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.engine.job.replay import Step, change_sources
-from sluice.engine.publish.databases import databases_of
+from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
 from sluice.plan import FusedJob, Job, OrderedJob, PlanOf

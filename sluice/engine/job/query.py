@@ -24,7 +24,7 @@ from sluice.engine.publish.store_changes import GlobalTables, check_changes
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job
-from sluice.sinks.protocol import DatabaseSink
+from sluice.sinks.protocol import TableSink
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
 
@@ -85,7 +85,7 @@ class JobQuery:
         auditor: Auditor | None = None,
         limits: Mapping[str, int] | None = None,
         at_least_once: AtLeastOnce | None = None,
-        databases: Mapping[str, DatabaseSink] | None = None,
+        table_sinks: Mapping[str, TableSink] | None = None,
         headers_at: HeadersAt = lambda _: {},
     ) -> Publisher:
         """The publisher of the batches after `published`, the last published one. Without `output`, they write none."""
@@ -93,7 +93,7 @@ class JobQuery:
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            headers_at, self.frames.totals, limits or {}, at_least_once, databases or {}, self.partitions,
+            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

@@ -23,7 +23,7 @@ from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
-from sluice.engine.publish.databases import databases_of
+from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
 from sluice.engine.read.identity import Positions, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within

@@ -22,7 +22,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.moving import Moved, Origin, Target, move_checkpoint, require_complete, require_local
 from sluice.engine.job.rebuild import drop_others
-from sluice.engine.publish.databases import databases_of
+from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import DamagedState, EngineError, StateError
 from sluice.plan import Job

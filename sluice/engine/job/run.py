@@ -23,8 +23,8 @@ from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.job.standbys import StandbyCopies
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
-from sluice.engine.publish.databases import databases_of
 from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.identity import Positions, SourceIdentity
@@ -34,6 +34,7 @@ from sluice.engine.steps.sql_errors import no_result_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
+from sluice.sinks.protocol import BatchId, Published
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef
 from sluice.state.shard.addresses import is_file, shown
@@ -119,17 +120,17 @@ class JobRun:
             if output is not None:
                 output.require_newest()
             storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
-            databases = databases_of(self.job, self.settings) if self.steps is None else {}
-            newest = ledger.snapshots.latest(pipeline.name, self.job.name) if databases else None
-            for database in databases.values():
-                database.begin(storage.generation, published, newest.outputs if newest else frozenset())
+            sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
+            last = _last_published(ledger, storage.ref, published) if sinks else None
+            for table_sink in sinks.values():
+                table_sink.begin(last)
             # A driver that lost its lease before `begin` would otherwise fence off its successor.
             lease.require()
             self._register(ledger, before, info, lease.epoch)
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
-                databases=databases, headers_at=source.headers_at,
+                table_sinks=sinks, headers_at=source.headers_at,
             )  # fmt: skip
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:
@@ -184,6 +185,16 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
+
+
+def _last_published(ledger: Ledger, ref: JobRef, batch: int | None) -> Published | None:
+    """What the tables outside Kafka have to show after the last published batch of a generation."""
+    snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
+    if snapshot is None:
+        return None
+    newest = ledger.history.recent(ref, 1)
+    begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    return Published(BatchId(ref.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)
 
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from sluice.engine.publish.table_rows import joined_rows, table_rows, with_posit
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob, Sink
-from sluice.sinks.protocol import BatchId, DatabaseSink, Rows
+from sluice.sinks.protocol import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
@@ -120,8 +120,8 @@ class Publisher:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Topic → size limit of a record in bytes, where known."""
     at_least_once: AtLeastOnce | None = None
-    databases: Mapping[str, DatabaseSink] = field(default_factory=dict)
-    """Connection → the writer of the tables in its database."""
+    table_sinks: Mapping[str, TableSink] = field(default_factory=dict)
+    """Destination → the writer of its tables outside Kafka."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic → its number of partitions, as assumed by tasks."""
     read: int = 0
@@ -272,8 +272,8 @@ class Publisher:
         ]
         written: dict[str, int] = {}
         id_ = BatchId(self.storage.generation, batch.number, batch.begun)
-        for connection, of_tables in rows.items():
-            written |= self.databases[connection].write(id_, of_tables)
+        for destination, of_tables in rows.items():
+            written |= self.table_sinks[destination].write(id_, of_tables)
         if self.at_least_once is None:
             return written | output.send(batch, records)
         sent, rest = self.at_least_once.send(records)
@@ -282,17 +282,17 @@ class Publisher:
     def _table_rows(
         self, results: Sequence[tuple[Sink, pa.Table]], rejected: RejectedOutput
     ) -> dict[str, dict[str, Rows]]:
-        """Connection → output → the rows for a table of its database."""
+        """Destination → output → the rows for a table there."""
         return {
-            connection: {
+            destination: {
                 sink.topic: joined_rows(
-                    table_rows(sink, self.databases[connection].columns[sink.topic], table, rejected)
+                    table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
                     for other, table in results
                     if other is sink
                 )
                 for sink in sinks
             }
-            for connection, sinks in self.storage.job.written_tables.items()
+            for destination, sinks in self.storage.job.written_tables.items()
         }
 
     def _snapshot(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Turns output records into the rows of a database's table, and rejects records that do not fit its columns."""
+"""Turns output records into the rows of a table, and rejects records that do not fit its columns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from sluice.engine.batch.rows import has_origin, offset_of, partition_of
 from sluice.engine.publish.encode import RejectedOutput, latest
 from sluice.errors import EngineError
 from sluice.plan import OrderedJob, Sink
-from sluice.sinks.columns import TableColumn
-from sluice.sinks.protocol import Row, Rows
+from sluice.sinks.protocol import Column, Row, Rows
 from sluice.values.tables import POSITION, WINDOW
 
 NOT_FITTING = "not_encoded"
@@ -26,7 +25,7 @@ _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NULL = msgspec.Raw(b"null")
 
 
-def table_rows(sink: Sink, columns: Sequence[TableColumn], table: pa.Table, rejected: RejectedOutput) -> Rows:
+def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected: RejectedOutput) -> Rows:
     """The rows for output records (columns `key`, `value`, and the position, or the window's bounds).
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
@@ -49,9 +48,11 @@ def table_rows(sink: Sink, columns: Sequence[TableColumn], table: pa.Table, reje
                 identity = (_key(key_column, key), *map(_window_bound, place))
             if value is not None:
                 fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
-                if sink.table.key in fields and key_column.text(bytes(fields[sink.table.key])) != identity[0]:
+                if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
-                written.append((*identity, *(column.text(bytes(fields.get(column.name, _NULL))) for column in others)))
+                written.append(
+                    (*identity, *(column.encode(bytes(fields.get(column.name, _NULL))) for column in others))
+                )
             elif sink.table.key is None:
                 raise ValueError("the record has no value")
             else:
@@ -72,11 +73,10 @@ def joined_rows(parts: Iterable[Rows]) -> Rows:
     )
 
 
-def _key(column: TableColumn, key: str) -> str | None:
-    """The text of the key's column; a key is always text, even if the column's type is a number."""
-    is_text = column.type.startswith(("text", "char"))
+def _key(column: Column, key: str) -> Any:
+    """The value of the key's column; a key is always text, even if the column's type is a number."""
     try:
-        return column.text(msgspec.json.encode(key) if is_text or not _is_number(key) else key.encode())
+        return column.encode(msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode())
     except ValueError as error:
         raise ValueError(f"the key does not fit: {error}") from None
 
@@ -92,16 +92,15 @@ def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
     if not names:
         yield from repeat((), table.num_rows)
     elif names[0] in table.column_names:
-        for place in zip(*(table.column(name).to_pylist() for name in names), strict=True):
-            yield tuple(map(str, place)) if sink.appends else place
+        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
     else:
         for headers in table.column("headers").to_pylist():
             bounds = {header["key"]: int(header["value"]) for header in headers}
             yield tuple(bounds[name] for name in names)
 
 
-def _window_bound(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat()
+def _window_bound(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
 def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:

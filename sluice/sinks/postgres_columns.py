@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import math
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-import msgspec
+from sluice.sinks import checks
 
 _CREATED = {
     "STRING": "text", "BIGINT": "bigint", "INT": "integer", "SMALLINT": "smallint", "TINYINT": "smallint",
@@ -42,7 +37,6 @@ _ROUNDED = {"time without time zone", "time with time zone", "interval"}
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
 """Types that a field of type STRING does not fit."""
 
-_decode = msgspec.json.Decoder(float_hook=Decimal).decode
 _NUL = "\0"
 
 
@@ -71,30 +65,29 @@ def _without_parameters(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class TableColumn:
-    """A column, with its type as PostgreSQL's `format_type` shows it."""
+class PostgresColumn:
+    """A column, with its type as PostgreSQL's `format_type` shows it. Implements `Column`: values are text for COPY."""
 
     name: str
     type: str
     is_key: bool = False
     """Whether the column identifies a row, so that different values must stay different."""
 
-    def text(self, json: bytes) -> str | None:
+    @property
+    def is_text(self) -> bool:
+        """Whether the column holds any text, also that of numbers."""
+        return self.type.startswith(("text", "char"))
+
+    def encode(self, json: bytes) -> str | None:
         """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
-        if json == b"null":
-            return None
-        try:
-            return self._encode(_decode(json), json)
-        except (ValueError, OverflowError, InvalidOperation) as error:
-            value = json.decode()
-            shown = value if len(value) <= 100 else f"{value[:100]}…"
-            raise ValueError(f"column {self.name} ({self.type}): {error}: {shown}") from None
+        with checks.column(self.name, self.type, json):
+            return None if json == b"null" else self._encode(checks.decode(json), json)
 
     @cached_property
     def _encode(self) -> Callable[[Any, bytes], str]:
         kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"-?\d+", self.type)]
         if kind in _INTEGERS:
-            return lambda value, _: _integer(value, _INTEGERS[kind])
+            return lambda value, _: str(checks.integer(value, _INTEGERS[kind]))
         if kind == "numeric":
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
@@ -110,92 +103,28 @@ class TableColumn:
         return _ENCODERS.get(kind, _as_is)
 
 
-def _integer(value: Any, bound: int) -> str:
-    if type(value) is not int:
-        raise ValueError("is not a whole number")
-    if not -bound <= value < bound:
-        raise ValueError("is out of range")
-    return str(value)
-
-
-def _number(value: Any) -> Decimal:
-    if type(value) not in (int, Decimal):
-        raise ValueError("is not a number")
-    return Decimal(value)
-
-
 def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
-    if value in ("NaN", "Infinity", "-Infinity") and precision is None:
-        return str(value)
-    number = _number(value)
     if precision is not None:
-        _, digits, exponent = number.as_tuple()
-        assert isinstance(exponent, int)
-        zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
-        if number and -(exponent + zeros) > scale:
-            raise ValueError(f"has more than {scale} decimal places")
-        if number and number.adjusted() >= precision - scale:
-            raise ValueError("is out of range")
-    return str(number)
-
-
-def _float(value: Any, _: bytes) -> str:
-    if value in ("NaN", "Infinity", "-Infinity"):
-        return str(value)
-    held = float(_number(value))
-    if math.isinf(held):
-        raise ValueError("is out of range")
-    # Whole numbers can come from integers, of which a float holds fewer digits.
-    if type(value) is int and int(held) != value:
-        raise ValueError("has too many digits")
-    return str(value)
-
-
-def _real(value: Any, json: bytes) -> str:
-    text = _float(value, json)
-    if math.isfinite(float(text)) and abs(float(text)) > 3.4028234e38:
-        raise ValueError("is out of range")
-    if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:
-        raise ValueError("has too many digits")
-    return text
-
-
-def _boolean(value: Any, _: bytes) -> str:
-    if type(value) is not bool:
-        raise ValueError("is not a Boolean")
-    return str(value).lower()
+        return str(checks.decimal(value, precision, scale))
+    return str(value if value in checks.NOT_FINITE else checks.number(value))
 
 
 def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
-    if type(value) is not str:
-        raise ValueError("is not text")
+    checks.text(value)
     if _NUL in value:
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     if most is not None and len(value) > most:
         raise ValueError(f"is longer than {most} characters")
     if not keeps_blanks and value.endswith(" "):
         raise ValueError("ends with a blank, which this type does not keep")
-    return value
+    return str(value)
 
 
 def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
-    moment = datetime.fromisoformat(_text(value, None))
+    moment = checks.timestamp(value, has_zone=has_zone)
     if moment.microsecond % 10 ** (6 - places):
         raise ValueError(f"has more than {places} decimal places of a second")
-    if moment.tzinfo is None:
-        if has_zone:
-            raise ValueError("has no time zone")
-        return moment.isoformat()
-    moment = moment.astimezone(UTC)
-    return moment.isoformat() if has_zone else moment.replace(tzinfo=None).isoformat()
-
-
-def _date(value: Any, _: bytes) -> str:
-    return date.fromisoformat(_text(value, None)).isoformat()
-
-
-def _bytes(value: Any, _: bytes) -> str:
-    return f"\\x{base64.b64decode(_text(value, None), validate=True).hex()}"
+    return moment.isoformat()
 
 
 def _json(_: Any, json: bytes) -> str:
@@ -216,6 +145,15 @@ def _as_is(value: Any, json: bytes) -> str:
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 
+def _digits(value: Any, checked: float) -> str:
+    """The digits of a number as they are, rather than those of the float."""
+    return str(value)
+
+
 _ENCODERS: dict[str, Callable[[Any, bytes], str]] = {
-    "double precision": _float, "real": _real, "boolean": _boolean, "date": _date, "bytea": _bytes,
-}  # fmt: skip
+    "double precision": lambda value, _: _digits(value, checks.double(value)),
+    "real": lambda value, _: _digits(value, checks.single(value)),
+    "boolean": lambda value, _: str(checks.boolean(value)).lower(),
+    "date": lambda value, _: checks.day(value).isoformat(),
+    "bytea": lambda value, _: f"\\x{checks.binary(value).hex()}",
+}

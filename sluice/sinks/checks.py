@@ -1,0 +1,118 @@
+"""Checks that a value of a record fits the type of a table's column, without rounding or shortening.
+
+Values are decoded JSON with numbers as `int` or `Decimal`. Each check returns the value to store, and raises ValueError
+with the reason if the value does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+decode = msgspec.json.Decoder(float_hook=Decimal).decode
+"""Decodes JSON, with the digits of its numbers."""
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""How JSON values write numbers that JSON does not have."""
+
+
+@contextmanager
+def column(name: str, type_: str, json: bytes) -> Iterator[None]:
+    """Add the column and the value to the errors of checks."""
+    try:
+        yield
+    except (ValueError, OverflowError, InvalidOperation) as error:
+        value = json.decode()
+        shown = value if len(value) <= 100 else f"{value[:100]}…"
+        raise ValueError(f"column {name} ({type_}): {error}: {shown}") from None
+
+
+def integer(value: Any, bound: int) -> int:
+    """A whole number from -bound up to, but without, bound."""
+    if type(value) is not int:
+        raise ValueError("is not a whole number")
+    if not -bound <= value < bound:
+        raise ValueError("is out of range")
+    return value
+
+
+def number(value: Any) -> Decimal:
+    """Any finite number."""
+    if type(value) not in (int, Decimal):
+        raise ValueError("is not a number")
+    return Decimal(value)
+
+
+def decimal(value: Any, precision: int, scale: int) -> Decimal:
+    """A number of at most `precision` digits, `scale` of them after the point."""
+    held = number(value)
+    _, digits, exponent = held.as_tuple()
+    assert isinstance(exponent, int)
+    zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    if held and -(exponent + zeros) > scale:
+        raise ValueError(f"has more than {scale} decimal places")
+    if held and held.adjusted() >= precision - scale:
+        raise ValueError("is out of range")
+    return held
+
+
+def double(value: Any) -> float:
+    """A number that a float of 64 bits can hold."""
+    if value in NOT_FINITE:
+        return float(value)
+    held = float(number(value))
+    if math.isinf(held):
+        raise ValueError("is out of range")
+    # Whole numbers can come from integers, of which a float holds fewer digits.
+    if type(value) is int and int(held) != value:
+        raise ValueError("has too many digits")
+    return held
+
+
+def single(value: Any) -> float:
+    """A number that a float of 32 bits can hold."""
+    held = double(value)
+    if math.isfinite(held) and abs(held) > 3.4028234e38:
+        raise ValueError("is out of range")
+    if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:
+        raise ValueError("has too many digits")
+    return held
+
+
+def boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("is not a Boolean")
+    return value
+
+
+def text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError("is not text")
+    return value
+
+
+def timestamp(value: Any, *, has_zone: bool) -> datetime:
+    """A moment in UTC, with a time zone or without."""
+    moment = datetime.fromisoformat(text(value))
+    if moment.tzinfo is None:
+        if has_zone:
+            raise ValueError("has no time zone")
+        return moment
+    moment = moment.astimezone(UTC)
+    return moment if has_zone else moment.replace(tzinfo=None)
+
+
+def day(value: Any) -> date:
+    return date.fromisoformat(text(value))
+
+
+def binary(value: Any) -> bytes:
+    return base64.b64decode(text(value), validate=True)
