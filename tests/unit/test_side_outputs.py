@@ -53,6 +53,15 @@ def test_records_have_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
     assert keys_of(side_outputs, 0, "out") == ["from 0", "from 2", "from 10"]
 
 
+def test_tables_have_files_of_their_own(side_outputs: SideOutputs) -> None:
+    """The name of a Delta table's output is a path, of which parts can be equal to other names."""
+    outputs = ("delta:/lake/a/b", "delta:/lake/a=b", "delta:/lake/a%2Fb", "b", "warehouse:a.b")
+    for output in outputs:
+        side_outputs.write_records(0, output, "part-a-00000", records(output))
+    for output in outputs:
+        assert keys_of(side_outputs, 0, output) == [output]
+
+
 def test_topics_with_similar_names_are_separate(side_outputs: SideOutputs) -> None:
     side_outputs.write_records(0, "shop.orders", "part-a-00000", records("theirs"))
     side_outputs.write_records(0, "orders", "part-a-00000", records("ours"))

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -182,8 +183,8 @@ def part_name(kind: str, topic: str, partition: int) -> str:
 
 def _records(topic: str) -> str:
     # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`. The names of
-    # tables' outputs have a ':', which HDFS does not allow.
-    return f"@{_short(topic.replace(':', '='))}.arrow"
+    # tables' outputs have a ':', which HDFS does not allow, and those of folders have slashes.
+    return f"@{_short(quote(topic, safe=''))}.arrow"
 
 
 _LONGEST = 48
