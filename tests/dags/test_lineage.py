@@ -117,17 +117,20 @@ def test_the_namespace_of_stores_is_the_ledger_without_its_log_in() -> None:
     assert store_namespace("postgresql+psycopg://me:hunter2@db:5432/state") == "sluice://db:5432/state"
 
 
-def test_tables_of_databases_are_outputs_without_the_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_outside_kafka_are_outputs_without_the_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = """
     counted = views.group_by_key().count(store="seen")
     counted.to(PostgresTable("shop.seen", connection="warehouse", key="page"))
     views.select(page="value").to(PostgresTable("pages", connection="warehouse"))
+    views.select(page="value").to(DeltaTable("s3a://lake/shop/pages"))
+    counted.to(DeltaTable("/lake/seen", key="page"))
     """
-    text = PIPELINE.replace("import Pipeline", "import Pipeline, PostgresTable") + dedent(tables)
+    text = PIPELINE.replace("import Pipeline", "import DeltaTable, Pipeline, PostgresTable") + dedent(tables)
     (tmp_path / "pages.py").write_text(text)
     state = store_namespace(settings().ledger)
     topics = [(KAFKA, "copies"), (KAFKA, "pages_dead_letters")]
-    stores = [(state, "pages.counts"), (state, "pages.seen")]
+    lake = [("s3://lake", "shop/pages"), ("file", "/lake/seen")]
+    stores = [(state, "pages.counts"), (state, "pages.seen"), *lake]
     assert sorted(names(told("run").outputs)) == sorted(topics + stores)  # nobody knows where the database is
     monkeypatch.setenv("SLUICE_CONNECTION_WAREHOUSE", "postgresql://me:hunter2@db.example/sales?sslmode=require")
     warehouse = "postgres://db.example:5432"
