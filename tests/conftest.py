@@ -89,7 +89,7 @@ def spark() -> Iterator[SparkSession]:
 
     # Its connections log a message when Python ends, but the log is closed by then.
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    made = shared_session(delta=True)
+    made = shared_session()
     yield made
     made.stop()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -207,11 +206,10 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
                 yield key, msgspec.json.decode(row.value)[store.store_column]
 
 
-def shared_session(*, delta: bool = False) -> SparkSession:
+def shared_session() -> SparkSession:
     """The local Spark session on two cores that all tests of this process share. The first call creates it.
 
-    The session has the jars from `make setup`, so that tests with a real broker can use it too. With `delta`, it can
-    also write Delta tables, which a `TopologyTestDriver` does not need.
+    The session has the jars from `make setup`, so that tests with a real broker or with Delta tables can use it too.
     """
     from sluice.engine.session import INTERPRETED, session
 
@@ -222,8 +220,8 @@ def shared_session(*, delta: bool = False) -> SparkSession:
         # Do not log every batch, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
-    folders = [folder, *([settings().delta_jars] if delta else [])]
     jars = sorted(folder.glob("*.jar"))
+    of_delta = sorted(settings().delta_jars.glob("*.jar"))
     # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m"]
     if jars and (archive := archive_file(folder.parent, jars)).is_file():
@@ -231,13 +229,13 @@ def shared_session(*, delta: bool = False) -> SparkSession:
     conf = {
         "spark.master": "local[2]",
         # As in a run, because the archive can only hold classes from the class path.
-        "spark.driver.extraClassPath": os.pathsep.join(f"{each}/*" for each in folders),
+        "spark.driver.extraClassPath": f"{folder}/*",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "1",
         **INTERPRETED,
-        **(DELTA_CONF if delta else {}),
+        **({"spark.jars": ",".join(map(str, of_delta)), **DELTA_CONF} if of_delta else {}),
     }
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")
