@@ -27,6 +27,7 @@ from sluice.provision import jars
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.values.counts import counted
+from sluice.values.tables import connection_variable
 from tests.cluster.standalone import spark_cluster
 from tests.postgres import new_database, postgres_server
 
@@ -159,6 +160,7 @@ def of_keys(keys: Iterable[int]) -> Iterator[tuple[str, bytes]]:
         yield f"key-{key:09}", b'{"n":%d}' % (key % 1_000)
 
 
+TABLES = ["DeltaTable", "Pipeline", "PostgresTable"]
 TOTALS = ['values.group_by_key().aggregate(store="totals", count="count(*)", sum="sum(n)")']
 
 
@@ -274,6 +276,30 @@ def numbers_of_workers() -> Iterator[Measured]:
             yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
 
 
+def outputs() -> Iterator[Measured]:
+    """A stream of new keys and their counts, written to topics and tables, and two runs of 1,000 records after it."""
+    keys = 200_000
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
+        variables = {connection_variable("warehouse"): server}
+        for name, stream, counts in (
+            ("no output", "", ""),
+            ("topics", '"copies"', '"totals"'),
+            (
+                "PostgreSQL",
+                'PostgresTable("copies", connection="warehouse")',
+                'PostgresTable("totals", connection="warehouse", key="key")',
+            ),
+            ("Delta Lake", f'DeltaTable("{folder}/copies")', f'DeltaTable("{folder}/totals", key="key")'),
+        ):
+            writes = [f"values.to({stream})", f'counts.select(n="value").to({counts})'] if stream else []
+            text = of_fields(["n: int"], ['counts = values.group_by_key().count(store="counts")', *writes])
+            with case(text=text.replace("import Pipeline", f"import {', '.join(TABLES)}"), variables=variables) as made:
+                for number, count in enumerate((keys, FEW, FEW)):
+                    chosen = range(keys) if number == 0 else random.Random(number).sample(range(keys), count)
+                    made.send(of_keys(chosen))
+                    yield made.run(f"{name}, {count:,} records", count)
+
+
 SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "records": number_of_records,
     "keys": number_of_keys,
@@ -284,6 +310,7 @@ SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
     "shapes": shapes_of_records,
     "workers": numbers_of_workers,
     "executors": executors,
+    "outputs": outputs,
 }
 
 
