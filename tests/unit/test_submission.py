@@ -169,6 +169,15 @@ def test_one_run_at_a_time_writes_the_archive_of_classes(tmp_path: Path) -> None
         assert Path(archive).read_text() == "classes"
 
 
+def test_the_unfinished_archive_of_a_run_that_was_killed_is_removed(tmp_path: Path) -> None:
+    (jar := tmp_path / "connector.jar").touch()
+    with class_archive(tmp_path, [jar]) as option:
+        own = Path(option.partition("=")[2])
+        (left := own.with_suffix(".1")).write_text("classes")
+    with class_archive(tmp_path, [jar]):
+        assert not left.exists()
+
+
 def test_after_a_run_that_wrote_no_archive_the_next_one_may(tmp_path: Path) -> None:
     (jar := tmp_path / "connector.jar").touch()
     for _ in range(2):
