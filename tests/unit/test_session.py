@@ -18,7 +18,7 @@ WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
     """The session's settings after a run has learnt how many records are unread."""
     conf = dict(configured)
-    of_submit = SimpleNamespace(getConf=lambda: SimpleNamespace(contains=lambda name: name in configured))
+    of_submit = SimpleNamespace(_conf=SimpleNamespace(contains=configured.__contains__))
     spark: Any = SimpleNamespace(sparkContext=of_submit, conf=SimpleNamespace(set=conf.__setitem__))
     compile_for(spark, records)
     return conf
