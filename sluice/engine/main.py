@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
-from sluice.engine.session import session, start_workers
+from sluice.engine.session import context, session, start_workers
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 from sluice.values.points import EVERYTHING, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
 REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
@@ -42,10 +45,13 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
-        with ThreadPoolExecutor(1) as background:
-            # Import and plan while the JVM starts the session and the first Python worker, which takes seconds.
+        # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below, this would
+        # take twice as long, and the JVM would wait.
+        importlib.import_module("pyspark.testing.utils")
+        with ThreadPoolExecutor(2) as background:
+            # Import and plan while the JVM starts the session, and the first Python worker starts, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
-            warm = background.submit(lambda: start_workers(spark.result()))
+            warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
             try:
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])

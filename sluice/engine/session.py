@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from sluice.settings import Settings
@@ -17,6 +17,9 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.daemon",
+    # Spark SQL sets this, too. Without it, workers that `start_workers` starts would have another environment than
+    # those of queries, which would start a daemon of their own.
+    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stateStore.providerClass": (
@@ -60,10 +63,16 @@ def started(spark: Starting) -> SparkSession:
     return spark.result() if isinstance(spark, Future) else spark
 
 
-def session(settings: Settings, name: str) -> SparkSession:
-    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`."""
+def context(settings: Settings, name: str) -> SparkContext:
+    """Start Spark, once per process. Python workers can start from then on, before there is a session."""
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
+
+
+def session(settings: Settings, name: str) -> SparkSession:
+    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`."""
+    context(settings, name)
     builder = SparkSession.builder.appName(name)
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)
@@ -100,11 +109,7 @@ def compile_for(spark: SparkSession, records: int) -> None:
             spark.conf.set(name, value)
 
 
-def start_workers(spark: SparkSession) -> None:
+def start_workers(spark: SparkContext) -> None:
     """Start the Python workers of a local Spark early, because the first one takes seconds to start."""
-    if is_local(spark.sparkContext.master or ""):
-        spark.range(1).mapInArrow(_identity, "id BIGINT").collect()
-
-
-def _identity(batches: Iterator[Any]) -> Iterator[Any]:
-    yield from batches
+    if is_local(spark.master or ""):
+        spark.parallelize([0], 1).count()

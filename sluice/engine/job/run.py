@@ -96,6 +96,8 @@ class JobRun:
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, pipeline.markers)
         limits = self._make_topics(partitions, writer)
+        # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
+        writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
         spark = started(self.spark)
         if pipeline.file is not None:
             send_to_executors(spark, pipeline.file)
@@ -114,8 +116,6 @@ class JobRun:
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
         require_compatible(before, info)
-        # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
-        writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
         with writing as output:
             if output is not None:
                 output.require_newest()

@@ -133,6 +133,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
+            # Without a connection, the client asks for the transactions' coordinator only after 0.5 s.
+            self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             self._producer.init_transactions(TIMEOUT_S)
             self.markers = read_markers(self._kafka, self._writer)
             self._marker = self.markers.get(self._writer.ref.generation)
