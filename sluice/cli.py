@@ -277,7 +277,6 @@ def repartition(pipeline: Name) -> None:
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
     from sluice.backlog import unread_records
     from sluice.brokers import require_brokers
-    from sluice.plan import plan
     from sluice.state.ledger.run_ends import note_failure, note_killed, now
     from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
 
@@ -286,7 +285,7 @@ def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = N
         started_at = now()
         with submission(
             replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
-            delta=plan(loaded).job.needs_delta,
+            delta=loaded.needs_delta,
         ) as submitted:  # fmt: skip
             with note_failure(settings(), pipeline):
                 require_brokers(settings().kafka)

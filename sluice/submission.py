@@ -212,6 +212,8 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # For the JVM that assembles the driver's command.
+        "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
         # Keeps the application's folder off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.

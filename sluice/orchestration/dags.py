@@ -154,7 +154,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     )
     SluiceJobOperator(
         dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job),
-        topics=sorted(set(job.topics)), databases=job.connections, delta=job.needs_delta,
+        topics=sorted(set(job.topics)), databases=job.connections, delta=pipeline.needs_delta,
     )  # fmt: skip
     return dag
 

@@ -8,6 +8,7 @@ from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
 from sluice.plan.one_pass import why_spark
 from sluice.values.counts import counted
 from sluice.values.durations import duration_text
+from sluice.values.tables import DeltaTable
 
 
 def explain(plan: Plan) -> str:
@@ -27,7 +28,7 @@ def explain(plan: Plan) -> str:
         names = ", ".join(sink.table.name for sink in sinks if sink.table is not None)
         where = f"in the database of {destination}" if destination in job.connections else "in Delta Lake"
         lines.append(f"  writes  {names} {where}, in one transaction per batch")
-    if job.needs_delta:
+    if any(isinstance(sink.table, DeltaTable) for sink in job.sinks):
         lines.append("  loads   the jars of Delta Lake")
     return "\n".join(lines)
 

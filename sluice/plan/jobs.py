@@ -16,7 +16,7 @@ from sluice.state.model import JOB
 from sluice.values import paths
 from sluice.values.records import How
 from sluice.values.references import Reference
-from sluice.values.tables import DeltaTable, PostgresTable
+from sluice.values.tables import PostgresTable
 from sluice.values.windows import AnyWindow, Window
 
 
@@ -438,11 +438,6 @@ class BaseJob:
         """The connections of the databases to whose tables the job writes."""
         tables = (sink.table for sink in self.sinks)
         return tuple(dict.fromkeys(table.connection for table in tables if isinstance(table, PostgresTable)))
-
-    @property
-    def needs_delta(self) -> bool:
-        """Whether the job writes Delta tables, for which Spark needs Delta's jars."""
-        return any(isinstance(sink.table, DeltaTable) for sink in self.sinks)
 
     @property
     def stores(self) -> tuple[str, ...]:

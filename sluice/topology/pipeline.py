@@ -17,6 +17,7 @@ from sluice.topology.serdes import V, Value, fields_of, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
+from sluice.values.tables import DeltaTable
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -103,6 +104,11 @@ class Pipeline(Graph):
     @property
     def sinks(self) -> dict[str, nodes.Sink]:
         return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
+
+    @property
+    def needs_delta(self) -> bool:
+        """Whether the pipeline writes Delta tables, for which Spark needs Delta's jars."""
+        return any(isinstance(sink.table, DeltaTable) for sink in self.sinks.values())
 
     @property
     def markers(self) -> str:

@@ -137,7 +137,7 @@ def test_plan_of_delta_tables() -> None:
     job = plan(shops()).job
     assert sorted(job.written_tables) == ["delta:s3a://lake/sales", "delta:s3a://lake/totals", "warehouse"]
     assert job.connections == ("warehouse",)
-    assert job.needs_delta
+    assert shops().needs_delta
     text = explain(plan(shops()))
     assert "  writes  s3a://lake/totals in Delta Lake, in one transaction per batch\n" in text
     assert "  writes  amounts in the database of warehouse, in one transaction per batch\n" in text

@@ -1,0 +1,37 @@
+"""How Spark and its Python workers start: with one daemon, and from the compiled PySpark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+PACKAGE = Path(pyspark.__file__).parent
+ARCHIVE = PACKAGE / "python" / "lib" / "pyspark.zip"
+
+
+def _parent(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.record_batch({"pid": [os.getppid()]})
+
+
+def test_queries_use_the_workers_that_a_run_starts_before_there_is_a_session(spark: SparkSession) -> None:
+    (of_context,) = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
+    ((of_query,),) = spark.range(0, 1, 1, 1).mapInArrow(_parent, "pid BIGINT").collect()
+    assert of_query == of_context, "both workers were forked by the same daemon"
+
+
+@pytest.mark.parametrize(("home", "imported"), [(PACKAGE, PACKAGE), (Path("/opt/spark"), ARCHIVE / "pyspark")])
+def test_the_engine_imports_the_pyspark_that_is_compiled(home: Path, imported: Path) -> None:
+    """Spark puts the archive first on the path. Another Spark than the package's may have another PySpark."""
+    variables = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ARCHIVE), *sys.path])}
+    program = "import sluice.engine, pyspark; print(pyspark.__file__)"
+    found = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == imported / "__init__.py"
