@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sluice.engine.session import context, session, start_workers
+from sluice.engine.session import context, load_classes, session, start_workers
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 from sluice.values.points import EVERYTHING, Span
@@ -45,10 +45,11 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
-        # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below, this would
-        # take twice as long, and the JVM would wait.
-        importlib.import_module("pyspark.testing.utils")
         with ThreadPoolExecutor(2) as background:
+            background.submit(load_classes)
+            # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below, this
+            # would take twice as long, and the JVM would wait.
+            importlib.import_module("pyspark.testing.utils")
             # Import and plan while the JVM starts the session, and the first Python worker starts, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))

@@ -88,6 +88,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return {**DEFAULTS, **({} if is_remote else IN_LOCAL_FILES), **settings.spark_conf}
 
 
+def load_classes() -> None:
+    """Let the JVM initialize a class that each session needs, which takes it half a second, while Python imports."""
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    getattr(jvm, "org.apache.spark.sql.ml.InternalFunctionRegistration$")
+
+
 def _remember_classes(spark: SparkSession) -> None:
     """Look up the classes that PySpark names without their packages once.
 
