@@ -229,7 +229,7 @@ def delta_conf(settings: Settings) -> dict[str, str]:
 
 
 def jars_in(folder: Path) -> list[Path]:
-    """The jars in a folder that set-up has filled. Raises SettingsError if there are none."""
+    """The jars that set-up has downloaded to a folder. Raises SettingsError if there are none."""
     jars = sorted(folder.glob("*.jar"))
     if not jars:
         raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")

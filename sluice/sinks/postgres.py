@@ -176,9 +176,7 @@ class PostgresTables:
                 [*batch, json.dumps(counts), self.pipeline, self.job],
             )
         if written:
-            log.info(
-                "rows were written already", connection=self.connection, batch=f"{batch.generation}.{batch.number}"
-            )
+            log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
         return counts
 
     def _copied(

@@ -84,6 +84,11 @@ class BatchId(NamedTuple):
     begun: int
     """When Spark logged the batch, in epoch ms, so that a batch with other records has another id."""
 
+    @property
+    def snapshot(self) -> str:
+        """The id of the snapshot with which the batch is published."""
+        return f"{self.generation}.{self.number}"
+
 
 @dataclass(frozen=True)
 class Published:

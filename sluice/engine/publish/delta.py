@@ -159,24 +159,24 @@ class DeltaSink:
             error = self._lost("has no batch", published)
         # Batches of an earlier generation cannot be compared: a rebuild numbers them anew.
         elif last is not None and last[0] == published.batch.generation and last.number < published.batch.number:
-            error = self._lost(f"ends at batch {_id(last)}", published)
+            error = self._lost(f"ends at batch {last.snapshot}", published)
         else:
             return
-        if self._property(ACCEPTED) != _id(published.batch):
+        if self._property(ACCEPTED) != published.batch.snapshot:
             raise error
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows. Returns the number of rows written and deleted."""
         output, of_table = self.target.output, rows[self.target.output]
         if self.state.batch == batch:
-            log.info("rows were written already", table=output, batch=_id(batch))
+            log.info("rows were written already", table=output, batch=batch.snapshot)
         else:
-            state = msgspec.structs.replace(self.state, snapshot=_id(batch), begun=batch.begun, rows=of_table.count)
+            state = msgspec.structs.replace(self.state, snapshot=batch.snapshot, begun=batch.begun, rows=of_table.count)
             self._commit(self.version + 1, state, of_table)
         return {output: self.state.rows}
 
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
-        """Commit a batch's rows, or only take over the table if there are none.
+        """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.
 
         Raises LeaseError if another driver has taken over. A commit that conflicts with one of another program, such as
         `OPTIMIZE`, is repeated.
@@ -330,7 +330,7 @@ class DeltaSink:
             )
 
     def _lost(self, what: str, published: Published) -> EngineError:
-        at = _id(published.batch)
+        at = published.batch.snapshot
         create = f"create it with the property '{ACCEPTED}' = '{at}'"
         accept = f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{ACCEPTED}' = '{at}')"
         return EngineError(
@@ -401,10 +401,6 @@ class DeltaSink:
 
 
 _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
-
-
-def _id(batch: BatchId) -> str:
-    return f"{batch.generation}.{batch.number}"
 
 
 def _written_type(column: StructField) -> pa.DataType | None:
