@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import Producer
 
 from sluice.testing.kafka import running as running_broker
-from sluice.topics import read_topic
 from tests.faults.conftest import Observe
+from tests.faults.shops import Shops, running_shops
 from tests.faults.test_interruptions import LONG_S, marker
-from tests.faults.world import Driver, World, wait_until, world
+from tests.faults.world import Driver, wait_until
 from tests.ports import free_port
 from tests.postgres import postgres_server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 
-PIPELINE = '''
-from msgspec import Struct
-from sluice import Pipeline, PostgresTable
 
-class Sale(Struct):
-    """A sale."""
-    shop: str
-    number: int
+@dataclass
+class PostgresShops(Shops):
+    """The pipeline with tables of a database."""
 
-pipeline = Pipeline("shops")
-sales = pipeline.stream("sales", value=Sale, key="shop")
-sales.group_by("shop").count(store="n").select(n="value").to(
-    PostgresTable("totals", connection="warehouse", key="shop"))
-sales.to(PostgresTable("log", connection="warehouse"))
-sales.to("copies")
-'''
-
-
-class Shops(World):
-    """The pipeline of these tests. Its sales are numbered."""
-
-    url: str
-    sent: int = 0
-
-    def send(self, count: int) -> None:
-        """Send sales of three shops."""
-        producer = Producer(self.config)
-        for number in range(self.sent, self.sent + count):
-            shop = "abc"[number % 3]
-            producer.produce("sales", json.dumps({"shop": shop, "number": number}), shop, partition=number % 2)
-        assert producer.flush(30) == 0
-        self.sent += count
+    url: str = ""
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url, autocommit=True) as database:
@@ -84,41 +56,24 @@ class Shops(World):
         assert wait_until(lambda: bool(self.rows(waits)) or not driver.runs, LONG_S), driver.output[-3000:]
         assert driver.runs, driver.output[-3000:]
 
-    def compare(self) -> str:
-        """Compare the tables and the topic with the records that were sent."""
-        expected = Counter("abc"[number % 3] for number in range(self.sent))
-        assert dict(self.rows("SELECT shop, n FROM totals")) == expected
-        assert sorted(number for (number,) in self.rows("SELECT number FROM log")) == [*range(self.sent)]
-        copies = [json.loads(message.value() or b"")["number"] for message in read_topic(self.config, "copies")]
-        assert sorted(copies) == [*range(self.sent)]
-        with self.ledger() as ledger:
-            snapshot = ledger.snapshots.latest(self.name, "main")
-            assert snapshot is not None
-            audits = ledger.audits.all(snapshot.ref)
-        audited = sum(audit.outputs.get("warehouse:log", 0) for audit in audits)
-        assert audited == self.sent
-        return f"the tables and the topic have each of {self.sent} records once, as audited"
+    def totals(self) -> dict[str, int]:
+        return dict(self.rows("SELECT shop, n FROM totals"))
+
+    def numbers(self) -> list[int]:
+        return [number for (number,) in self.rows("SELECT number FROM log")]
 
 
 @pytest.fixture
-def shops(tmp_path: Path) -> Iterator[Shops]:
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "shops.py").write_text(PIPELINE)
-    with postgres_server(tmp_path / "postgres", free_port()) as url, world("shops") as made:
-        made.environment |= {"SLUICE_PIPELINES": str(tmp_path / "jobs"), "SLUICE_CONNECTION_WAREHOUSE": url}
-        made.kafka.create_topics({"sales": 2})
-        shops = Shops(made.folder, made.kafka, made.name, made.environment)
-        shops.url = url
-        shops.send(10)
-        shops.run()
-        try:
-            yield shops
-        finally:
-            shops.close()
+def shops(tmp_path: Path) -> Iterator[PostgresShops]:
+    with postgres_server(tmp_path / "postgres", free_port()) as url:
+        variables = {"SLUICE_CONNECTION_WAREHOUSE": url}
+        tables = ("PostgresTable", '"totals", connection="warehouse"', '"log", connection="warehouse"')
+        with running_shops(PostgresShops, tmp_path, variables, *tables, url=url, log="warehouse:log") as made:
+            yield made
 
 
 @pytest.mark.fault("F32", "kill -9 of the driver before the database's commit, and between it and the marker")
-def test_a_driver_killed_around_the_databases_commit(shops: Shops, observe: Observe) -> None:
+def test_a_driver_killed_around_the_databases_commit(shops: PostgresShops, observe: Observe) -> None:
     shops.send(10)
     with shops.blocked():
         driver = shops.start()
@@ -144,7 +99,7 @@ def test_a_driver_killed_around_the_databases_commit(shops: Shops, observe: Obse
 
 
 @pytest.mark.fault("F33", "SIGSTOP of a driver that writes tables; another run after its lease expired; SIGCONT")
-def test_a_driver_paused_while_it_writes_tables(shops: Shops, observe: Observe) -> None:
+def test_a_driver_paused_while_it_writes_tables(shops: PostgresShops, observe: Observe) -> None:
     shops.send(10)
     with shops.blocked():
         stopped = shops.start()
@@ -167,7 +122,7 @@ def test_a_driver_paused_while_it_writes_tables(shops: Shops, observe: Observe) 
 
 
 @pytest.mark.fault("F34", "kill -9 of the database's process that writes a driver's rows; the database restarts")
-def test_a_database_that_crashes(shops: Shops, observe: Observe) -> None:
+def test_a_database_that_crashes(shops: PostgresShops, observe: Observe) -> None:
     shops.send(10)
     with psycopg.connect(shops.url) as database:
         database.execute("LOCK TABLE totals IN EXCLUSIVE MODE")
