@@ -13,6 +13,7 @@ from sluice.commands import backups, health, project, queries, samples, servers,
 from sluice.commands.console import Commands, Form, errors_as_messages, out, print_rows, show, wide
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
+from sluice.startup import importing
 from sluice.topology.pipeline import Pipeline
 from sluice.values.counts import counted
 
@@ -275,13 +276,14 @@ def repartition(pipeline: Name) -> None:
 
 
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
-    from sluice.backlog import unread_records
-    from sluice.brokers import require_brokers
-    from sluice.state.ledger.run_ends import note_failure, note_killed, now
-    from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
+    with errors_as_messages(), importing():
+        from sluice.backlog import unread_records
+        from sluice.brokers import require_brokers
+        from sluice.state.ledger.run_ends import note_failure, note_killed, now
+        from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
 
-    with errors_as_messages():
         loaded = _load(pipeline)
+    with errors_as_messages():
         started_at = now()
         with submission(
             replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
@@ -318,7 +320,3 @@ def _load(name: str) -> Pipeline:
     from sluice.topology import load_pipeline
 
     return load_pipeline(settings().pipelines, name)
-
-
-if __name__ == "__main__":
-    app()

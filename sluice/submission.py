@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
@@ -212,6 +213,8 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # Where PySpark is: spark-submit would start Python to find it.
+        **({} if "SPARK_HOME" in os.environ else _spark_home()),
         # For the JVM that assembles the driver's command.
         "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
         # Keeps the application's folder off sys.path.
@@ -219,6 +222,11 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
     }
+
+
+def _spark_home() -> dict[str, str]:
+    pyspark = find_spec("pyspark")
+    return {"SPARK_HOME": str(Path(pyspark.origin).parent)} if pyspark is not None and pyspark.origin else {}
 
 
 def delta_conf(settings: Settings) -> dict[str, str]:

@@ -16,7 +16,7 @@ def run_watched(commands: Sequence[str], variables: Mapping[str, str], log: Path
     seen = ""
     for command in commands:
         with log.open("w+") as output:
-            words = [sys.executable, "-m", "sluice.cli", *command.split()]
+            words = [sys.executable, "-m", "sluice", *command.split()]
             process = psutil.Popen(words, env=dict(variables), stdout=output, stderr=output)
             while process.poll() is None:
                 with suppress(psutil.Error):

@@ -1,19 +1,18 @@
 """Spark's Python daemon. It imports the modules that tasks need before it forks workers, which then start in ms."""
 
-import gc
+from sluice.startup import importing
 
-# pyarrow imports pandas for the first array that is made of a list: in every worker, if the daemon has not.
-import pandas  # noqa: F401
-from pyspark.daemon import manager
+# Workers collect garbage after every task. If collections scanned the modules, they would take longer than a task.
+with importing():
+    # pyarrow imports pandas for the first array that is made of a list: in every worker, if the daemon has not.
+    import pandas  # noqa: F401
+    from pyspark.daemon import manager
 
-import sluice.engine.fused.windowing
-import sluice.engine.ordered.routes
-import sluice.engine.ordered.stage_task
-import sluice.engine.publish.shard_writer
-import sluice.engine.read.streams  # noqa: F401
+    import sluice.engine.fused.windowing
+    import sluice.engine.ordered.routes
+    import sluice.engine.ordered.stage_task
+    import sluice.engine.publish.shard_writer
+    import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
-    # Workers collect garbage after every task. Without freezing, each collection scans all modules, which takes longer
-    # than a task.
-    gc.freeze()
     manager()

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sluice.engine.session import context, load_classes, session, start_workers
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
+from sluice.startup import importing
 from sluice.values.points import EVERYTHING, Span
 
 if TYPE_CHECKING:
@@ -46,10 +46,13 @@ def main(arguments: list[str]) -> int:
     try:
         span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
         with ThreadPoolExecutor(2) as background:
-            background.submit(load_classes)
-            # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below, this
-            # would take twice as long, and the JVM would wait.
-            importlib.import_module("pyspark.testing.utils")
+            with importing():
+                from sluice.engine.session import context, load_classes, session, start_workers
+
+                background.submit(load_classes)
+                # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below,
+                # this would take twice as long, and the JVM would wait.
+                importlib.import_module("pyspark.testing.utils")
             # Import and plan while the JVM starts the session, and the first Python worker starts, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
@@ -74,13 +77,14 @@ def main(arguments: list[str]) -> int:
 def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
     """Run a pipeline until it has read all records."""
     # These imports run while the session starts.
-    import structlog
+    with importing():
+        import structlog
 
-    from sluice.brokers import require_brokers
-    from sluice.engine.job.restore import RestoringRun
-    from sluice.engine.read.java_settings import java_settings
-    from sluice.plan import Job, explain, load_plan
-    from sluice.state.ledger.run_ends import note_failure
+        from sluice.brokers import require_brokers
+        from sluice.engine.job.restore import RestoringRun
+        from sluice.engine.read.java_settings import java_settings
+        from sluice.plan import Job, explain, load_plan
+        from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
     log = structlog.get_logger()

@@ -57,7 +57,7 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
         producer.produce(name, word, key="A")
         assert producer.flush(30) == 0
         process = subprocess.run(
-            [sys.executable, "-m", "sluice.cli", command, name],
+            [sys.executable, "-m", "sluice", command, name],
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (process.returncode, process.stderr.removeprefix(FIRST_RUN)) == (0, "")

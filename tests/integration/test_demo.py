@@ -44,7 +44,7 @@ def await_line(demo: subprocess.Popen[str], part: str) -> None:
 
 
 def start(home: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sluice.cli", "demo", "--exit", "--port", str(free_port())]
+    command = [sys.executable, "-m", "sluice", "demo", "--exit", "--port", str(free_port())]
     environment = {**os.environ, "SLUICE_HOME": str(home.parent)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

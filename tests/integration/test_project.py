@@ -36,14 +36,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, site: Path) -> Path:
     """The folder of a new project."""
-    run(sys.executable, "-m", "sluice.cli", "init", "shop", folder=tmp_path, site=site)
+    run(sys.executable, "-m", "sluice", "init", "shop", folder=tmp_path, site=site)
     return tmp_path / "shop"
 
 
 def test_a_new_project_uses_the_wheel(site: Path, project: Path) -> None:
     where = run(sys.executable, "-c", "import sluice; print(sluice.__file__)", folder=project, site=site)
     assert Path(where.strip()).is_relative_to(site)
-    assert "visits_total" in run(sys.executable, "-m", "sluice.cli", "explain", "visits", folder=project, site=site)
+    assert "visits_total" in run(sys.executable, "-m", "sluice", "explain", "visits", folder=project, site=site)
     assert "2 tests collected" in run(sys.executable, "-m", "pytest", "-q", "--collect-only", folder=project, site=site)
 
 

@@ -179,12 +179,21 @@ def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, r
     assert checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == java
 
 
+def test_the_version_is_read_from_the_file_of_an_installation_without_starting_java(tmp_path: Path) -> None:
+    environ = fake_java(tmp_path, "The operation could not be completed.")
+    (tmp_path / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
+    assert checks.find_java(environ).release == 17
+    (tmp_path / "release").write_text("of something else")
+    with pytest.raises(PreflightError, match="Cannot find the version"):
+        checks.find_java(environ)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ('java version "1.8.0_402"', "is Java 8, but Spark and Kafka need 17 or newer"),
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11, but Spark and Kafka need 17 or newer"),
-        ("The operation could not be completed.", "Cannot find a version in the output of .*: 'The operation"),
+        ("The operation could not be completed.", "Cannot find the version of .*java, which says: 'The operation"),
     ],
 )
 def test_an_unusable_java_is_rejected(tmp_path: Path, text: str, error: str) -> None:

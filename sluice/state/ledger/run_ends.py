@@ -1,4 +1,7 @@
-"""Records in the ledger how runs end. The process that waits for a driver records that the driver was killed."""
+"""Records in the ledger how runs end. The process that waits for a driver records that the driver was killed.
+
+Modules that need SQLAlchemy are imported only when a run fails, because they take `sluice run` 0.2 seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from datetime import UTC, datetime
 
 from sluice.errors import EngineError, SluiceError
 from sluice.settings import Settings
-from sluice.state.ledger.failures import Failure
-from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB
 
 
@@ -22,21 +23,26 @@ def note_failure(known: Settings, pipeline: str, run: str = "") -> Iterator[None
     try:
         yield
     except Exception as error:
-        _add(known, Failure.of(error, pipeline, JOB, run=run, secrets=known.secrets))
+        _add(known, error, pipeline, run)
         raise
 
 
 def note_killed(known: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
     """Record that a driver failed, unless the driver has recorded a failure itself since its start."""
+    from sluice.state.ledger.ledger import Ledger
+
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
         failures = ledger.failures.all()
         if any(failure.pipeline == pipeline and failure.kind == "run" and failure.at >= since for failure in failures):
             return
-    _add(known, Failure.of(EngineError(what), pipeline, JOB, run=run, secrets=known.secrets))
+    _add(known, EngineError(what), pipeline, run)
 
 
 def note_files(known: Settings, broken: Mapping[str, SluiceError]) -> None:
     """Record which pipelines' files cannot be loaded. `broken` replaces the earlier record of all files."""
+    from sluice.state.ledger.failures import Failure
+    from sluice.state.ledger.ledger import Ledger
+
     failures = [Failure.of(error, name, kind="file", secrets=known.secrets) for name, error in broken.items()]
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
         ledger.failures.set_files(failures)
@@ -47,6 +53,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def _add(known: Settings, failure: Failure) -> None:
+def _add(known: Settings, error: Exception, pipeline: str, run: str) -> None:
+    from sluice.state.ledger.failures import Failure
+    from sluice.state.ledger.ledger import Ledger
+
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.add(failure)
+        ledger.failures.add(Failure.of(error, pipeline, JOB, run=run, secrets=known.secrets))

@@ -1,0 +1,14 @@
+"""The program `sluice`."""
+
+from sluice.startup import importing
+
+
+def main() -> None:
+    """Run the command that the program's arguments name."""
+    with importing():
+        from sluice.cli import app
+    app()
+
+
+if __name__ == "__main__":
+    main()
