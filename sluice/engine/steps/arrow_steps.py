@@ -14,7 +14,6 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from sqlglot import exp
 
 from sluice.engine.batch.arrow_json import json_object, json_values
@@ -22,8 +21,6 @@ from sluice.plan import Column, Job, Layers
 from sluice.plan.jobs import columns_of
 from sluice.plan.one_pass import common_decimal, json_of, why_spark
 from sluice.plan.value_types import kind_of, precision_and_scale, tree_of
-
-log = structlog.get_logger()
 
 Value: TypeAlias = Any
 """An Arrow array, or a scalar that applies to every row."""
@@ -63,7 +60,11 @@ class ArrowSteps:
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
         if different := [field.name for field in schema if not _is_same(field.type, wanted.field(field.name).type)]:
-            log.warning("Spark and Arrow give columns different types; Spark computes the steps", columns=different)
+            import structlog  # Python workers import this module, and structlog takes 0.1 seconds
+
+            structlog.get_logger().warning(
+                "Spark and Arrow give columns different types; Spark computes the steps", columns=different
+            )
             return None
         return cls(steps.layers, schema)
 
