@@ -54,14 +54,17 @@ def number(value: Any) -> Decimal:
 def decimal(value: Any, precision: int, scale: int) -> Decimal:
     """A number of at most `precision` digits, `scale` of them after the point."""
     held = number(value)
-    _, digits, exponent = held.as_tuple()
+    if not held:
+        return Decimal(0)
+    sign, digits, exponent = held.as_tuple()
     assert isinstance(exponent, int)
     zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
-    if held and -(exponent + zeros) > scale:
+    if -(exponent + zeros) > scale:
         raise ValueError(f"has more than {scale} decimal places")
-    if held and held.adjusted() >= precision - scale:
+    if held.adjusted() >= precision - scale:
         raise ValueError("is out of range")
-    return held
+    # Arrow counts zeros at the end as digits, and rejects numbers with too many of them.
+    return Decimal((sign, digits[: len(digits) - zeros], exponent + zeros))
 
 
 def double(value: Any) -> float:
@@ -80,7 +83,7 @@ def double(value: Any) -> float:
 def single(value: Any) -> float:
     """A number that a float of 32 bits can hold."""
     held = double(value)
-    if math.isfinite(held) and abs(held) > 3.4028234e38:
+    if math.isfinite(held) and abs(held) > 3.4028235e38:
         raise ValueError("is out of range")
     if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:
         raise ValueError("has too many digits")

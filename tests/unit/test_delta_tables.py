@@ -197,3 +197,17 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
         submission(configuration, {}, "local[2]", ["shops"], delta=True),
     ):
         pass
+
+
+@pytest.mark.parametrize("zeros", [b"0e50", b"1." + b"0" * 60, b"1" + b"0" * 42 + b"e-40"])
+def test_a_decimal_that_is_accepted_can_be_written_however_many_zeros_it_has(zeros: bytes) -> None:
+    type_ = pa.decimal128(12, 2)
+    assert pa.array([DeltaColumn("total", type_).encode(zeros)], type_)[0].as_py() == Decimal(zeros.decode())
+
+
+@pytest.mark.parametrize("largest", [b"3.4028234663852886e38", b"-3.4028235e38"])
+def test_the_largest_float_fits(largest: bytes) -> None:
+    written = pa.array([DeltaColumn("size", pa.float32()).encode(largest)], pa.float32())
+    assert abs(written[0].as_py()) == 3.4028234663852886e38
+    with pytest.raises(ValueError, match="out of range"):
+        DeltaColumn("size", pa.float32()).encode(b"3.4028236e38")
