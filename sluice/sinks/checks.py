@@ -35,6 +35,13 @@ def column(name: str, type_: str, json: bytes) -> Iterator[None]:
         raise ValueError(f"column {name} ({type_}): {error}: {shown}") from None
 
 
+def length(value: Any, most: int | None) -> Any:
+    """Text of at most so many characters."""
+    if most is not None and value is not None and len(value) > most:
+        raise ValueError(f"is longer than {most} characters")
+    return value
+
+
 def integer(value: Any, bound: int) -> int:
     """A whole number from -bound up to, but without, bound."""
     if type(value) is not int:

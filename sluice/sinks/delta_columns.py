@@ -55,10 +55,16 @@ class DeltaColumn:
 
     name: str
     arrow: pa.DataType
+    required: bool = False
+    """Whether the column is NOT NULL."""
+    most: int | None = None
+    """The largest number of characters, of a VARCHAR or CHAR."""
 
     @property
     def type(self) -> str:
         """The type, for messages: as in Spark SQL, or that of Arrow if it is nested."""
+        if self.most is not None:
+            return f"VARCHAR({self.most})"
         return _SPARK.get(self.arrow, str(self.arrow).replace("decimal128", "DECIMAL"))
 
     @property
@@ -69,16 +75,24 @@ class DeltaColumn:
     def encode(self, json: bytes) -> Any:
         """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
         with checks.column(self.name, self.type, json):
-            return self._encode(checks.decode(json))
+            return checks.length(self._encode(checks.decode(json)), self.most)
 
     @cached_property
     def _encode(self) -> Callable[[Any], Any]:
-        return _encoder(self.arrow)
+        return _encoder(pa.field(self.name, self.arrow, nullable=not self.required))
 
 
-def _encoder(type_: pa.DataType) -> Callable[[Any], Any]:
-    encode = _of_value(type_)
-    return lambda value: None if value is None else encode(value)
+def _encoder(field: pa.Field) -> Callable[[Any], Any]:
+    encode, nullable = _of_value(field.type), field.nullable
+
+    def checked(value: Any) -> Any:
+        if value is not None:
+            return encode(value)
+        if not nullable:
+            raise ValueError("must not be null")
+        return None
+
+    return checked
 
 
 def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
@@ -93,13 +107,13 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
         case "timestamp":
             return lambda value: checks.timestamp(value, has_zone=type_.tz is not None)
         case "array":
-            item = _encoder(type_.value_type)
+            item = _encoder(type_.value_field)
             return lambda value: [item(each) for each in _of(list, value, "an array")]
         case "map":
-            of_key, of_item = _encoder(type_.key_type), _encoder(type_.item_type)
+            of_key, of_item = _encoder(type_.key_field), _encoder(type_.item_field)
             return lambda value: [(of_key(k), of_item(each)) for k, each in _of(dict, value, "an object").items()]
         case "struct":
-            parts = {part.name: _encoder(part.type) for part in type_}
+            parts = {part.name: _encoder(part) for part in type_}
             return lambda value: _struct(parts, _of(dict, value, "an object"))
         case kind:
             return _SIMPLE[kind]

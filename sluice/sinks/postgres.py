@@ -319,12 +319,12 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
 def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
     """The columns that the job writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
-    columns: dict[str, tuple[str, bool, int, bool]] = {
-        name: (kind, required, oid, is_exact)
-        for name, kind, required, oid, is_exact in database.execute(
-            "SELECT attname, format_type(atttypid, atttypmod), "
-            "attnotnull AND NOT atthasdef AND attidentity = '' AND attgenerated = '', atttypid::bigint, "
-            "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true) "
+    columns: dict[str, tuple[str, bool, int, bool, bool]] = {
+        name: (kind, required, oid, is_exact, is_filled)
+        for name, kind, required, oid, is_exact, is_filled in database.execute(
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atttypid::bigint, "
+            "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true), "
+            "atthasdef OR attidentity <> '' OR attgenerated <> '' "
             "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             [table],
         )
@@ -343,8 +343,8 @@ def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[Post
                 f"the column {name} is {columns[name][0]}, in which different keys can be equal "
                 f'(ALTER TABLE {table} ALTER {Identifier(name).as_string()} TYPE text COLLATE "C")'
             )
-    for name, (_, required, _, _) in columns.items():
-        if required and name not in target.wanted:
+    for name, (_, required, _, _, is_filled) in columns.items():
+        if required and not is_filled and name not in target.wanted:
             problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
     identity = [*target.identity]
     if {*identity} <= columns.keys() and not _is_unique(database, table, identity):
@@ -355,7 +355,10 @@ def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[Post
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
             next_step="Change the table, or what the pipeline writes. Nothing was read.",
         )
-    return tuple(PostgresColumn(name, columns[name][0], name in target.identity) for name in target.wanted)
+    return tuple(
+        PostgresColumn(name, columns[name][0], is_key=name in target.identity, required=columns[name][1])
+        for name in target.wanted
+    )
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:

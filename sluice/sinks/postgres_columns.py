@@ -72,6 +72,8 @@ class PostgresColumn:
     type: str
     is_key: bool = False
     """Whether the column identifies a row, so that different values must stay different."""
+    required: bool = False
+    """Whether the column is NOT NULL."""
 
     @property
     def is_text(self) -> bool:
@@ -81,7 +83,11 @@ class PostgresColumn:
     def encode(self, json: bytes) -> str | None:
         """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
         with checks.column(self.name, self.type, json):
-            return None if json == b"null" else self._encode(checks.decode(json), json)
+            if json != b"null":
+                return self._encode(checks.decode(json), json)
+            if self.required:
+                raise ValueError("must not be null")
+            return None
 
     @cached_property
     def _encode(self) -> Callable[[Any, bytes], str]:
@@ -110,11 +116,9 @@ def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
 
 
 def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
-    checks.text(value)
+    checks.length(checks.text(value), most)
     if _NUL in value:
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
-    if most is not None and len(value) > most:
-        raise ValueError(f"is longer than {most} characters")
     if not keeps_blanks and value.endswith(" "):
         raise ValueError("ends with a blank, which this type does not keep")
     return str(value)

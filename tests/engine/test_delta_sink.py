@@ -229,6 +229,25 @@ def test_an_existing_table_that_does_not_fit(lake: Lake) -> None:
     assert lake.rows("shop") == []
 
 
+def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
+    """Values that Delta Lake would reject are found before a batch is written, so that no record ends every run."""
+    lake.sql(
+        "CREATE TABLE {} (shop STRING, n BIGINT NOT NULL, code VARCHAR(3), "
+        "part STRUCT<a: BIGINT NOT NULL, b: BIGINT>, codes ARRAY<VARCHAR(3)>) USING delta"
+    )
+    fields = (*TOTALS, ("code", "STRING"), ("part", "STRUCT<a: BIGINT, b: BIGINT>"))
+    target = lake.target(fields=fields)
+    sink = lake.begun(target)
+    _, n, code, part = sink.columns[target.output]
+    for column, value in ((n, b"null"), (code, b'"abcd"'), (part, b'{"b":1}')):
+        with pytest.raises(ValueError, match=rf"^column {column.name} "):
+            column.encode(value)
+    written(sink, 0, ("a", n.encode(b"1"), code.encode(b'"abc"'), part.encode(b'{"a":1}')))
+    assert [tuple(row) for row in lake.rows("shop, n, code, part.a, part.b")] == [("a", 1, "abc", 1, None)]
+    with pytest.raises(EngineError, match=r"Sluice cannot write the type array<string> of the column codes"):
+        lake.begun(lake.target(fields=(*fields, ("codes", "ARRAY<STRING>"))), published(0))
+
+
 def test_types_of_columns(lake: Lake) -> None:
     """A table with columns of all kinds, and a row as a record's JSON gives it."""
     types = {

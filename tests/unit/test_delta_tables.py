@@ -87,6 +87,28 @@ def test_values_that_do_not_fit(type_: str, value: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (pa.string(), "null"),
+        (pa.list_(pa.field("element", pa.int64(), nullable=False)), "[1,null]"),
+        (pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)), '{"a":null}'),
+        (pa.struct([pa.field("a", pa.int64(), nullable=False)]), "{}"),
+    ],
+)
+def test_missing_values_do_not_fit_types_that_require_them(type_: pa.DataType, value: str) -> None:
+    with pytest.raises(ValueError, match=r"^column total \(.*\): must not be null: "):
+        DeltaColumn("total", type_, required=True).encode(value.encode())
+
+
+def test_a_text_may_be_as_long_as_the_column() -> None:
+    column = DeltaColumn("code", pa.string(), most=3)
+    assert column.encode('"äöü"'.encode()) == "äöü"
+    assert column.encode(b"null") is None
+    with pytest.raises(ValueError, match=r"^column code \(VARCHAR\(3\)\): is longer than 3 characters: \"abcd\"$"):
+        column.encode(b'"abcd"')
+
+
+@pytest.mark.parametrize(
     ("field", "column", "does"),
     [
         ("BIGINT", "INT", True),

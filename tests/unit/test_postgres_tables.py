@@ -197,6 +197,14 @@ def test_a_constraint_that_the_database_checks(url: str, query: Query) -> None:
     assert query("SELECT count(*) FROM totals") == [(2,)]
 
 
+def test_a_missing_value_does_not_fit_a_column_that_requires_one(url: str, query: Query) -> None:
+    query("CREATE TABLE totals (shop text PRIMARY KEY, n bigint NOT NULL DEFAULT 0, note text)")
+    _, n, note = begun(url, target(fields=(*TOTALS, ("note", "STRING")))).columns["warehouse:totals"]
+    with pytest.raises(ValueError, match=r"^column n \(bigint\): must not be null: null$"):
+        n.encode(b"null")
+    assert note.encode(b"null") is None
+
+
 def test_a_connection_that_ends_in_the_middle(url: str, query: Query) -> None:
     """The transaction is rolled back, and the next attempt writes every row."""
     query(

@@ -12,6 +12,7 @@ Every commit also has a `State` as user metadata, which `DESCRIBE HISTORY` shows
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ _HISTORY = 100
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
+_DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+"""The metadata in which Spark keeps the type of a VARCHAR or CHAR, which is otherwise a STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,7 +308,7 @@ class DeltaSink:
             elif name in target.identity and not _tells_keys_apart(fields[name]):
                 problems.append(f"the column {name} is {shown}, in which different keys can be equal")
             else:
-                columns.append(DeltaColumn(name, held))
+                columns.append(DeltaColumn(name, held, required=not fields[name].nullable, most=_most(fields[name])))
         for name, each in fields.items():
             if name not in target.wanted and not each.nullable:
                 problems.append(f"the column {name} is NOT NULL, but the pipeline does not write it")
@@ -405,6 +408,8 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
+    if _DECLARED in column.metadata and _most(column) is None:  # lengths within a nested type
+        return None
     try:
         held = to_arrow_type(column.dataType, timezone="UTC")
     except PySparkException:
@@ -421,9 +426,15 @@ def _is_written(held: pa.DataType) -> bool:
     return kind_of(held) != "" and not is_variant and all(_is_written(part.type) for part in parts)
 
 
+def _most(column: StructField) -> int | None:
+    """The largest number of characters of a VARCHAR or CHAR, None for other types."""
+    declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_DECLARED, "")))
+    return None if declared is None else int(declared[1])
+
+
 def _tells_keys_apart(column: StructField) -> bool:
     """Whether values of a column are equal only if they come from equal keys."""
-    is_padded = str(column.metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")).startswith("char(")
+    is_padded = str(column.metadata.get(_DECLARED, "")).startswith("char(")
     held = _written_type(column)
     return held is not None and kind_of(held) in ("text", "whole number", "timestamp") and not is_padded
 
