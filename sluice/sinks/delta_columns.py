@@ -59,6 +59,8 @@ class DeltaColumn:
     """Whether the column is NOT NULL."""
     most: int | None = None
     """The largest number of characters, of a VARCHAR or CHAR."""
+    partitions: bool = False
+    """Whether the table is partitioned by the column."""
 
     @property
     def type(self) -> str:
@@ -75,7 +77,10 @@ class DeltaColumn:
     def encode(self, json: bytes) -> Any:
         """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
         with checks.column(self.name, self.type, json):
-            return checks.length(self._encode(checks.decode(json)), self.most)
+            value = checks.length(self._encode(checks.decode(json)), self.most)
+            if self.partitions and value == "":
+                raise ValueError("is empty, which a column that partitions the table stores as null")
+            return value
 
     @cached_property
     def _encode(self) -> Callable[[Any], Any]:

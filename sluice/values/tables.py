@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -21,6 +22,7 @@ _TABLE = re.compile(rf"({_PART}\.)?{_PART}")
 _CONNECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _COLUMN = re.compile(_PART)
 _LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
+_FILE_SYSTEM = re.compile("[a-z][a-z0-9+.-]*:(//[^/]*)?")
 _LOG_IN = re.compile("//[^/]*:[^/]*@")
 _SPARK_TYPE = re.compile(
     r"STRING|BIGINT|INT|SMALLINT|TINYINT|DOUBLE|FLOAT|BOOLEAN|DATE|TIMESTAMP|TIMESTAMP_NTZ|BINARY|DECIMAL\(\d+, ?\d+\)"
@@ -101,6 +103,15 @@ class DeltaTable:
             raise TopologyError(
                 "DeltaTable: a location must not contain a password.",
                 next_step="Give Spark the credentials of the file system in SLUICE_SPARK_CONF.",
+            )
+        found = _FILE_SYSTEM.match(self.name)
+        file_system = found[0] if found else ""
+        path = posixpath.normpath("/" + self.name.removeprefix(file_system).lstrip("/"))
+        normal = path if file_system in ("file:", "file://") else file_system + path
+        if normal != self.name:
+            raise TopologyError(
+                f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
+                next_step=f"Write {normal!r}, so that two outputs cannot be the same table.",
             )
         _check(self, "column", self.key, _COLUMN, "order_id")
         for kind in self.types.values():

@@ -248,6 +248,24 @@ def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
         lake.begun(lake.target(fields=(*fields, ("codes", "ARRAY<STRING>"))), published(0))
 
 
+def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
+    lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta PARTITIONED BY (shop)")
+    sink = lake.begun()
+    shop, _ = sink.columns[sink.target.output]
+    with pytest.raises(ValueError, match="is empty, which a column that partitions the table stores as null"):
+        shop.encode(b'""')
+    written(sink, 0, ("a b/=%", 1), (" ", 1))
+    written(sink, 1, ("a b/=%", 2), deleted=(" ",))
+    assert lake.rows() == [("a b/=%", 2)]
+
+
+def test_a_table_in_the_folder_of_another(lake: Lake) -> None:
+    lake.begun()
+    inner = DeltaTable(f"{lake.name}/sales", key="shop")
+    with pytest.raises(EngineError, match="would be in the folder of another Delta table"):
+        lake.begun(DeltaTarget(inner.output, "shops.py:7", inner, False, TOTALS))
+
+
 def test_types_of_columns(lake: Lake) -> None:
     """A table with columns of all kinds, and a row as a record's JSON gives it."""
     types = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -132,7 +133,7 @@ def test_types_that_fit(field: str, column: str, does: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["s3a://lake/shop/totals", "/lake/totals", "file:/lake", "abfss://a@b.dfs.core.windows.net/t=1"]
+    "location", ["s3a://lake/shop/totals", "/lake/totals", "hdfs:/lake", "abfss://a@b.dfs.core.windows.net/t=1"]
 )
 def test_locations(location: str) -> None:
     assert DeltaTable(location).output == f"delta:{location}"
@@ -144,6 +145,32 @@ def test_locations(location: str) -> None:
 def test_invalid_locations(location: str) -> None:
     with pytest.raises(TopologyError, match=r"is not a valid name of a location|must not contain a password"):
         DeltaTable(location)
+
+
+@pytest.mark.parametrize(
+    ("location", "normal"),
+    [
+        ("file:/lake", "/lake"),
+        ("file:///lake/a", "/lake/a"),
+        ("//lake", "/lake"),
+        ("/lake//a/./b/../c", "/lake/a/c"),
+        ("s3a://lake/shop//totals", "s3a://lake/shop/totals"),
+        ("hdfs:///lake", "hdfs:///lake"),
+    ],
+)
+def test_a_table_has_one_location(location: str, normal: str) -> None:
+    if location == normal:
+        assert DeltaTable(location).name == normal
+        return
+    with pytest.raises(TopologyError, match=re.escape(f"is another way to write {normal!r}")):
+        DeltaTable(location)
+
+
+def test_an_empty_text_does_not_fit_a_column_that_partitions_the_table() -> None:
+    column = DeltaColumn("shop", pa.string(), partitions=True)
+    assert column.encode(b'" "') == " "
+    with pytest.raises(ValueError, match="is empty, which a column that partitions the table stores as null"):
+        column.encode(b'""')
 
 
 def shops() -> Pipeline:

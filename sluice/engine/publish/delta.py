@@ -291,8 +291,15 @@ class DeltaSink:
 
     def _checked(self) -> tuple[DeltaColumn, ...]:
         """The columns that the job writes. Raises EngineError that lists all problems of the table."""
-        target = self.target
-        fields = {each.name: each for each in StructType.fromJson(json.loads(self._snapshot().schema().json()))}
+        target, snapshot = self.target, self._snapshot()
+        if snapshot.version() < 0:
+            raise EngineError(
+                f"The table {target.output} ({target.at}) would be in the folder of another Delta table, whose VACUUM "
+                "deletes the files of others.",
+                next_step="Give each table a folder of its own.",
+            )
+        fields = {each.name: each for each in StructType.fromJson(json.loads(snapshot.schema().json()))}
+        partitions = {*snapshot.metadata().partitionColumns().mkString("\n").split("\n")}
         columns, problems = list[DeltaColumn](), list[str]()
         for name, spark in target.wanted.items():
             if name not in fields:
@@ -308,7 +315,8 @@ class DeltaSink:
             elif name in target.identity and not _tells_keys_apart(fields[name]):
                 problems.append(f"the column {name} is {shown}, in which different keys can be equal")
             else:
-                columns.append(DeltaColumn(name, held, required=not fields[name].nullable, most=_most(fields[name])))
+                required, most = not fields[name].nullable, _most(fields[name])
+                columns.append(DeltaColumn(name, held, required, most, partitions=name in partitions))
         for name, each in fields.items():
             if name not in target.wanted and not each.nullable:
                 problems.append(f"the column {name} is NOT NULL, but the pipeline does not write it")
