@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ import msgspec
 
 decode = msgspec.json.Decoder(float_hook=Decimal).decode
 """Decodes JSON, with the digits of its numbers."""
+
+_NANOSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
+"""A fraction of a second that Python's `datetime` shortens."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How JSON values write numbers that JSON does not have."""
@@ -79,7 +83,7 @@ def double(value: Any) -> float:
     if value in NOT_FINITE:
         return float(value)
     held = float(number(value))
-    if math.isinf(held):
+    if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
     # Whole numbers can come from integers, of which a float holds fewer digits.
     if type(value) is int and int(held) != value:
@@ -90,7 +94,7 @@ def double(value: Any) -> float:
 def single(value: Any) -> float:
     """A number that a float of 32 bits can hold."""
     held = double(value)
-    if math.isfinite(held) and abs(held) > 3.4028235e38:
+    if math.isfinite(held) and (abs(held) > 3.4028235e38 or (held != 0 and abs(held) < 1e-45)):
         raise ValueError("is out of range")
     if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:
         raise ValueError("has too many digits")
@@ -112,6 +116,8 @@ def text(value: Any) -> str:
 def timestamp(value: Any, *, has_zone: bool) -> datetime:
     """A moment in UTC, with a time zone or without."""
     moment = datetime.fromisoformat(text(value))
+    if _NANOSECONDS.search(value):
+        raise ValueError("has more than 6 decimal places of a second")
     if moment.tzinfo is None:
         if has_zone:
             raise ValueError("has no time zone")

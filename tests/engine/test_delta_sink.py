@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def test_an_earlier_writer_cannot_commit(lake: Lake) -> None:
     assert lake.rows() == [("a", 2)]
 
 
-@pytest.mark.parametrize("key", ["shop", None])
+@pytest.mark.parametrize("key", [pytest.param("shop", marks=pytest.mark.heavy), None])
 def test_a_writer_that_is_paused_within_its_transaction(lake: Lake, key: str | None, tmp_path: Path) -> None:
     """Another driver takes over after the writer's transaction has read the table, and before it commits."""
     target = lake.target(key)
@@ -157,6 +157,7 @@ def test_a_writer_that_is_paused_within_its_transaction(lake: Lake, key: str | N
     assert lake.rows() == []
 
 
+@pytest.mark.heavy
 def test_two_writers_that_begin_at_once(lake: Lake) -> None:
     """Both read the same epoch. The later commit has the table if its random number is larger."""
     first, second = lake.begun(), lake.sink()
@@ -171,6 +172,7 @@ def test_two_writers_that_begin_at_once(lake: Lake) -> None:
     assert lake.rows() == [("a", 2)]
 
 
+@pytest.mark.heavy
 def test_a_commit_that_conflicts_with_another_program_is_repeated(lake: Lake) -> None:
     sink = lake.begun()
     written(sink, 0, ("a", 1))
@@ -215,16 +217,20 @@ def test_a_table_has_one_writer(lake: Lake) -> None:
 
 
 def test_an_existing_table_that_does_not_fit(lake: Lake) -> None:
-    lake.sql("CREATE TABLE {} (shop CHAR(5), total INT, tags ARRAY<INT>, other STRING NOT NULL, v VARIANT) USING delta")
-    fields = (("shop", "STRING"), ("total", "STRING"), ("tags", "ARRAY<STRING>"), ("n", "BIGINT"), ("v", ""))
+    lake.sql(
+        "CREATE TABLE {} (shop CHAR(5), total INT, tags ARRAY<INT>, other STRING NOT NULL, v VARIANT, "
+        "m MAP<INT, INT>) USING delta"
+    )
+    fields = (("shop", "STRING"), ("total", "STRING"), ("tags", "ARRAY<STRING>"), ("n", "BIGINT"), ("v", ""), ("m", ""))
     with pytest.raises(EngineError) as raised:
         lake.begun(lake.target("shop", fields))
     assert str(raised.value) == (
         f"The table delta:{lake.name} (shops.py:7) does not fit: the column shop is string, in which "
         "different keys can be equal; the column total is int, but the field is STRING; the column tags is array<int>, "
         f"but the field is ARRAY<STRING>; it has no column n (ALTER TABLE delta.`{lake.name}` ADD COLUMN `n` BIGINT); "
-        "Sluice cannot write the type variant of the column v; the column other is NOT NULL, but the pipeline does not "
-        "write it. Change the table, or what the pipeline writes. Nothing was read."
+        "Sluice cannot write the type variant of the column v; Sluice cannot write the type map<int,int> of the column "
+        "m; the column other is NOT NULL, but the pipeline does not write it. Change the table, or what the pipeline "
+        "writes. Nothing was read."
     )
     assert lake.rows("shop") == []
 
@@ -248,15 +254,34 @@ def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
         lake.begun(lake.target(fields=(*fields, ("codes", "ARRAY<STRING>"))), published(0))
 
 
+@pytest.mark.parametrize(
+    ("kind", "zone"), [("TIMESTAMP", UTC), pytest.param("TIMESTAMP_NTZ", None, marks=pytest.mark.heavy)]
+)
+def test_a_key_that_is_a_time(lake: Lake, kind: str, zone: tzinfo | None) -> None:
+    target = lake.target("at", (("at", kind), ("n", "BIGINT")))
+    sink = lake.begun(target)
+    at = datetime(2026, 1, 31, 10, 30, 0, 5, tzinfo=zone)
+    written(sink, 0, (at, 1))
+    written(sink, 1, (at, 2))
+    assert lake.rows("n") == [(2,)]
+
+
+def test_rows_that_arrow_rejects_are_an_error_of_the_table(lake: Lake) -> None:
+    sink = lake.begun()
+    with pytest.raises(EngineError, match=r"The rows for delta:.* were not written: .* too large") as raised:
+        written(sink, 0, ("a", 2**80))
+    assert raised.value.next_step.startswith("Nothing from the batch was published.")
+    assert lake.rows() == []
+
+
 def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
     lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta PARTITIONED BY (shop)")
     sink = lake.begun()
     shop, _ = sink.columns[sink.target.output]
     with pytest.raises(ValueError, match="is empty, which a column that partitions the table stores as null"):
         shop.encode(b'""')
-    written(sink, 0, ("a b/=%", 1), (" ", 1))
-    written(sink, 1, ("a b/=%", 2), deleted=(" ",))
-    assert lake.rows() == [("a b/=%", 2)]
+    written(sink, 0, ("a b/=%", 1), (" ", 2))
+    assert lake.rows() == [(" ", 2), ("a b/=%", 1)]
 
 
 def test_a_table_in_the_folder_of_another(lake: Lake) -> None:

@@ -39,7 +39,7 @@ def table(name: str = "totals", key: str | None = None, **types: str) -> Postgre
         ("integer", "12", "12"),
         ("smallint", "-32768", "-32768"),
         ("bigint", "9223372036854775807", "9223372036854775807"),
-        ("numeric(5,2)", "123.450", "123.450"),
+        ("numeric(5,2)", "123.450", "123.45"),
         ("numeric(5,2)", "0", "0"),
         ("numeric", "1e40", "1E+40"),
         ("numeric", '"NaN"', "NaN"),

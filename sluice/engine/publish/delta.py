@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -189,7 +190,7 @@ class DeltaSink:
             try:
                 with self._transaction(version, state):
                     self._change(rows)
-            except (PySparkException, Py4JJavaError) as error:
+            except (PySparkException, Py4JJavaError, pa.ArrowException, OverflowError) as error:
                 failure = error
             with self._errors("Writing"):
                 committed = self._committed()
@@ -426,8 +427,8 @@ def _written_type(column: StructField) -> pa.DataType | None:
 
 
 def _is_written(held: pa.DataType) -> bool:
-    if kind_of(held) == "map":
-        return _is_written(held.item_type)
+    if kind_of(held) == "map":  # JSON has only text as keys
+        return kind_of(held.key_type) == "text" and _is_written(held.item_type)
     parts = [held.field(number) for number in range(held.num_fields)]
     # Spark shows a VARIANT as a struct with this metadata.
     is_variant = any(b"variant" in (part.metadata or {}) for part in parts)
@@ -452,6 +453,8 @@ def _name(name: str) -> str:
 
 
 def _literal(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{'TIMESTAMP' if value.tzinfo else 'TIMESTAMP_NTZ'} '{value.isoformat()}'"
     return literal(value) if isinstance(value, str) else str(value)
 
 
