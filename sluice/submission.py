@@ -38,7 +38,7 @@ _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
 """Options for a JVM that does not log that an archive of classes cannot be used."""
 QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
-"""Options for a JVM that starts quickly. A small young generation stays in the processor's cache."""
+"""Options for a JVM that starts quickly. A small young generation uses the same memory again instead of new pages."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 DELTA_CONF = {
