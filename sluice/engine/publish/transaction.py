@@ -7,7 +7,7 @@ producer aborts, on start-up, any transaction that a dead predecessor left open.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -27,11 +27,13 @@ from sluice.state.model import JobRef
 
 COMMIT_TIMEOUT_S = 120
 """After this time the run fails without knowing the transaction's outcome; the next run reads it from the marker."""
-_FAST = {
+_FAST: dict[str, str | bool] = {
     "linger.ms": "20",
     "compression.type": "lz4",
-    "queue.buffering.max.messages": "2000000",
+    "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "1048576",
+    # Otherwise, delivered records would stay in memory until the program asks for their reports.
+    "delivery.report.only.error": True,
     # The Java clients' partitioner: every client sends a key to the same partition.
     "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
@@ -225,7 +227,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     return newest
 
 
-def _fast(limits: Mapping[str, int]) -> dict[str, str]:
+def _fast(limits: Mapping[str, int]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *limits.values()))}
 
@@ -259,19 +261,31 @@ def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None
 
 def _produce(producer: Producer, topic: str, table: pa.Table) -> None:
     """Queue records one by one: the client's batches have neither headers nor timestamps."""
-    names = ("key", "value", "timestamp", "headers")
+    produce = producer.produce
     for chunk in table.to_batches(max_chunksize=_CHUNK):
-        columns = [chunk.column(name).to_pylist() if name in table.column_names else repeat(None) for name in names]
-        for key, value, timestamp, headers in zip(*columns, strict=False):
-            more: dict[str, Any] = {"timestamp": timestamp} if timestamp is not None else {}
-            if headers:
-                more["headers"] = [(header["key"], header["value"]) for header in headers]
+        for key, value, timestamp, headers in zip(*_columns(chunk), strict=False):
             while True:
                 try:
-                    producer.produce(topic, value, key, **more)
+                    # Arguments by their names would take as long as the rest of the call.
+                    produce(topic, value, key, -1, None, None, timestamp or 0, headers and _pairs(headers))
                     break
                 except BufferError:  # the queue is full
                     producer.poll(0.1)
+
+
+def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
+    """The columns of output records as lists; None for each record if there is no such column."""
+    for name in ("key", "value", "timestamp", "headers"):
+        if name not in records.schema.names:
+            yield repeat(None)
+            continue
+        column = records.column(name)
+        # Text becomes bytes without a copy, which are faster to list and to send.
+        yield (column.cast(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
+
+
+def _pairs(headers: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    return [(header["key"], header["value"]) for header in headers]
 
 
 def _to_the_end(consumer: Consumer) -> Iterator[Any]:
