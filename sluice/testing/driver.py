@@ -223,7 +223,8 @@ def shared_session() -> SparkSession:
     jars = sorted(folder.glob("*.jar"))
     of_delta = sorted(settings().delta_jars.glob("*.jar"))
     # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
-    options = [*QUICK_JVM, "-XX:MetaspaceSize=256m"]
+    # With the fast compiler's small cache, the JVM removes code that it compiles again soon after.
+    options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
     if jars and (archive := archive_file(folder.parent, jars)).is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
@@ -234,6 +235,7 @@ def shared_session() -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
         "spark.log.level": "ERROR",
+        "spark.python.daemon.module": "sluice.testing.daemon",
         "spark.sql.shuffle.partitions": "1",
         **INTERPRETED,
         **({"spark.jars": ",".join(map(str, of_delta)), **DELTA_CONF} if of_delta else {}),

@@ -1,0 +1,28 @@
+"""Spark's Python daemon in tests, whose workers import the modules of tests because these define steps."""
+
+import gc
+from contextlib import suppress
+
+from sluice.startup import importing
+
+with importing():
+    from pyspark.daemon import manager
+
+    import sluice.engine.daemon
+
+    # What modules of tests import.
+    import sluice.testing.driver  # noqa: F401
+
+    with suppress(ImportError):
+        import pytest  # noqa: F401
+
+
+def freeze(phase: str, info: dict[str, int]) -> None:
+    """Scan what a full collection has left, such as the modules that a task has imported, never again."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
+
+
+if __name__ == "__main__":
+    gc.callbacks.append(freeze)
+    manager()
