@@ -1,11 +1,14 @@
-"""Shared by all tests: markers by folder, skips that count as failures in CI, one Spark and one broker per process."""
+"""Shared by all tests: markers by folder, skips that count as failures in CI, one Spark per process, one broker."""
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.testing.kafka import EmbeddedKafka, running
 from tests.ports import free_port
 from tests.postgres import postgres_server
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
+_BROKER = "SLUICE_TESTS_BROKER"
+"""The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 
 # The time of an example depends more on the machine than on the code.
 hypothesis.settings.register_profile("sluice", deadline=None, max_examples=30)
@@ -45,6 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the folder of the broker, before pytest-xdist starts its processes."""
+    if not hasattr(config, "workerinput"):
+        os.environ[_BROKER] = tempfile.mkdtemp(prefix="sluice-tests-broker-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the broker, if a test has started it. All processes of pytest-xdist have ended by now."""
+    if not hasattr(config, "workerinput"):
+        folder = Path(os.environ.pop(_BROKER))
+        EmbeddedKafka(folder).stop()
+        shutil.rmtree(folder)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its folder: tests in tests/engine have the marker `engine`."""
     for item in items:
@@ -60,6 +79,12 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but only among objects that the tests themselves make."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Collect the garbage of the last tests. In the end, pytest would look for more five times, for a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,8 +120,21 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One real broker for all tests of this process."""
+def kafka() -> EmbeddedKafka:
+    """One real broker for all tests, also of other processes. Names of topics and pipelines must be a test's own."""
+    folder = Path(os.environ[_BROKER])
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = running(folder)
+        broker = EmbeddedKafka(folder, started.port if started else free_port())
+        if started is None:
+            broker.start()
+    return broker
+
+
+@pytest.fixture(scope="session")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker of this process, for tests of the orders' pipeline, whose topics have names of their own."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
 
@@ -110,5 +148,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fresh_name() -> Callable[[str], str]:
-    """Makes names of topics or pipelines that no other test uses: `fresh_name("orders")` is `orders_7`."""
-    return lambda name: f"{name}_{next(_NUMBERS)}"
+    """Makes names of topics or pipelines that no other test uses: `fresh_name("orders")` is `orders_gw0_7`."""
+    process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return lambda name: f"{name}_{process}_{next(_NUMBERS)}"

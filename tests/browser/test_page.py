@@ -69,9 +69,9 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def broker(kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
+def broker(own_kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
     """A broker with two dead letters of the orders, one with markup in every text."""
-    settings = {"bootstrap.servers": kafka.bootstrap}
+    settings = {"bootstrap.servers": own_kafka.bootstrap}
     topic = dead_letters.topic_of("orders")
     create_topics(settings, [Topic("orders"), Topic(topic)])
     producer = Producer(settings)

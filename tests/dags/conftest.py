@@ -43,9 +43,9 @@ class Connections:
 
 
 @pytest.fixture
-def connections(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
+def connections(own_kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
     """Connections to the broker and to a local Spark."""
-    brokers = {"bootstrap.servers": kafka.bootstrap}
+    brokers = {"bootstrap.servers": own_kafka.bootstrap}
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": brokers}))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
     return Connections(brokers)

@@ -26,6 +26,7 @@ from sluice.testing.service import members
 from sluice.topics import read_topic, text_headers
 from tests.airflow_browser import chromium, open_airflow
 from tests.airflow_database import provide_database
+from tests.faults.world import wait_until
 from tests.integration.orders_view import dead_letters, differences, served
 from tests.ports import free_port
 
@@ -206,7 +207,7 @@ def test_restarting_the_triggerer_starts_no_run(platform: LocalPlatform, totals:
     assert len(wait_for_runs(platform, 1)) == before
 
 
-@pytest.mark.heavy  # tests/browser/test_airflow.py starts a run by hand, and tests/engine runs without records
+@pytest.mark.heavy  # the last test starts a run by hand, and tests/engine runs without records
 def test_a_manual_run_without_records_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     with platform.as_user() as airflow:
@@ -269,3 +270,53 @@ def named(dataset: dict[str, Any]) -> tuple[str, str]:
 
 def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:
     assert Path(platform.home / "passwords.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.browser
+def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
+    platform: LocalPlatform, totals: Totals
+) -> None:
+    with platform.as_user() as admin:
+        headers = {"Authorization": f"Bearer {admin.token}"}
+    with httpx.Client(base_url=platform.url, headers=headers, trust_env=False, timeout=60) as client:
+        # So that the run stays queued.
+        client.patch(f"/api/v2/dags/{PIPELINE}", json={"is_paused": True}).raise_for_status()
+        with chromium() as browser:
+            page = open_airflow(browser, platform.url, platform.admin.user, platform.admin.password)
+            page.goto(f"{platform.url}/dags/{PIPELINE}")
+            # The navigation has a link of this name too, which appears before the DAG's tabs do.
+            page.locator(f"a[href*='/dags/{PIPELINE}/']", has_text="Sluice").click()
+            sluice = page.frame_locator("iframe")
+            sluice.get_by_role("button", name="Replay…").click()
+            sluice.get_by_role("button", name="Replay into a new generation").click()
+            # The message "is queued", which test_page.py expects, disappears if the page renders itself again.
+            expect(sluice.get_by_role("region", name="Runs")).to_contain_text("replay")
+
+            run = client.get(f"/api/v2/dags/{PIPELINE}/dagRuns?order_by=-run_after").json()["dag_runs"][0]
+            asked = run["conf"], run["triggering_user_name"], run["state"]
+            assert asked == ({"action": "replay"}, platform.admin.user, "queued")
+            marked = client.patch(f"/api/v2/dags/{PIPELINE}/dagRuns/{run['dag_run_id']}", json={"state": "failed"})
+            assert marked.status_code == 200, marked.text
+            # The page turns red by itself, and links to the log.
+            expect(sluice.locator("h1 .badge").first).to_have_text("failed")
+
+            def overview() -> dict[str, Any]:
+                pipelines: list[dict[str, Any]] = client.get("/sluice/v1/overview").json()
+                return next(each for each in pipelines if each["pipeline"] == PIPELINE)
+
+            # The page may have asked for the overview just before; answers are kept for a moment.
+            assert wait_until(lambda: overview()["health"] == "failed", 120, 0.5)
+            last = overview()["last_run"]
+            assert last["state"] == "failed"
+            assert last["log"].startswith(f"/dags/{PIPELINE}/runs/manual__")
+            log = page.goto(platform.url + last["log"])
+            assert log is not None
+            assert log.ok
+        refused = client.post(f"/sluice/v1/pipelines/{PIPELINE}/runs", json={"action": "explode"})
+        assert refused.status_code == 422
+    with platform.as_user(platform.viewer) as viewer:
+        headers = {"Authorization": f"Bearer {viewer.token}"}
+        refused = httpx.post(
+            f"{platform.url}/sluice/v1/pipelines/{PIPELINE}/runs", json={}, headers=headers, trust_env=False
+        )
+        assert refused.status_code == 403
