@@ -64,6 +64,23 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
     assert [version[4] for version in shard.before(2, names, epoch=0)] == ["[2]", "[1]"]
 
 
+@pytest.mark.parametrize("between", [0, 1, 40])
+def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalShard, between: int) -> None:
+    windows = [start * 1_000 for start in range(0, 20 * (between + 1))]
+    for batch in range(3):
+        shard.write(batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
+    shard.write(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
+    # Windows of the batch, with others between them in the shard, and new ones.
+    read = [(0, "a", start) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
+    expected = {start: "[2]" for start in windows[:: between + 1]} | {windows[-1]: "[3]"}
+    del expected[windows[0]]
+    versions = shard.before(4, sorted({*read}), epoch=0)
+    assert {(key, start): value for _, key, start, _, value, _ in versions} == {
+        ("a", start): value for start, value in expected.items()
+    }
+    assert all(version[3] == version[2] + 15_000 for version in versions)
+
+
 def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> None:
     shard.write(0, [row("a", "[1]"), row("b", "[1]")])
     changed = [row("a", "[2]"), row("c", "[2]")]

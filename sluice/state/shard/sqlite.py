@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,6 +24,11 @@ from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, de
 _BEFORE = """SELECT window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
+_BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
+    ORDER BY window_start, batch LIMIT ?"""
+_READ_PER_WINDOW = 4
+"""How many versions to read in one statement for each of a key's windows, before each is looked up instead."""
 
 _GENERATION = re.compile(r"g\d+")
 _STEPS = 20_000
@@ -117,10 +125,11 @@ class SqliteDriver(Driver):
     @override
     def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
-        for group_id, key, start in rows:
-            found = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
-            if found is not None and found[1] is not None:
-                yield group_id, key, start, *found
+        for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
+            starts = [start for _, _, start in of_key]
+            for start, version in _versions(cursor, group_id, key, starts, batch).items():
+                if version[1] is not None:
+                    yield group_id, key, start, *version
 
     @override
     def check(self) -> None:
@@ -167,6 +176,29 @@ class SqliteDriver(Driver):
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
+
+
+def _versions(
+    cursor: sqlite3.Cursor, group_id: int, key: str, starts: list[int], batch: int
+) -> dict[int, tuple[int, str | None, int]]:
+    """Start of a key's window → the end, value and digest of its newest version before `batch`.
+
+    Windows are read together, because most are new and close together. If there are many other rows between them, the
+    rest are looked up one by one.
+    """
+    versions: dict[int, tuple[int, str | None, int]] = {}
+    if len(starts) > 1:
+        wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
+        rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
+        # Rows of the last window may be missing if the limit was reached.
+        end = rows[-1][0] if len(rows) == limit else sys.maxsize
+        versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
+        starts = [start for start in starts if start >= end]
+    for start in starts:
+        row = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
+        if row is not None:
+            versions[start] = row
+    return versions
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
