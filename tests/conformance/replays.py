@@ -60,6 +60,12 @@ class Written(OnlyWriter):
     def check(self) -> None:
         self.pass_by("before the state")
 
+    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
+        """`send` gets these records too."""
+
+    def give_up(self) -> None:
+        """Nothing has been kept before `send`."""
+
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
         written: Records = {}

@@ -63,6 +63,11 @@ class SideOutputs:
     def write_facts(self, batch: int, part: str, facts: Facts) -> None:
         self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
 
+    def has_facts(self, batch: int, part: str) -> bool:
+        """Whether a part of the batch is complete. Its facts are the last file that a task writes."""
+        filesystem, path = self._at(f"{batch}/{part}{_FACTS}")
+        return bool(filesystem.get_file_info(path).type == fs.FileType.File)
+
     def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
         """Spool records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
 

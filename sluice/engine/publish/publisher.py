@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame
 from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
+from sluice.engine.batch.side_outputs import part_name
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.fused.totals import Totals
@@ -61,6 +63,12 @@ class IdentityCheck(Protocol):
 class Output(Protocol):
     """The destination of output records: a Kafka transaction, or a test driver's memory."""
 
+    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
+        """Write a batch's first records, before `send` writes the rest. They stay invisible until then."""
+
+    def give_up(self) -> None:
+        """Forget the records of a batch that `start` has written, because the batch failed."""
+
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write a batch's records atomically. Returns the number of records per topic."""
 
@@ -84,6 +92,14 @@ def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
         return tables
     together = pa.concat_tables(tables)
     return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """A batch's encoded output records of streams, and those that cannot be written."""
+
+    records: Records
+    rejected: RejectedOutput
 
 
 @dataclass
@@ -143,8 +159,11 @@ class Publisher:
         """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
         try:
             self._publish(state_rows, batch)
-        except SluiceError as error:
-            self.error = error
+        except BaseException as error:
+            if self.output is not None:
+                self.output.give_up()
+            if isinstance(error, SluiceError):
+                self.error = error
             raise
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
@@ -152,7 +171,11 @@ class Publisher:
         if self.output is not None:
             phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
         self.lease.check()
-        written_rows, spooled = self._write_shards(state_rows, batch)
+        with ThreadPoolExecutor(1) as pool:
+            # The records of streams are complete now, so that sending them need not wait for the shards.
+            sending = pool.submit(self._start_output, batch)
+            written_rows, spooled = self._write_shards(state_rows, batch)
+            streams = sending.result()
         phases.end("state")
         changes, failed = self._changes(state_rows, spooled)
         step_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
@@ -177,10 +200,11 @@ class Publisher:
         audit = None if self.auditor is None else self.auditor.audit(batch)
         self.identity.check_identity()
         phases.end("audit")
-        rejected = RejectedOutput()
+        rejected = RejectedOutput() if streams is None else streams.rejected
         written: dict[str, int] = {}
         if self.output is not None:
-            written = self._write_output(self.output, metadata, spooled, changes, dead_letters, rejected)
+            streams = streams or self._stream_output(batch, rejected)
+            written = self._write_output(self.output, metadata, streams, spooled, changes, dead_letters)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
@@ -196,6 +220,16 @@ class Publisher:
 
     def _metadata(self, batch: int, counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""
+        return Batch(
+            number=batch,
+            begun=self.storage.batches.begun(batch),
+            partitions=dict(self.partitions),
+            ends=self._ends(batch),
+            by_clock=any(name.endswith("/future") for name in counts),
+        )
+
+    def _ends(self, batch: int) -> dict[str, dict[str, int]]:
+        """Topic → partition → the batch's end offset, for the partitions of which it has read."""
         checkpoint = self.storage.checkpoint
         firsts = self.auditor.firsts if self.auditor else {}
         before = batch_positions(checkpoint, batch - 1) if batch else firsts
@@ -203,13 +237,7 @@ class Publisher:
             topic: {number: end for number, end in ends.items() if before.get(topic, {}).get(number) != end}
             for topic, ends in batch_positions(checkpoint, batch).items()
         }
-        return Batch(
-            number=batch,
-            begun=self.storage.batches.begun(batch),
-            partitions=dict(self.partitions),
-            ends={topic: ends for topic, ends in moved.items() if ends},
-            by_clock=any(name.endswith("/future") for name in counts),
-        )
+        return {topic: ends for topic, ends in moved.items() if ends}
 
     def _write_shards(self, state_rows: DataFrame, batch: int) -> tuple[int, pa.Table]:
         """Write the shards. Returns the number of state rows written, and the rows that the tasks have spooled."""
@@ -226,30 +254,56 @@ class Publisher:
         self.tables.apply(spooled)
         return change_records(state_rows.sparkSession, job, spooled, self.tables, self.types)
 
+    def _start_output(self, batch: int) -> StreamOutput | None:
+        """Write the output records of streams, if tasks have written all of them; otherwise None.
+
+        Spark usually computes a batch up to its last shuffle before it calls the publisher, but not always.
+        """
+        ends, streams = self._ends(batch), [source.topic for source in self.storage.job.streams]
+        parts = [part_name("part", topic, int(number)) for topic in streams for number in ends.get(topic, ())]
+        if self.output is None or not all(self.storage.side_outputs.has_facts(batch, part) for part in parts):
+            return None
+        output = self._stream_output(batch, RejectedOutput())
+        if output.records:
+            self.output.start(batch, output.records)
+        return output
+
+    def _stream_output(self, batch: int, rejected: RejectedOutput) -> StreamOutput:
+        records = [
+            (sink.topic, fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMIT), rejected))
+            for sink in self.storage.job.stream_sinks
+            for table in (() if sink.table else self._stream_tables(batch, sink))
+        ]
+        return StreamOutput(records, rejected)
+
+    def _stream_tables(self, batch: int, sink: Sink) -> Iterable[pa.Table]:
+        return _tables(sink, self.storage.side_outputs.records(batch, sink.topic))
+
     def _write_output(
         self,
         output: Output,
         batch: Batch,
+        streams: StreamOutput,
         spooled: pa.Table,
         changes: Records,
         dead_letters: list[pa.Table],
-        rejected: RejectedOutput,
     ) -> dict[str, int]:
         """Write all output records. Returns the number of records per topic."""
         job = self.storage.job
         self.lease.check()
-        side_outputs = self.storage.side_outputs
-        sinks = {sink.topic: sink for sink in job.sinks}
+        sinks, rejected = {sink.topic: sink for sink in job.sinks}, streams.rejected
         results = [
             (sink, table)
             for sink in job.stream_sinks
-            for table in _tables(sink, side_outputs.records(batch.number, sink.topic))
+            for table in (self._stream_tables(batch.number, sink) if sink.table else ())
         ]
         records: Records = []
         match job:
             case FusedJob():
                 late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
-                records += [(topic, table) for topic in late for table in side_outputs.records(batch.number, topic)]
+                records += [
+                    (topic, table) for topic in late for table in self.storage.side_outputs.records(batch.number, topic)
+                ]
                 results += [(sinks[topic], table) for topic, table in changes]
             case OrderedJob():
                 results += [
@@ -274,6 +328,8 @@ class Publisher:
         id_ = BatchId(self.storage.generation, batch.number, batch.begun)
         for destination, of_tables in rows.items():
             written |= self.table_sinks[destination].write(id_, of_tables)
+        # The records of streams come first, because `start` may have written them.
+        records = [*streams.records, *records]
         if self.at_least_once is None:
             return written | output.send(batch, records)
         sent, rest = self.at_least_once.send(records)

@@ -7,6 +7,7 @@ producer aborts, on start-up, any transaction that a dead predecessor left open.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,8 @@ _FAST: dict[str, str | bool] = {
     "message.max.bytes": "1000000000",
 }
 _BATCH_BYTES = 1_000_000
+_LONGEST_START_S = 300
+"""A transaction that began earlier is aborted and begun again, because the broker aborts it after ten minutes."""
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed its record."""
 _CHUNK = 50_000
@@ -95,6 +98,15 @@ def merged(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
     return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
 
+@dataclass(frozen=True)
+class _Started:
+    """The transaction of a batch that has begun with some of the batch's tables."""
+
+    batch: int
+    tables: int
+    at: float
+
+
 class TransactionalOutput:
     """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
@@ -105,6 +117,7 @@ class TransactionalOutput:
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → its newest marker when the writer began."""
+        self._started: _Started | None = None
 
     @property
     def last(self) -> Batch | None:
@@ -147,6 +160,26 @@ class TransactionalOutput:
     ) -> None:
         self._producer.purge()
 
+    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
+        """Write the first of a batch's records, while the others are still being computed.
+
+        They stay invisible until `send`, which is then called with all records of the batch, commits them.
+        """
+        if batch <= self.last_batch:
+            return  # a retried batch, whose records `send` compares with the marker
+        with kafka_errors("Writing the output", self._kafka):
+            self._begin()
+            self._started = _Started(batch, len(records), time.monotonic())
+            for topic, table in records:
+                _produce(self._producer, topic, table)
+
+    def give_up(self) -> None:
+        """Abort a transaction that `start` has begun, so that readers need not wait for it."""
+        if self._started is not None:
+            self._started = None
+            with contextlib.suppress(KafkaException):  # the next writer aborts it, or the broker after ten minutes
+                self._producer.abort_transaction(TIMEOUT_S)
+
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
@@ -155,15 +188,15 @@ class TransactionalOutput:
         """
         written = self._marker.outputs if self._marker is not None and batch.number == self.last_batch else {}
         counts = dict(written)
-        begun = False
+        begun, sent = self._continue(batch.number)
         with kafka_errors("Writing the output", self._kafka):
             if batch.number > self.last_batch:
-                begun = self._begin()
-            for topic, table in records:
+                begun = begun or self._begin()
+            for number, (topic, table) in enumerate(records):
                 if written.get(topic):
                     continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
-                if batch.number >= self.last_batch and table.num_rows:
+                if batch.number >= self.last_batch and table.num_rows and number >= sent:
                     begun = begun or self._begin()
                     _produce(self._producer, topic, table)
             if begun:
@@ -172,6 +205,15 @@ class TransactionalOutput:
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
+
+    def _continue(self, batch: int) -> tuple[bool, int]:
+        """Whether `start` has begun the batch's transaction, and with how many of its tables."""
+        started = self._started
+        if started is None or started.batch != batch or time.monotonic() - started.at > _LONGEST_START_S:
+            self.give_up()
+            return False, 0
+        self._started = None
+        return True, started.tables
 
     @property
     def _earlier(self) -> Positions:

@@ -1,0 +1,95 @@
+"""The Kafka transaction of a batch, part of which is written while the batch's state is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from sluice.engine.publish import transaction
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.state.ledger.history import Batch
+from sluice.state.model import JobRef
+from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import read_topic
+
+pytestmark = pytest.mark.engine
+
+
+class Topic:
+    """A topic, and an output that writes to it."""
+
+    def __init__(self, kafka: EmbeddedKafka, name: str) -> None:
+        self.name, self.config = name, {"bootstrap.servers": kafka.bootstrap}
+        kafka.create_topics({name: 1, f"{name}_markers": 1})
+        self.writer = Writer(JobRef(name, "main", 1), f"{name}_markers")
+
+    def output(self) -> TransactionalOutput:
+        return TransactionalOutput(self.config, self.writer, {self.name: 1_000_000})
+
+    def records(self, *values: str) -> tuple[str, pa.Table]:
+        column = pa.array([value.encode() for value in values], pa.binary())
+        return self.name, pa.table({"key": column, "value": column})
+
+    def values(self) -> list[str]:
+        return [(message.value() or b"").decode() for message in read_topic(self.config, self.name)]
+
+    def has_open_transaction(self) -> bool:
+        """Whether readers of committed records wait for the end of a transaction."""
+        partition, admin = TopicPartition(self.name, 0), AdminClient(self.config)
+        ends = [
+            admin.list_offsets({partition: OffsetSpec.latest()}, isolation_level=level)[partition].result(30).offset
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        ]
+        return ends[0] < ends[1]
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka, fresh_name: Callable[[str], str]) -> Topic:
+    return Topic(kafka, fresh_name("started"))
+
+
+def batch(number: int) -> Batch:
+    return Batch(number=number, begun=0, partitions={}, ends={})
+
+
+@pytest.mark.parametrize("longest_s", [300, -1])
+def test_records_that_are_written_ahead_are_committed_with_the_rest(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, longest_s: float
+) -> None:
+    # A transaction that is too old, because the state took long, is aborted and written again.
+    monkeypatch.setattr(transaction, "_LONGEST_START_S", longest_s)
+    with topic.output() as output:
+        first = [topic.records("a"), topic.records("b", "c")]
+        output.start(0, first)
+        output._producer.flush(30)
+        assert topic.values() == []
+        assert output.send(batch(0), [*first, topic.records("d")]) == {topic.name: 4}
+        assert topic.values() == ["a", "b", "c", "d"]
+        output.send(batch(1), [topic.records("e")])
+    assert topic.values() == ["a", "b", "c", "d", "e"]
+
+
+def test_readers_do_not_wait_for_a_batch_that_failed(topic: Topic) -> None:
+    with topic.output() as output:
+        output.start(0, [topic.records("lost")])
+        output._producer.flush(30)
+        assert topic.has_open_transaction()
+        output.give_up()
+        assert not topic.has_open_transaction()
+        output.send(batch(0), [topic.records("a")])
+    assert topic.values() == ["a"]
+
+
+def test_a_batch_whose_marker_is_written_is_not_started_again(topic: Topic) -> None:
+    with topic.output() as output:
+        output.send(batch(0), [topic.records("a")])
+    with topic.output() as output:
+        output.start(0, [topic.records("a")])
+        assert output.send(batch(0), [topic.records("a")]) == {topic.name: 1}
+        output._producer.flush(30)
+        assert not topic.has_open_transaction()
+    assert topic.values() == ["a"]
