@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -119,14 +119,19 @@ def _map_type(kind: inspect.DictType, where: str) -> str:
     return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
 
 
-def quote_counter(contract: type[msgspec.Struct]) -> Callable[[msgspec.Struct], int] | None:
-    """Return a function that counts the quotation marks in the JSON of a value, including nested values.
+def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.Struct]], int] | None:
+    """Return a function that counts the quotation marks in the JSON of values, including nested values.
 
-    JSON with exactly that many has no duplicate or unknown field and no escaped quotation mark. Returns None if the
-    contract has optional fields, because the number then does not follow from the value.
+    The JSON of a value never has fewer. With exactly as many, it has no duplicate or unknown field and no escaped
+    quotation mark. Returns None if the contract has optional fields, because the number then does not follow from the
+    value.
     """
     source = _strings(_struct(contract), "v")
-    return None if source is None else eval(f"lambda v: 2 * ({source})")
+    if source is None:
+        return None
+    total = f"sum([{source} for v in values])" if "v" in source else f"{source} * len(values)"
+    counter: Callable[[Sequence[msgspec.Struct]], int] = eval(f"lambda values: 2 * {total}")
+    return counter
 
 
 def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:

@@ -72,7 +72,7 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
     shard.write(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
     # Windows of the batch, with others between them in the shard, and new ones.
     read = [(0, "a", start) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
-    expected = {start: "[2]" for start in windows[:: between + 1]} | {windows[-1]: "[3]"}
+    expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
     del expected[windows[0]]
     versions = shard.before(4, sorted({*read}), epoch=0)
     assert {(key, start): value for _, key, start, _, value, _ in versions} == {

@@ -134,8 +134,12 @@ def test_the_quotation_marks_of_a_value_can_be_counted() -> None:
     assert count is not None
     # Amounts are JSON numbers in a topic; msgspec writes them as strings by default.
     encoder = msgspec.json.Encoder(decimal_format="number")
-    for bill in (BILL, Bill(2, "b", Colour.BLUE, Level.HIGH, date(2022, 1, 1), LINE, [], ())):
-        assert count(bill) == encoder.encode(bill).count(b'"')
+    bills = [BILL, Bill(2, "b", Colour.BLUE, Level.HIGH, date(2022, 1, 1), LINE, [], ())]
+    for several in (bills, bills[:1], bills[1:], []):
+        assert count(several) == sum(encoder.encode(bill).count(b'"') for bill in several)
+    numbers = quote_counter(msgspec.defstruct("Numbers", [("number", int)]))
+    assert numbers is not None
+    assert numbers(bills) == 4
 
 
 @pytest.mark.parametrize("kind", [str | None, dict[str, int], set[str], Any])

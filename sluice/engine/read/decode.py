@@ -50,7 +50,7 @@ class ValueDecoder:
         return bytes.decode if contract is None else msgspec.json.Decoder(self._class).decode
 
     @cached_property
-    def _quotes(self) -> Callable[[msgspec.Struct], int] | None:
+    def _quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
         return contracts.quote_counter(self._class) if self.source.is_object else None
 
     @cached_property
@@ -93,12 +93,16 @@ class ValueDecoder:
     ) -> tuple[list[int], list[Any]]:
         """Reject JSON with a field twice, or with values of fields outside the contract that are nested too deep."""
         quotes = self._quotes
+        if quotes is not None:
+            # If the JSON has each contract field once and no other field, the value determines the number of quotation
+            # marks. No value has fewer, so the numbers of all values are right if their sum is.
+            texts = [text for row in rows if (text := raw[row]) is not None]
+            if b"".join(texts).count(b'"') == quotes([value for value in values if value is not None]):
+                return rows, values
         refused: set[int] = set()
         for place, row in enumerate(rows):
             text = raw[row]
-            # If the JSON has each contract field once and no other field, the value determines the number of quotation
-            # marks.
-            if text is None or (quotes is not None and text.count(b'"') == quotes(values[place])):
+            if text is None or (quotes is not None and text.count(b'"') == quotes([values[place]])):
                 continue
             try:
                 refuse_nesting(text)

@@ -127,9 +127,9 @@ class SqliteDriver(Driver):
         cursor = self._connection.cursor()
         for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
             starts = [start for _, _, start in of_key]
-            for start, version in _versions(cursor, group_id, key, starts, batch).items():
-                if version[1] is not None:
-                    yield group_id, key, start, *version
+            for start, (end, value, digest) in _versions(cursor, group_id, key, starts, batch).items():
+                if value is not None:
+                    yield group_id, key, start, end, value, digest
 
     @override
     def check(self) -> None:
