@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
@@ -39,12 +39,12 @@ class Topic:
 
     def has_open_transaction(self) -> bool:
         """Whether readers of committed records wait for the end of a transaction."""
-        partition, admin = TopicPartition(self.name, 0), AdminClient(self.config)
-        ends = [
-            admin.list_offsets({partition: OffsetSpec.latest()}, isolation_level=level)[partition].result(30).offset
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        ]
-        return ends[0] < ends[1]
+        partition, admin = TopicPartition(self.name, 0), AdminClient({**self.config})
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        levels = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+        futures = [admin.list_offsets({partition: latest}, isolation_level=level)[partition] for level in levels]
+        committed, written = (int(future.result(30).offset) for future in futures)
+        return committed < written
 
 
 @pytest.fixture
