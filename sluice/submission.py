@@ -35,6 +35,12 @@ APPLICATION = _ENGINE / "main.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+_SELECTIVE_COMPILER = (
+    "-XX:Tier4InvocationThreshold=200000", "-XX:Tier4MinInvocationThreshold=100000",
+    "-XX:Tier4CompileThreshold=400000", "-XX:Tier4BackEdgeThreshold=1000000",
+)  # fmt: skip
+"""The optimizing compiler too, but only for code that runs for each record. By default, it would also compile Spark's
+planner, which takes longer than it saves."""
 QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
 """Options for a JVM that does not log that an archive of classes cannot be used."""
 QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
@@ -99,7 +105,8 @@ class Submission:
         options = "spark.driver.extraJavaOptions"
         if records < LARGE_BACKLOG or options not in self.conf:
             return self
-        return replace(self, conf={**self.conf, options: self.conf[options].replace(f'"{_QUICK_COMPILER}" ', "")})
+        compiler = " ".join(f'"{option}"' for option in _SELECTIVE_COMPILER)
+        return replace(self, conf={**self.conf, options: self.conf[options].replace(f'"{_QUICK_COMPILER}"', compiler)})
 
     def run(self) -> int:
         """Run the command and return its status. Java's warning about incubator modules is filtered out."""
