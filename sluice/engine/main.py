@@ -47,9 +47,8 @@ def main(arguments: list[str]) -> int:
         span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
         with ThreadPoolExecutor(2) as background:
             with importing():
-                from sluice.engine.session import context, load_classes, session, start_workers
+                from sluice.engine.session import context, session, start_workers
 
-                background.submit(load_classes)
                 # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below,
                 # this would take twice as long, and the JVM would wait.
                 importlib.import_module("pyspark.testing.utils")

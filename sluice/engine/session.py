@@ -30,6 +30,9 @@ DEFAULTS = {
     # No limit: with one, Spark computes the batch's size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
+    # Otherwise each session initializes the functions of Spark's ML library, which takes a second of CPU time, because
+    # its jar registers them as an extension. Extensions in `spark.sql.extensions` are used in either case.
+    "spark.sql.extensions.test.loadFromCp": "false",
     # Otherwise Spark runs an empty batch to remove closed windows, although the next batch with records removes them
     # anyway.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -86,13 +89,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """The session's settings: SLUICE_SPARK_CONF, and defaults for what it does not set."""
     is_remote = "://" in settings.checkpoints
     return {**DEFAULTS, **({} if is_remote else IN_LOCAL_FILES), **settings.spark_conf}
-
-
-def load_classes() -> None:
-    """Let the JVM initialize a class that each session needs, which takes it half a second, while Python imports."""
-    SparkContext._ensure_initialized()
-    jvm: Any = SparkContext._jvm
-    getattr(jvm, "org.apache.spark.sql.ml.InternalFunctionRegistration$")
 
 
 def _remember_classes(spark: SparkSession) -> None:

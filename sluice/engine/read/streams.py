@@ -22,8 +22,13 @@ from sluice.errors import EngineError
 from sluice.plan import Job, OrderedJob
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 
-RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", "to_json(headers) AS headers")
-"""The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers."""
+_HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
+RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
+"""The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers.
+
+Spark does not evaluate `to_json` for records without headers: its first evaluation by an interpreted query initializes
+Scala's reflection, which takes the JVM half a second of CPU time.
+"""
 
 Problems = list[tuple[str, str] | None]
 """Per record: the reason for the rejection and its details, or None."""
