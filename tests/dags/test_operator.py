@@ -120,8 +120,9 @@ def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, mo
         monkeypatch.setattr(operator, "unread_records", lambda *_, unread=unread, **__: unread)
         options[unread] = submit(recorder).after("--conf")
     assert '"-XX:TieredStopAtLevel=1"' in options[LARGE_BACKLOG - 1]
-    assert "TieredStopAtLevel" not in options[LARGE_BACKLOG]
-    assert '"-XX:Tier4InvocationThreshold=' in options[LARGE_BACKLOG]
+    assert options[LARGE_BACKLOG].startswith(options[LARGE_BACKLOG - 1])
+    # Of two options with the same name, the JVM uses the later one.
+    assert '"-XX:TieredStopAtLevel=4"' in options[LARGE_BACKLOG]
 
 
 @pytest.mark.parametrize(
