@@ -13,7 +13,8 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow import Chain, arrow_type
-from sluice.engine.batch.rows import ROW_DDL, SORT_KEY, STATE_KEY
+from sluice.engine.batch.parcels import PARCEL_DDL, Pack
+from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.aggregate import column_types, fuse
 from sluice.engine.fused.partial_aggregates import Combiner
@@ -22,7 +23,7 @@ from sluice.engine.fused.windowing import Windowing
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stages import Stages, with_layers
 from sluice.engine.publish.shard_writer import share_out
-from sluice.engine.read.global_tables import TableReader
+from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
@@ -64,7 +65,7 @@ class Frames:
     """How shards add up the totals of batches; None if Spark's state does so; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
-        """The changed state rows with their `worker`, in one partition per worker.
+        """The changed state rows with their `worker`, in one partition per worker; of an ordered job, their parcels.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
@@ -135,7 +136,7 @@ class Frames:
         return fuse(job, frame.mapInArrow(Chain(tasks).__call__, _windowed_schema(combiner)), combiner)
 
     def _ordered(self, job: OrderedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
-        """State rows and output rows of the ordered operators. As in `_fused`, the steps run on Arrow if they can."""
+        """Parcels of rows for stores and sinks. As in `_fused`, the steps run on Arrow if they can."""
         storage = self.storage
         ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
@@ -149,28 +150,25 @@ class Frames:
             columns += ["_sequence", "_offset"]
         records = with_layers(records, edges).selectExpr(*dict.fromkeys(columns))
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
-        frame, tasks = (records, (ingest,)) if steps is None else (source, (reader, steps, ingest))
-        rows = stages.rows(frame.mapInArrow(Chain(tasks).__call__, ROW_DDL))
+        pack = Pack(job.pipeline.workers)
+        frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
+        parcels = stages.parcels(frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL))
         self.types, self.input_types = stages.store_types(), stages.input_types()
-        stores = [operator.number for operator in job.operators if operator.store is not None]
-        is_store = f"target IN ({', '.join(map(str, stores))})" if stores else "false"
-        value = f"IF({is_store}, concat('[', value, ']'), value) AS value"
-        order = (*SORT_KEY, "time")
-        return rows.selectExpr("target AS group_id", "key", "window_start", "window_end", value, *order)
+        return parcels
 
     def _tables(self) -> DataFrame | None:
-        """The changes of global tables as state rows. Every batch reads all available changes."""
+        """The changes of global tables as state rows, or their parcels. Every batch reads all available changes."""
         if not self.job.tables:
             return None
         reader = TableReader.of(
             self.job, self.storage.side_outputs, self.storage.batches, interleaved=self.input.interleaved
         )
         source = self.input.read([table.source.topic for table in self.job.tables], None)
+        workers = self.job.pipeline.workers
+        if isinstance(self.job, OrderedJob):
+            return source.mapInArrow(Chain((reader, ordered_rows, Pack(workers, to_all=True))).__call__, PARCEL_DDL)
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
-        if isinstance(self.job, FusedJob):
-            return state_rows.selectExpr("*", "0L AS time")
-        rest = ("0L AS sequence", "0L AS origin", "position AS path", "0L AS time")
-        return state_rows.selectExpr(*STATE_KEY, "value", *rest)
+        return state_rows.selectExpr("*", "0L AS time", f"explode(sequence(0, {workers - 1})) AS worker")
 
 
 def _arrow_schema(reader: StreamReader) -> pa.Schema:

@@ -10,7 +10,8 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow import Chain
-from sluice.engine.batch.rows import OFFSET_BITS, OWNER, REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.parcels import PARCEL_DDL, Pack, unpack
+from sluice.engine.batch.rows import OFFSET_BITS, REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
@@ -95,12 +96,12 @@ class Stages:
         ]
         return (*self._edges(records, edges), *([tuple(paths)] if paths else []))
 
-    def rows(self, ingested: DataFrame) -> DataFrame:
-        """The rows for stores and sinks, computed from the ingested rows by all stages."""
-        rows = ingested
+    def parcels(self, ingested: DataFrame) -> DataFrame:
+        """Parcels of the rows for stores and sinks, computed from parcels of the ingested rows by all stages."""
+        parcels = ingested
         for number in range(1, self.job.stages + 1):
-            rows = self._through(number, rows)
-        return rows
+            parcels = self._through(number, parcels)
+        return parcels
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""
@@ -146,7 +147,7 @@ class Stages:
                 columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
         return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
 
-    def _through(self, number: int, rows: DataFrame) -> DataFrame:
+    def _through(self, number: int, parcels: DataFrame) -> DataFrame:
         job = self.job
         operators = [operator for operator in job.operators if operator.stage == number]
         stage = Stage(
@@ -161,18 +162,14 @@ class Stages:
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))
-        owner = OWNER.format(workers=job.pipeline.workers)
-        columns = [name for name in ROW if name != "worker"]
-        routed = rows.selectExpr(*columns, f"coalesce(worker, CAST({owner} AS INT)) AS worker")
-        routed = routed.repartitionById(job.pipeline.workers, "worker")
-        frame, edges = self._with_results(number, routed.mapInArrow(stage.__call__, ROW_DDL))
+        shuffled = parcels.repartitionById(job.pipeline.workers, "worker")
+        frame, edges = self._with_results(number, shuffled.mapInArrow(Chain((unpack, stage)).__call__, ROW_DDL))
         gather = Gather.of(job, number)
-        gathers = (gather,) if gather.operators else ()
+        last = (*((gather,) if gather.operators else ()), Pack(job.pipeline.workers))
         routes = Routes.of(job, number)
         if routes is not None:
-            return routed.mapInArrow(Chain((stage, routes, *gathers)).__call__, ROW_DDL)
-        rows = self._routed(number, with_layers(frame, edges))
-        return rows.mapInArrow(gather.__call__, ROW_DDL) if gathers else rows
+            return shuffled.mapInArrow(Chain((unpack, stage, routes, *last)).__call__, PARCEL_DDL)
+        return self._routed(number, with_layers(frame, edges)).mapInArrow(Chain(last).__call__, PARCEL_DDL)
 
     def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
         """The columns of an operator's results, with their types."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import current_batch
+from sluice.engine.batch.parcels import PARCEL, unpack
 from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
@@ -24,11 +26,14 @@ from sluice.state.shard.shard import rows_of
 
 
 def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> DataFrame:
-    """Repartition state rows by `worker`, one partition per worker. Global tables' rows go to every worker."""
+    """Repartition state rows, or parcels of an ordered job, by `worker`, one partition per worker.
+
+    The rows of `tables`, the global tables, go to every worker.
+    """
     workers = job.pipeline.workers
-    owned = state_rows.selectExpr("*", f"CAST({OWNER.format(workers=workers)} AS INT) AS worker")
-    if tables is not None:
-        owned = owned.unionByName(tables.selectExpr("*", f"explode(sequence(0, {workers - 1})) AS worker"))
+    if isinstance(job, FusedJob):
+        state_rows = state_rows.selectExpr("*", f"CAST({OWNER.format(workers=workers)} AS INT) AS worker")
+    owned = state_rows if tables is None else state_rows.unionByName(tables)
     return owned.repartitionById(workers, "worker")
 
 
@@ -49,6 +54,8 @@ class ShardWriter:
     """Groups of output records and rejected rows, which are returned but not written to the shard."""
     order: tuple[str, ...]
     """The columns by which changes of the same state row are sorted."""
+    stores: frozenset[int] | None
+    """For an ordered job, whose rows come in parcels, the operators with stores."""
     epoch: int
     """Epoch of the lease that covers the writes."""
     side_outputs: SideOutputs
@@ -62,6 +69,7 @@ class ShardWriter:
         job = storage.job
         tables = frozenset(table.group for table in job.tables)
         order: tuple[str, ...]
+        stores: frozenset[int] | None = None
         match job:
             case FusedJob():
                 wanted = tables | {sink.group for sink in job.table_sinks}
@@ -69,13 +77,14 @@ class ShardWriter:
             case OrderedJob():
                 wanted = tables
                 events, order = frozenset([REJECTED, *(sink.number for sink in job.ordered_sinks)]), SORT_KEY
-        locations, side_outputs = storage.locations, storage.side_outputs
-        return cls(locations, wanted, tables, events, order, epoch, side_outputs, totals, settings().server_token)
+                stores = frozenset(operator.number for operator in job.operators if operator.store is not None)
+        locations, side_outputs, token = storage.locations, storage.side_outputs, settings().server_token
+        return cls(locations, wanted, tables, events, order, stores, epoch, side_outputs, totals, token)
 
     @property
     def columns(self) -> list[str]:
         """The columns that the writer reads."""
-        return ["worker", *STATE_KEY, "value", *self.order, "time"]
+        return [*PARCEL] if self.stores is not None else ["worker", *STATE_KEY, "value", *self.order, "time"]
 
     @property
     def spooled(self) -> pa.Schema:
@@ -87,6 +96,8 @@ class ShardWriter:
         return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*order, "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.stores is not None:
+            batches = map(partial(_state_rows, stores=self.stores), unpack(batches))
         not_empty = [batch for batch in batches if batch.num_rows]
         if not not_empty:
             return
@@ -149,3 +160,12 @@ class ShardWriter:
         last = {name: row for row, name in enumerate(names)}
         latest = changes.take(pa.array(last.values(), pa.int64()))
         return pa.concat_tables([state_rows.filter(pc.invert(several)), latest])
+
+
+def _state_rows(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
+    """Rows for stores and sinks as state rows. The value of a store is an array of one value."""
+    is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))
+    value = pc.if_else(is_store, pc.binary_join_element_wise("[", rows.column("value"), "]", ""), rows.column("value"))
+    names = ("worker", "target", "key", "window_start", "window_end", *SORT_KEY, "time")
+    columns = {"group_id" if name == "target" else name: rows.column(name) for name in names}
+    return pa.RecordBatch.from_pydict(columns | {"value": value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, error_text
+from sluice.engine.batch.rows import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.streams import Reader, Share, invalid_times
@@ -95,6 +97,14 @@ class TableReader(Reader):
              pa.array(values, pa.string()), pa.array(positions, pa.binary())],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
         )  # fmt: skip
+
+
+def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The state rows as rows of an ordered job, sorted by their positions."""
+    for batch in batches:
+        columns = {name: batch.column(name) for name in ("key", "value")}
+        columns |= {"target": batch.column("group_id"), "path": batch.column("position")}
+        yield rows(batch.num_rows, columns | {"sequence": 0, "origin": 0, "time": 0})
 
 
 def _is_unusable(key: str | Exception | None) -> bool:

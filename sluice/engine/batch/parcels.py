@@ -1,0 +1,95 @@
+"""Parcels: many rows for one worker in one binary value. The Python tasks of ordered jobs send each other parcels.
+
+Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. The bytes
+of a parcel are only copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.rows import SCHEMA
+
+PARCEL = {"worker": "INT", "parcel": "BINARY"}
+PARCEL_DDL = ", ".join(f"{name} {kind}" for name, kind in PARCEL.items())
+
+_SCHEMA = pa.schema([("worker", pa.int32()), ("parcel", pa.binary())])
+_PACKED = SCHEMA.remove(SCHEMA.get_field_index("worker"))
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
+"""A task packs its rows when it has this many, or this many bytes, so that no parcel is too large for Spark."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The task before a shuffle: packs rows for the workers that own their keys. A row with a `worker` goes there."""
+
+    workers: int
+    to_all: bool = False
+    """Whether every row goes to every worker."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            for part in _parts(batch):
+                waiting.append(part)
+                rows, size = rows + part.num_rows, size + part.nbytes
+                if rows >= _MOST_ROWS or size >= _MOST_BYTES:
+                    yield self._parcels(waiting)
+                    waiting, rows, size = [], 0, 0
+        if waiting:
+            yield self._parcels(waiting)
+
+    def _parcels(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
+        rows = table.drop_columns(["worker"])
+        if self.to_all:
+            parcels = dict.fromkeys(range(self.workers), _packed(rows))
+        else:
+            owners = self._owners(table)
+            parcels = {
+                worker: _packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
+            }
+        return pa.RecordBatch.from_arrays([pa.array(parcels, pa.int32()), pa.array(parcels.values())], schema=_SCHEMA)
+
+    def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """The worker of each row, like `state.model.owner`. Output records without a key may go to any worker."""
+        keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
+        owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
+        given = table.column("worker")
+        return owners if given.null_count == len(owners) else np.asarray(pc.coalesce(given, pa.array(owners)))
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in slices that are not too large for a parcel."""
+    if batch.num_rows:
+        # Columns that Spark has computed may be declared to have no nulls.
+        batch = pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
+        most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
+        for begin in range(0, batch.num_rows, most):
+            yield batch.slice(begin, most)
+
+
+def _packed(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _PACKED, options=_OPTIONS) as writer:
+        writer.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The task after a shuffle: the rows of the parcels, with their `worker`."""
+    for batch in batches:
+        for worker, parcel in zip(batch.column("worker").to_pylist(), batch.column("parcel"), strict=True):
+            for rows in pa.ipc.open_stream(parcel.as_buffer()):
+                workers = pa.repeat(pa.scalar(worker, pa.int32()), rows.num_rows)
+                yield pa.RecordBatch.from_arrays([*rows.columns, workers], schema=SCHEMA)
