@@ -17,6 +17,7 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 START = b"\x00"
 """The path of a record."""
@@ -28,7 +29,12 @@ _SIGN = 1 << 63
 
 def result(path: bytes, number: int) -> bytes:
     """The path of the operator's result with this number for a row."""
-    return path + _RESULT + number.to_bytes(_RESULT_BYTES, "big")
+    return path + _element(number)
+
+
+@lru_cache
+def _element(number: int) -> bytes:
+    return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
 
 
 def release(path: bytes, rank: int, key: str, *, before: bool) -> bytes:

@@ -275,7 +275,7 @@ class Timeline:
         """The position of an advance."""
         return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
 
-    def columns(self, table: pa.Table) -> dict[str, list[int]]:
+    def columns(self, table: pa.Table) -> dict[str, Times]:
         """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
         count = len(table)
         # Each row is inserted twice: before the advances at its own position, and after them.
@@ -297,4 +297,4 @@ class Timeline:
             if self._operator.joint:
                 columns["left"][of_number] = partition.at(_LEFT, inclusive[of_number])
                 columns["right"][of_number] = partition.at(_RIGHT, inclusive[of_number])
-        return {name: values.tolist() for name, values in columns.items()}
+        return columns

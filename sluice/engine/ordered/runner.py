@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.rejected import Rejected, describe, step_failed
-from sluice.engine.batch.rows import BEGIN, END, LAST, REJECTED, SCHEMA, SORT_KEY, Position, has_origin, partition_of
+from sluice.engine.batch.rows import (
+    BEGIN,
+    END,
+    LAST,
+    REJECTED,
+    SCHEMA,
+    SORT_KEY,
+    Position,
+    has_origin,
+    partition_of,
+    rows,
+)
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
@@ -97,7 +109,7 @@ class StageOutput:
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
-    """Rows, with values in the order of the schema."""
+    """Rows, with the values of `_COLUMNS`."""
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _mark: int = 0
@@ -117,25 +129,19 @@ class StageOutput:
         to: str = "output",
         rank: int | None = None,
     ) -> None:
-        if self._held is None:
-            self._emit(key, value, time, window, old, to, rank)
-        else:
+        if self._held is not None:
             self._held.append((key, value, time, window, old, to, rank))
-
-    def _emit(
-        self,
-        key: str | None,
-        value: str | None,
-        time: int,
-        window: Bounds | None,
-        old: bool,
-        to: str,
-        rank: int | None,
-    ) -> None:
+            return
         assert self.operator is not None
-        self._add(self.operator.number, key, value, time, window, emitted=True, old=old, to=to, rank=rank)
-        for listener in self.listeners.get(self.operator.number, ()):
-            operator = self.operator
+        self._add(self.operator.number, key, value, time, window, True, old, to, rank)
+        if self.listeners:
+            self._tell(key, value, time, window, old)
+
+    def _tell(self, key: str | None, value: str | None, time: int, window: Bounds | None, old: bool) -> None:
+        """Pass a result of the operator directly to its listeners."""
+        operator = self.operator
+        assert operator is not None
+        for listener in self.listeners.get(operator.number, ()):
             listener.process(Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window), self)
             self.operator = operator
 
@@ -146,7 +152,6 @@ class StageOutput:
         value: str | None,
         time: int,
         window: Bounds | None,
-        *,
         emitted: bool,
         old: bool = False,
         to: str | None = None,
@@ -154,22 +159,19 @@ class StageOutput:
     ) -> None:
         assert self.operator is not None
         sequence, origin, path = self.position
-        start, end = window or (NO_WINDOW, NO_WINDOW)
+        start, end = window or _NO_BOUNDS
         if (released := self.released) is not None:
             rank = released.due if rank is None else rank
             path = paths.release(path, rank, released.key, before=released.before_row)
         path = paths.result(path, self._results)
         if self.operator.answers:
             path = paths.rekeyed(path)
-        self._rows.append(
-            (target, 0, emitted, old, to, key, value, None, time, BEFORE_ALL, BEFORE_ALL, start, end, sequence, origin,
-             path, None, None)
-        )  # fmt: skip
+        self._rows.append((target, emitted, old, to, key, value, time, start, end, sequence, origin, path))
         self._results += 1
 
     def put(self, group_id: int, key: str, value: str | None) -> None:
         """Add a change to a state row."""
-        self._add(group_id, key, value, self.stream_time, None, emitted=False)
+        self._add(group_id, key, value, self.stream_time, None, False)
 
     def hold(self) -> None:
         self._mark = len(self._rows)
@@ -179,8 +181,8 @@ class StageOutput:
     def release(self) -> None:
         if self._held is not None:
             held, self._held = self._held, None
-            for result in held:
-                self._emit(*result)
+            for key, value, time, window, old, to, rank in held:
+                self.emit(key, value, time, window=window, old=old, to=to, rank=rank)
 
     def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
         assert self.operator is not None
@@ -191,7 +193,7 @@ class StageOutput:
             raise step_failed(str(self.operator.plan.step), key, detail, timer) from error
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
-        self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
+        self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, False)
 
     def count(self, reason: str) -> None:
         assert self.operator is not None
@@ -201,30 +203,32 @@ class StageOutput:
         if has_origin(sequence):
             self.by_partition.setdefault(partition_of(origin), Counter())[name] += 1
         if reason == "late" and self.operator.late is not None and self.row is not None:
-            self._add(self.operator.late, self.row.key, self.row.foreign, self.row.time, None, emitted=False)
+            self._add(self.operator.late, self.row.key, self.row.foreign, self.row.time, None, False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self._rows:
             columns = zip(*(self._last_results() if self.only_stored else self._rows), strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+            arrays = {
+                name: pa.array(column, SCHEMA.field(name).type)
+                for name, column in zip(_COLUMNS, columns, strict=True)
+            }
+            yield rows(len(arrays["target"]), arrays | {"before": BEFORE_ALL, "after": BEFORE_ALL})
 
     def _last_results(self) -> list[tuple[Any, ...]]:
         """The rows, without the results that a later result of the same key replaces in the store."""
-        rows: list[tuple[Any, ...]] = []
-        last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        kept: list[tuple[Any, ...]] = []
+        stored: list[tuple[Any, ...]] = []
         for row in self._rows:
-            if not row[_EMITTED] or row[_TARGET] not in self.only_stored:
-                rows.append(row)
-                continue
-            name = row[_TARGET], row[_KEY], row[_WINDOW_START]
-            if name not in last or last[name][_POSITION] <= row[_POSITION]:
-                last[name] = row
-        return [*rows, *last.values()]
+            (stored if row[_EMITTED] and row[_TARGET] in self.only_stored else kept).append(row)
+        stored.sort(key=_POSITION)
+        return [*kept, *{_STATE_ROW(row): row for row in stored}.values()]
 
 
-_TARGET, _EMITTED, _KEY, _WINDOW_START = map(SCHEMA.get_field_index, ("target", "emitted", "key", "window_start"))
-_POSITION = slice(SCHEMA.get_field_index(SORT_KEY[0]), SCHEMA.get_field_index(SORT_KEY[-1]) + 1)
+_NO_BOUNDS = NO_WINDOW, NO_WINDOW
+_COLUMNS = ("target", "emitted", "old", "output", "key", "value", "time", "window_start", "window_end", *SORT_KEY)
+_TARGET, _EMITTED = _COLUMNS.index("target"), _COLUMNS.index("emitted")
+_POSITION = itemgetter(*map(_COLUMNS.index, SORT_KEY))
+_STATE_ROW = itemgetter(*map(_COLUMNS.index, ("target", "key", "window_start")))
 
 
 @dataclass(frozen=True)
@@ -345,6 +349,7 @@ class OperatorRun:
     def __init__(self, spec: StageOperator, states: BatchStates, timeline: Timeline | None) -> None:
         self.spec = spec
         self.operator = spec.make()
+        self._process = self.operator.process
         self._suppresses = isinstance(self.operator, Suppress)
         self.timeline = timeline
         self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
@@ -394,9 +399,10 @@ class OperatorRun:
         """Send the results that are due before a row at `position` is processed, or after it if `with_row`."""
         releases = self.releases
         assert releases is not None
-        for key in self._touched:
-            releases.schedule(key, self._release_due(key), position)
-        self._touched.clear()
+        if self._touched:
+            for key in self._touched:
+                releases.schedule(key, self._release_due(key), position)
+            self._touched.clear()
         if isinstance(self.operator, Suppress):
             for key in sorted(self.operator.called):
                 self._release(output, position, BEFORE_ALL, key)
@@ -430,11 +436,13 @@ class OperatorRun:
 
     def process(self, row: Row, output: StageOutput) -> None:
         output.operator, output.row = self.spec, row
-        if self.releases is not None and row.key is not None:
-            self._touched[row.key] = None
+        key = row.key
+        if self.releases is not None and key is not None:
+            self._touched[key] = None
         if self._suppresses:
             row.before = row.after = BEFORE_ALL  # due results, of any key, are released after the row
-        self.operator.process(self._state(row.key), row, output)
+        state = self._held.get(key)  # type: ignore[arg-type]  # the key may be None
+        self._process(self._state(key) if state is None else state, row, output)
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
         """Process the old and the new value of a table's change as a unit."""

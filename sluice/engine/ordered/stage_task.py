@@ -16,20 +16,16 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.checkpoint import current_batch
-from sluice.engine.batch.rows import END, LAST, STREAM_TIME, in_order
+from sluice.engine.batch.rows import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.ordered.advances import Timeline
 from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
-
-_READ = ("target", "key", "value", "time", "before", "after", "side", "old", "window_start", "window_end", "foreign",
-         "sequence", "origin", "path")  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -94,6 +90,11 @@ class Stage:
         return {plan.name: Timeline(plan, by_target.get(plan.number, ()), before) for plan in timed}
 
 
+_READ = ("target", "key", "value", "time", "side", "old", "window_start", "window_end", "foreign", *SORT_KEY)
+_ROWS_AT_ONCE = 1_000
+"""Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
+
+
 class StageRun:
     """All operators of a stage in one batch."""
 
@@ -115,47 +116,54 @@ class StageRun:
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
         ordered = rows.take(pa.array(in_order(rows)))
-        self._load(ordered)
-        columns = [ordered.column(name).to_pylist() for name in _READ]
+        self._load(ordered.column("target").to_pylist(), ordered.column("key").to_pylist())
         output, operators = self.output, self.operators
-        times = self._stream_times(ordered)
         releasing = {
             number: [run for run in (operators[number], *output.listeners.get(number, ())) if run.releases is not None]
             for number in operators
         }
         changes, old_rows = self._changes(ordered), dict[int, Row]()
-        for number, (target, key, value, time, before, after, side, old, start, end, foreign, sequence, origin,
-                     path) in enumerate(zip(*columns, strict=True)):  # fmt: skip
-            position = (sequence, origin, path)
-            operator = operators[target]
+        for number, (target, position, row) in enumerate(self._rows(ordered)):
             for run in releasing[target]:
                 run.release(output, position, with_row=False)
-            left = right = BEFORE_ALL
-            if number in times:
-                before, after, left, right = times[number]
-            output.begin(position, after)
-            window = None if start == NO_WINDOW else (start, end)
-            row = Row(key, value, time, before, after, side, old, window, (left, right), foreign)
+            output.begin(position, row.after)
             if number not in changes:
-                operator.process(row, output)
-            elif old:
+                operators[target].process(row, output)
+            elif row.old:
                 old_rows[target] = row
                 continue
             else:
-                operator.change(old_rows.pop(target), row, output)
+                operators[target].change(old_rows.pop(target), row, output)
             for run in releasing[target]:
                 run.release(output, position, with_row=True)
 
-    def _stream_times(self, rows: pa.Table) -> dict[int, tuple[int, int, int, int]]:
-        """The stream times of rows that have none: before and after the row, and of both sides of a join."""
-        times: dict[int, tuple[int, int, int, int]] = {}
+    def _rows(self, table: pa.Table) -> Iterator[tuple[int, Position, Row]]:
+        """Target and position of each row, and the row as operators get it."""
+        all_times = self._stream_times(table)
+        for begin in range(0, len(table), _ROWS_AT_ONCE):
+            rows = table.slice(begin, _ROWS_AT_ONCE)
+            columns = {name: rows.column(name).to_pylist() for name in _READ}
+            of_time = {name: times[begin : begin + _ROWS_AT_ONCE].tolist() for name, times in all_times.items()}
+            bounds = zip(columns["window_start"], columns["window_end"], strict=True)
+            made = map(
+                Row, columns["key"], columns["value"], columns["time"], of_time["before"], of_time["after"],
+                columns["side"], columns["old"], (None if start == NO_WINDOW else (start, end) for start, end in bounds),
+                zip(of_time["left"], of_time["right"], strict=True), columns["foreign"],
+            )  # fmt: skip
+            positions = zip(*(columns[name] for name in SORT_KEY), strict=True)
+            yield from zip(columns["target"], positions, made, strict=True)
+
+    def _stream_times(self, rows: pa.Table) -> dict[str, Times]:
+        """The stream times before and after each row, and those of both sides of a join including the row."""
+        known = {name: pc.fill_null(rows.column(name), BEFORE_ALL) for name in ("before", "after")}
+        times = {name: np.array(column.to_numpy()) for name, column in known.items()}
+        times |= {name: np.full(len(rows), BEFORE_ALL) for name in ("left", "right")}
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():
             if run.timeline is not None and run.spec.plan.timed and not run.spec.plan.timed_by_source:
                 indices = np.flatnonzero(targets == number)
-                columns = run.timeline.columns(rows.take(pa.array(indices)))
-                of_rows = zip(*(columns[name] for name in ("before", "after", "left", "right")), strict=True)
-                times |= dict(zip(indices.tolist(), of_rows, strict=True))
+                for name, of_operator in run.timeline.columns(rows.take(pa.array(indices))).items():
+                    times[name][indices] = of_operator
         return times
 
     def _changes(self, rows: pa.Table) -> frozenset[int]:
@@ -176,15 +184,15 @@ class StageRun:
                     indices += (before, number)
         return frozenset(indices)
 
-    def _load(self, rows: pa.Table) -> None:
-        keys: dict[int, dict[str, None]] = {}
-        for target, key in zip(rows.column("target").to_pylist(), rows.column("key").to_pylist(), strict=True):
+    def _load(self, targets: list[int], keys: list[str | None]) -> None:
+        """Load the states of all keys, sorted because neighbours are close to each other in the shard."""
+        by_target: dict[int, set[str]] = {target: set() for target in targets}
+        for target, key in {*zip(targets, keys, strict=True)}:
             if key is not None:
-                keys.setdefault(target, {})[key] = None
-        for target, of_target in keys.items():
-            self.operators[target].load(list(of_target))
-            for listener in self.output.listeners.get(target, ()):
-                listener.load(list(of_target))
+                by_target[target].add(key)
+        for target, of_target in by_target.items():
+            for run in (self.operators[target], *self.output.listeners.get(target, ())):
+                run.load(sorted(of_target))
 
     def close(self) -> None:
         """Close all operators after the last row, in their order, because results may go to a later operator."""
