@@ -1,7 +1,7 @@
 """Parcels: many rows for one worker in one binary value. The Python tasks of ordered jobs send each other parcels.
 
-Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. The bytes
-of a parcel are only copied.
+Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. It only
+copies the bytes of a parcel.
 """
 
 from __future__ import annotations

@@ -209,8 +209,7 @@ class StageOutput:
         if self._rows:
             columns = zip(*(self._last_results() if self.only_stored else self._rows), strict=True)
             arrays = {
-                name: pa.array(column, SCHEMA.field(name).type)
-                for name, column in zip(_COLUMNS, columns, strict=True)
+                name: pa.array(column, SCHEMA.field(name).type) for name, column in zip(_COLUMNS, columns, strict=True)
             }
             yield rows(len(arrays["target"]), arrays | {"before": BEFORE_ALL, "after": BEFORE_ALL})
 

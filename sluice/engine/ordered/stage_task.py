@@ -27,6 +27,7 @@ from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
 
+
 @dataclass(frozen=True)
 class Stage:
     """The task of a stage, which runs on executors."""
@@ -145,9 +146,10 @@ class StageRun:
             columns = {name: rows.column(name).to_pylist() for name in _READ}
             of_time = {name: times[begin : begin + _ROWS_AT_ONCE].tolist() for name, times in all_times.items()}
             bounds = zip(columns["window_start"], columns["window_end"], strict=True)
+            windows = (None if start == NO_WINDOW else (start, end) for start, end in bounds)
             made = map(
                 Row, columns["key"], columns["value"], columns["time"], of_time["before"], of_time["after"],
-                columns["side"], columns["old"], (None if start == NO_WINDOW else (start, end) for start, end in bounds),
+                columns["side"], columns["old"], windows,
                 zip(of_time["left"], of_time["right"], strict=True), columns["foreign"],
             )  # fmt: skip
             positions = zip(*(columns[name] for name in SORT_KEY), strict=True)
