@@ -170,8 +170,9 @@ class TransactionalOutput:
         with kafka_errors("Writing the output", self._kafka):
             self._begin()
             self._started = _Started(batch, len(records), time.monotonic())
-            for topic, table in records:
-                _produce(self._producer, topic, table)
+            with self._rejections():
+                for topic, table in records:
+                    _produce(self._producer, topic, table)
 
     def give_up(self) -> None:
         """Abort a transaction that `start` has begun, so that readers need not wait for it."""
@@ -189,7 +190,7 @@ class TransactionalOutput:
         written = self._marker.outputs if self._marker is not None and batch.number == self.last_batch else {}
         counts = dict(written)
         begun, sent = self._continue(batch.number)
-        with kafka_errors("Writing the output", self._kafka):
+        with kafka_errors("Writing the output", self._kafka), self._rejections():
             if batch.number > self.last_batch:
                 begun = begun or self._begin()
             for number, (topic, table) in enumerate(records):
@@ -205,6 +206,16 @@ class TransactionalOutput:
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
+
+    @contextlib.contextmanager
+    def _rejections(self) -> Iterator[None]:
+        """Raise the broker's error if the client accepts no more records because the broker has rejected one."""
+        try:
+            yield
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._STATE:
+                self._producer.commit_transaction(TIMEOUT_S)  # raises the broker's error
+            raise
 
     def _continue(self, batch: int) -> tuple[bool, int]:
         """Whether `start` has begun the batch's transaction, and with how many of its tables."""
