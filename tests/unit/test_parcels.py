@@ -29,7 +29,8 @@ def received(pack: Pack, *batches: pa.RecordBatch) -> dict[int, list[dict[str, o
 
 
 def without_worker(batch: pa.RecordBatch) -> list[dict[str, object]]:
-    return batch.drop_columns(["worker"]).to_pylist()
+    dictionaries: list[dict[str, object]] = batch.drop_columns(["worker"]).to_pylist()
+    return dictionaries
 
 
 def test_each_worker_gets_the_rows_of_its_keys_in_order() -> None:
