@@ -120,9 +120,12 @@ def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, mo
         monkeypatch.setattr(operator, "unread_records", lambda *_, unread=unread, **__: unread)
         options[unread] = submit(recorder).after("--conf")
     assert '"-XX:TieredStopAtLevel=1"' in options[LARGE_BACKLOG - 1]
-    assert options[LARGE_BACKLOG].startswith(options[LARGE_BACKLOG - 1])
     # Of two options with the same name, the JVM uses the later one.
-    assert '"-XX:TieredStopAtLevel=4"' in options[LARGE_BACKLOG]
+    assert options[LARGE_BACKLOG] == (
+        f'{options[LARGE_BACKLOG - 1]} "-XX:TieredStopAtLevel=4" "-XX:Tier4InvocationThreshold=200000" '
+        '"-XX:Tier4MinInvocationThreshold=100000" "-XX:Tier4CompileThreshold=400000" '
+        '"-XX:Tier4BackEdgeThreshold=1000000" "-Xmn400m"'
+    )
 
 
 @pytest.mark.parametrize(

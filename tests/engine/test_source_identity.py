@@ -87,7 +87,7 @@ def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(topic: Input, r
 
 def test_a_deleted_topic_is_rejected(topic: Input) -> None:
     topic.delete()
-    with pytest.raises(InputError, match=r"Topic guarded_\w+ was deleted\. Either stop"):
+    with pytest.raises(InputError, match=r"Topic guarded_gw\d+_\d+ was deleted\. Either stop"):
         topic.check(done=10)
 
 
