@@ -129,8 +129,7 @@ def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.
     source = _strings(_struct(contract), "v")
     if source is None:
         return None
-    total = f"sum([{source} for v in values])" if "v" in source else f"{source} * len(values)"
-    counter: Callable[[Sequence[msgspec.Struct]], int] = eval(f"lambda values: 2 * {total}")
+    counter: Callable[[Sequence[msgspec.Struct]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
     return counter
 
 

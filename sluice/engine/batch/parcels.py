@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.rows import SCHEMA
 
 PARCEL = {"worker": "INT", "parcel": "BINARY"}
 PARCEL_DDL = ", ".join(f"{name} {kind}" for name, kind in PARCEL.items())
 
-_SCHEMA = pa.schema([("worker", pa.int32()), ("parcel", pa.binary())])
-_PACKED = SCHEMA.remove(SCHEMA.get_field_index("worker"))
+_SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in PARCEL.items()])
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 """A task packs its rows when it has this many, or this many bytes, so that no parcel is too large for Spark."""
@@ -52,12 +52,10 @@ class Pack:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = table.drop_columns(["worker"])
         if self.to_all:
-            parcels = dict.fromkeys(range(self.workers), _packed(rows))
+            parcels = dict.fromkeys(range(self.workers), packed(rows))
         else:
             owners = self._owners(table)
-            parcels = {
-                worker: _packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
-            }
+            parcels = {worker: packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()}
         return pa.RecordBatch.from_arrays([pa.array(parcels, pa.int32()), pa.array(parcels.values())], schema=_SCHEMA)
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
@@ -78,10 +76,11 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(begin, most)
 
 
-def _packed(rows: pa.Table) -> bytes:
+def packed(table: pa.Table) -> bytes:
+    """The table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _PACKED, options=_OPTIONS) as writer:
-        writer.write_table(rows)
+    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+        writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.parcels import packed
 from sluice.engine.batch.rows import (
     BEGIN,
     END,
@@ -77,10 +78,7 @@ class Advances:
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), _SCHEMA)
             table = _reduced(_sorted(added), joint=operator.joint)
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-                writer.write_table(table)
-            advances = pa.repeat(pa.scalar(sink.getvalue().to_pybytes(), pa.binary()), workers)
+            advances = pa.repeat(pa.scalar(packed(table), pa.binary()), workers)
             columns = {"target": operator.number, "side": STREAM_TIME, "sequence": LAST, "origin": 0}
             yield rows(workers, columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())})
 

@@ -171,9 +171,10 @@ class Publisher:
         if self.output is not None:
             phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
         self.lease.check()
+        ends = self._ends(batch)
         with ThreadPoolExecutor(1) as pool:
             # The records of streams are complete now, so that sending them need not wait for the shards.
-            sending = pool.submit(self._start_output, batch)
+            sending = pool.submit(self._start_output, batch, ends)
             written_rows, spooled = self._write_shards(state_rows, batch)
             streams = sending.result()
         phases.end("state")
@@ -185,8 +186,8 @@ class Publisher:
         times = before | facts.stream_times
         counts = facts.counts | {"rows": written_rows}
         is_empty = not facts.counts and not counts["rows"]
-        metadata = self._metadata(batch, counts)
-        if is_empty and not metadata.ends:
+        metadata = self._metadata(batch, ends, counts)
+        if is_empty and not ends:
             side_outputs.start(batch + 1, before)
             return
         dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters)]
@@ -200,10 +201,11 @@ class Publisher:
         audit = None if self.auditor is None else self.auditor.audit(batch)
         self.identity.check_identity()
         phases.end("audit")
-        rejected = RejectedOutput() if streams is None else streams.rejected
+        rejected = RejectedOutput()
         written: dict[str, int] = {}
         if self.output is not None:
-            streams = streams or self._stream_output(batch, rejected)
+            streams = streams or self._stream_output(batch)
+            rejected = streams.rejected
             written = self._write_output(self.output, metadata, streams, spooled, changes, dead_letters)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
@@ -218,13 +220,13 @@ class Publisher:
         done = "batch published" if new else "batch was published already"
         log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
 
-    def _metadata(self, batch: int, counts: Mapping[str, int]) -> Batch:
+    def _metadata(self, batch: int, ends: dict[str, dict[str, int]], counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""
         return Batch(
             number=batch,
             begun=self.storage.batches.begun(batch),
             partitions=dict(self.partitions),
-            ends=self._ends(batch),
+            ends=ends,
             by_clock=any(name.endswith("/future") for name in counts),
         )
 
@@ -254,25 +256,29 @@ class Publisher:
         self.tables.apply(spooled)
         return change_records(state_rows.sparkSession, job, spooled, self.tables, self.types)
 
-    def _start_output(self, batch: int) -> StreamOutput | None:
+    def _start_output(self, batch: int, ends: dict[str, dict[str, int]]) -> StreamOutput | None:
         """Write the output records of streams, if tasks have written all of them; otherwise None.
 
         Spark usually computes a batch up to its last shuffle before it calls the publisher, but not always.
         """
-        ends, streams = self._ends(batch), [source.topic for source in self.storage.job.streams]
-        parts = [part_name("part", topic, int(number)) for topic in streams for number in ends.get(topic, ())]
-        if self.output is None or not all(self.storage.side_outputs.has_facts(batch, part) for part in parts):
+        if self.output is None:
             return None
-        output = self._stream_output(batch, RejectedOutput())
+        topics = [source.topic for source in self.storage.job.streams]
+        parts = [part_name("part", topic, int(number)) for topic in topics for number in ends.get(topic, ())]
+        if not all(self.storage.side_outputs.has_facts(batch, part) for part in parts):
+            return None
+        output = self._stream_output(batch)
         if output.records:
             self.output.start(batch, output.records)
         return output
 
-    def _stream_output(self, batch: int, rejected: RejectedOutput) -> StreamOutput:
+    def _stream_output(self, batch: int) -> StreamOutput:
+        rejected = RejectedOutput()
         records = [
             (sink.topic, fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMIT), rejected))
             for sink in self.storage.job.stream_sinks
-            for table in (() if sink.table else self._stream_tables(batch, sink))
+            if not sink.table
+            for table in self._stream_tables(batch, sink)
         ]
         return StreamOutput(records, rejected)
 
@@ -295,7 +301,8 @@ class Publisher:
         results = [
             (sink, table)
             for sink in job.stream_sinks
-            for table in (self._stream_tables(batch.number, sink) if sink.table else ())
+            if sink.table
+            for table in self._stream_tables(batch.number, sink)
         ]
         records: Records = []
         match job:
