@@ -20,8 +20,11 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
-_POLL_S = 0.02
+# Measuring must not take processor time that the programs need: a poll of the ledger costs 1.3 ms, and the memory of a
+# large process several milliseconds, in which the process waits.
+_POLL_S = 0.05
 _SAMPLE_S = 0.25
+_MEMORY_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,12 @@ class Cost:
 
 
 class Usage:
-    """The CPU time and the peak memory of a process and its descendants, sampled four times a second."""
+    """The CPU time of a process and its descendants, and their peak memory, sampled while they run."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._cpu_s: dict[int, float] = {}
+        self._samples = 0
         self.peak_gb = 0.0
 
     @property
@@ -50,13 +54,14 @@ class Usage:
 
     def sample(self) -> None:
         """Add a sample. Of processes that have ended, their last sample counts."""
-        memory = 0
+        memory, with_memory = 0, self._samples % _MEMORY_EVERY == 0
+        self._samples += 1
         with suppress(psutil.Error):
             for process in (self._root, *self._root.children(recursive=True)):
                 with suppress(psutil.Error):
                     times = process.cpu_times()
                     self._cpu_s[process.pid] = times.user + times.system
-                    memory += process.memory_full_info().pss
+                    memory += process.memory_full_info().pss if with_memory else 0
         self.peak_gb = max(self.peak_gb, memory / 1e9)
 
     @classmethod
@@ -99,11 +104,12 @@ def run(
         begun = time.monotonic()
         process = subprocess.Popen([SLUICE, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT)
         with stopping(process), Usage.of(process.pid) as usage:
-            while published(home / "ledger.sqlite", pipeline) < records:
-                if process.poll() is not None and published(home / "ledger.sqlite", pipeline) < records:
-                    log.seek(0)
-                    raise SystemExit(f"The run of {pipeline} ended too early:\n{log.read()[-3000:]}")
-                time.sleep(_POLL_S)
+            with _ledger(home / "ledger.sqlite", process) as ledger:
+                while published(ledger, pipeline) < records:
+                    if process.poll() is not None and published(ledger, pipeline) < records:
+                        log.seek(0)
+                        raise SystemExit(f"The run of {pipeline} ended too early:\n{log.read()[-3000:]}")
+                    time.sleep(_POLL_S)
             wall_s = time.monotonic() - begun
             usage.sample()
             cost = Cost(wall_s, usage.cpu_s, usage.peak_gb)
@@ -149,9 +155,13 @@ def stopping(process: subprocess.Popen[Any]) -> Iterator[None]:
             process.wait()
 
 
-def published(ledger: Path, pipeline: str) -> int:
+def _ledger(path: Path, process: subprocess.Popen[Any]) -> Ledger:
+    """Open the ledger once the run has created it, or has ended."""
+    while not path.exists() and process.poll() is None:
+        time.sleep(_POLL_S)
+    return Ledger.open(f"sqlite:///{path}")
+
+
+def published(ledger: Ledger, pipeline: str) -> int:
     """The number of records that the newest snapshot includes."""
-    if not ledger.exists():
-        return 0
-    with Ledger.open(f"sqlite:///{ledger}") as opened:
-        return sum(sum(partitions.values()) for partitions in opened.positions(pipeline).values())
+    return sum(sum(partitions.values()) for partitions in ledger.positions(pipeline).values())
