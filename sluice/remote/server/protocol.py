@@ -1,11 +1,28 @@
-"""Uvicorn's HTTP protocol with time and size limits: connections with incomplete or endless requests are closed."""
+"""Uvicorn's HTTP protocol with time and size limits, and with fewer steps per request.
+
+Without limits, Uvicorn waits forever for the rest of a request. A connection has one timer for all of its limits, which
+moves only if a limit ends before it; Uvicorn starts and cancels a timer for each request. A response's head is encoded
+once for all responses with the same headers, and responses are sent when all that is ready has run.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import unquote
 
+import httptools
+from starlette.types import Message
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 HEAD_SECONDS = 10.0
 """Time limit for a request's head, measured from the connection or the request's first byte."""
@@ -13,23 +30,30 @@ SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
 MOST_HEAD_BYTES = 64 * 2**10
 
+Headers = tuple[tuple[bytes, bytes], ...]
+
 
 class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with limits. Without limits, uvicorn waits forever for the rest of a request."""
+    """Uvicorn's protocol with limits: connections with incomplete or endless requests are closed."""
 
     _timer: asyncio.TimerHandle | None = None
+    _timer_at = 0.0
+    _ends_at: float | None = None
+    """When the connection is closed, on the loop's clock; None while a request is answered."""
     _head_bytes = 0
     _is_in_head = False
     _is_in_body = False
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Transport(transport, self.loop))
         self._wait(HEAD_SECONDS)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._ends_at = None
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     @override
@@ -38,7 +62,7 @@ class PatientProtocol(HttpToolsProtocol):
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
-                self._give_up()
+                self.timeout_keep_alive_handler()
         elif self._is_in_body and not self.cycle.response_complete:
             self._wait(SILENT_SECONDS)
 
@@ -50,31 +74,159 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        super().on_headers_complete()
         self._is_in_head, self._is_in_body = False, True
         self._wait(SILENT_SECONDS)
+        version = self.parser.get_http_version()
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope = self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = _Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     @override
     def on_message_complete(self) -> None:
-        self._is_in_body = False
-        self._stop()
+        self._is_in_body, self._ends_at = False, None
         super().on_message_complete()
+        if self.cycle.response_complete:
+            self._wait(self.timeout_keep_alive)
 
     @override
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._is_in_body and not self.transport.is_closing():
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._is_in_body:
             self._wait(SILENT_SECONDS)  # for the rest of a body that the app did not read
+        elif not self._is_in_head:
+            self._wait(self.timeout_keep_alive)
 
     def _wait(self, seconds: float) -> None:
-        self._stop()
-        self._timer = self.loop.call_later(seconds, self._give_up)
+        """Close the connection in some seconds, unless the limit is changed before."""
+        self._ends_at = ends_at = self.loop.time() + seconds
+        if self._timer is None or ends_at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_at = self.loop.call_later(seconds, self._check), ends_at
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _check(self) -> None:
+        self._timer = None
+        if self._ends_at is None:
+            return
+        left = self._ends_at - self.loop.time()
+        if left <= 0:
+            self.timeout_keep_alive_handler()
+        else:
+            self._timer, self._timer_at = self.loop.call_later(left, self._check), self._ends_at
 
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+
+class _Cycle(RequestResponseCycle):
+    """One request and its response. Encodes the head of a response of known length only once.
+
+    Uvicorn checks and encodes the headers of each response.
+    """
+
+    @override
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        if not self.response_started and message["type"] == "http.response.start":
+            headers = (*self.default_headers, *message.get("headers", ()))
+            head = _head(message["status"], headers, self.keep_alive)
+            if head is not None and not self.disconnected:
+                self.response_started, self.waiting_for_100_continue, self.chunked_encoding = True, False, False
+                text, self.expected_content_length, self.keep_alive = head
+                self.transport.write(text)
+                return
+        await super().send(message)  # type: ignore[arg-type]
+
+
+class _Head(NamedTuple):
+    text: bytes
+    length: int
+    """The length of the body."""
+    keep_alive: bool
+    """Whether the connection stays open after the response."""
+
+
+@lru_cache(maxsize=1_000)
+def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
+    """The head of a response of known length. None if Uvicorn must send it or reject it."""
+    length, is_closing = None, False
+    text = [STATUS_LINE[status]]
+    for name, value in headers:
+        if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
+            return None
+        match name.lower():
+            case b"transfer-encoding":
+                return None
+            case b"content-length":
+                length = int(value)
+            case b"connection":
+                is_closing |= b"close" in (token.lower().strip() for token in value.split(b","))
+        text += [name.lower(), b": ", value, b"\r\n"]
+    if length is None:
+        return None
+    if not (keep_alive or is_closing):
+        text.append(b"connection: close\r\n")
+    return _Head(b"".join([*text, b"\r\n"]), length, keep_alive and not is_closing)
+
+
+class _Transport(asyncio.Transport):
+    """A connection's transport that sends when the loop has run everything that is ready.
+
+    A response then takes one system call, and the system calls for the responses of all connections follow each other.
+    Otherwise a client on the same machine interrupts the server after each response.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._unsent: list[bytes] = []
+        self._size = 0
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+
+    @override
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(data)
+        self._size += len(data)
+        if self._size > HIGH_WATER_LIMIT:
+            self._send()  # so that the transport can pause the writer
+
+    @override
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        unsent, self._unsent, self._size = self._unsent, [], 0
+        if unsent and not self._transport.is_closing():
+            self._transport.write(b"".join(unsent))

@@ -114,6 +114,7 @@ def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
         ws="none",
         access_log=False,
         log_level="warning",
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
