@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from sluice.answers import WorkerStatus
 from sluice.api.auth.principals import Principal, principal
+from sluice.api.http.headers import header
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.routes import Unchanged
 from sluice.api.services import NO_SERVICES, SERVICES, Services
@@ -192,8 +193,8 @@ class Access:
 
     def require_change(self, pins: Sequence[Pin | JobSnapshot]) -> None:
         """Raise Unchanged if the client already has the response for these snapshots."""
-        etags = self.request.headers.get("if-none-match")
-        if etags is not None and (current := etag(pins)) in etags:
+        etags = header(self.request.scope, b"if-none-match")
+        if etags is not None and (current := etag(pins)) in etags.decode("latin-1"):
             raise Unchanged(current)
 
     async def cached(

@@ -33,6 +33,7 @@ from sluice.query.times import parse_time
 from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
+from sluice.time_limits import LimitExceeded, within
 
 T = TypeVar("T")
 
@@ -222,12 +223,9 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
         if has_etag and stores.snapshots:
             allowed.require_change(stores.snapshots)
         try:
-            async with asyncio.timeout(ROUTE_SECONDS) as limit:
-                answer = await function(stores, **{name: getattr(query, name) for name in names})
-        except TimeoutError as error:
-            if limit.expired():
-                raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
-            raise RuntimeError("The route timed out.") from error
+            answer = await within(ROUTE_SECONDS, function(stores, **msgspec.structs.asdict(query)))
+        except LimitExceeded:
+            raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
         except SystemExit as error:
             raise RuntimeError("The route called sys.exit.") from error  # a SystemExit would end the server
         if not has_etag or not stores.snapshots:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.api.auth.principals import Principal, authenticate, unauthorized
 from sluice.api.http.bodies import read_body
+from sluice.api.http.headers import header
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
@@ -90,7 +91,7 @@ class TokenRequired(Principal):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        given = header(scope, b"authorization") or b""
         scheme, _, token = given.partition(b" ")
         if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
             how = "Send the token that the server was started with as Authorization: Bearer."
