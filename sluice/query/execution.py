@@ -25,6 +25,8 @@ WORKER_SECONDS = 15.0
 """Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
 LOOKUP_SECONDS = 2.0
 """Time limit of a lookup at a worker whose standby can answer it instead."""
+HOLD_SECONDS = 0.05
+"""How long lookups share one read transaction of SQLite. Its beginning and end take longer than a lookup."""
 PAUSE_SECONDS = 1.0
 """How long a worker receives no queries after it has exceeded the limit."""
 
@@ -53,25 +55,53 @@ class LocalWorker(Worker):
         self._location = location
         self._opening = Lock()
         self._shards: dict[str, LocalShard] = {}
+        self._held: LocalShard | None = None
+        self._held_as_of = -1
+        """The batch for whose look-up the shard is held. It has been published, so the shard has it."""
+        self._letting_go: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
         """The query's result. A lookup in SQLite runs in this thread, because switching threads would take longer."""
         if query.is_quick:
             shard = self._shards.get("get")
-            if shard is not None and not shard.blocking and shard.is_current():
+            if shard is not None and not shard.blocking and self._holds(shard, query.as_of):
                 return query.execute(shard)
         pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
         until = time.monotonic() + worker_queries.QUERY_SECONDS
         return await asyncio.get_running_loop().run_in_executor(pool, self._execute, purpose, query, until)
 
     async def close(self) -> None:
+        self._let_go()
         for shard in self._shards.values():
             shard.close()
         self._shards.clear()
 
+    def _holds(self, shard: LocalShard, as_of: int) -> bool:
+        """Hold the shard for lookups of a batch. Returns False if the shard's file has been removed or replaced.
+
+        A hold that began before a batch was published does not have the batch, so a newer batch needs a new hold.
+        """
+        if self._held is shard and as_of <= self._held_as_of:
+            return True
+        self._let_go()
+        if not shard.is_current():
+            return False
+        shard.hold()
+        self._held, self._held_as_of = shard, as_of
+        self._letting_go = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._let_go)
+        return True
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and self._letting_go is not None:
+            self._letting_go.cancel()
+            held.release()
+
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
         with deadline(until, worker_queries.QUERY_SECONDS):
-            return query.execute(self._shard(purpose))
+            shard = self._shard(purpose)
+            shard.release()  # what is held may not have the query's batch
+            return query.execute(shard)
 
     def _shard(self, purpose: str) -> LocalShard:
         with self._opening:
@@ -130,17 +160,18 @@ class Workers:
             return [], _unavailable(info, info.unavailable)
         if not info.server and info.location.startswith("http"):
             return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
-        if info.server in self._paused:
+        if self._paused and info.server in self._paused:
             until, why = self._paused[info.server]
             if until > time.monotonic():
                 return [], _unavailable(info, why)
             del self._paused[info.server]
         worker = self._worker(info)
-        has_standby = info.at_standby(query.as_of) is not None
-        seconds = LOOKUP_SECONDS if query.is_quick and has_standby else WORKER_SECONDS
+        seconds = WORKER_SECONDS
         try:
             if isinstance(worker, LocalWorker):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
+            if query.is_quick and info.at_standby(query.as_of) is not None:
+                seconds = LOOKUP_SECONDS
             async with asyncio.timeout(seconds):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
         except TimeoutError:

@@ -75,6 +75,15 @@ class Driver(Protocol):
     def transaction(self) -> Any:
         """A context manager whose block's writes are committed or rolled back together."""
 
+    def hold(self) -> None:
+        """Let the reads from now on see the database as it is now, until `hold` or `release` is called.
+
+        Saves each read the locks with which it begins and ends. Does nothing if the driver is `blocking`.
+        """
+
+    def release(self) -> None:
+        """Let each read see the database as it is then. Does nothing if nothing is held."""
+
     def pinned(self) -> Any:
         """A context manager whose block's reads all see the database as it was when the block began."""
 

@@ -130,6 +130,14 @@ class PostgresDriver(Driver):
                 yield
 
     @override
+    def hold(self) -> None:
+        pass
+
+    @override
+    def release(self) -> None:
+        pass
+
+    @override
     @contextmanager
     def pinned(self) -> Iterator[None]:
         with self._lock, _postgres_errors(), self._connection.transaction():

@@ -49,6 +49,8 @@ class LocalShard(Shard):
         self.is_current = driver.is_current
         self.is_sealed = driver.is_sealed
         self.pinned = driver.pinned
+        self.hold = driver.hold
+        self.release = driver.release
 
     @classmethod
     def open(cls, url: str, *, to_write: bool = False) -> Self:

@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.errors import DamagedState, StateError
+from sluice.errors import DamagedState, SluiceError, StateError
 from sluice.file_modes import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
 from sluice.state.deadlines import is_over, seconds_left, too_slow
@@ -76,12 +76,14 @@ class SqliteDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        left = seconds_left()
-        if not self._lock.acquire(timeout=-1 if left is None else max(left, 0)):
-            raise too_slow()
+        if not self._lock.acquire(blocking=False):
+            left = seconds_left()
+            if not self._lock.acquire(timeout=-1 if left is None else max(left, 0)):
+                raise too_slow()
         try:
-            with self._errors():
-                return self._connection.execute(sql, values).fetchall()
+            return self._connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, OSError) as error:
+            raise self._described(error) from error
         finally:
             self._lock.release()
 
@@ -108,6 +110,21 @@ class SqliteDriver(Driver):
                 yield
             finally:
                 self._connection.execute("ROLLBACK")
+
+    @override
+    def hold(self) -> None:
+        with self._lock, self._errors():
+            self._end_hold()
+            self._connection.execute("BEGIN")
+
+    @override
+    def release(self) -> None:
+        with self._lock, self._errors():
+            self._end_hold()
+
+    def _end_hold(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     @override
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
@@ -161,10 +178,13 @@ class SqliteDriver(Driver):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            if isinstance(error, sqlite3.OperationalError) and is_over():
-                raise too_slow() from None
-            kind = DamagedState if self._is_damage(error) else StateError
-            raise kind(f"The shard cannot be used: {first_line(error)}") from error
+            raise self._described(error) from error
+
+    def _described(self, error: sqlite3.Error | OSError) -> SluiceError:
+        if isinstance(error, sqlite3.OperationalError) and is_over():
+            return too_slow()
+        kind = DamagedState if self._is_damage(error) else StateError
+        return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
         """Whether the error means damage, rather than a full disk or another process that holds the file."""
