@@ -46,19 +46,19 @@ def serving(app: ASGIApp, kind: type[HttpToolsProtocol]) -> Iterator[int]:
     thread.join(10)
 
 
-def said(port: int, *parts: bytes) -> bytes:
+def answer_to(port: int, *parts: bytes) -> bytes:
     """Everything that a server sends after some parts, until both sides have closed the connection."""
-    heard = b""
+    received = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         for part in parts:
             connection.sendall(part)
             time.sleep(0.02 if len(parts) > 1 else 0)
         try:
-            while found := connection.recv(65_536):
-                heard += found
+            while block := connection.recv(65_536):
+                received += block
         except ConnectionResetError:
-            heard += b"(reset)"
-    return heard
+            received += b"(reset)"
+    return received
 
 
 def get(path: str, more: str = "", method: str = "GET", close: bool = True) -> bytes:
@@ -66,7 +66,7 @@ def get(path: str, more: str = "", method: str = "GET", close: bool = True) -> b
     return f"{method} {path} HTTP/1.1\r\n{LOG_IN}{more}{ending}\r\n".encode()
 
 
-def asked() -> dict[str, tuple[bytes, ...]]:
+def connections() -> dict[str, tuple[bytes, ...]]:
     """Name → the parts of a connection's bytes."""
     one = f"{COUNT}?location_id=store_1"
     tag = 'If-None-Match: W/"orders/totals/1.0"\r\n'
@@ -119,21 +119,23 @@ def asked() -> dict[str, tuple[bytes, ...]]:
 
 def app_of(host: Host) -> ASGIApp:
     """Another app over the shards of a host."""
-    known = replace(settings(), server_token=TOKEN, shards=f"sqlite:///{host.folder}")
-    return make_app(host.ledger, known, host.options)
+    own = replace(settings(), server_token=TOKEN, shards=f"sqlite:///{host.folder}")
+    return make_app(host.ledger, own, host.options)
 
 
 @pytest.fixture(scope="module")
 def both(host: Host) -> Iterator[tuple[int, int]]:
-    """The ports of two servers of the same app: with our protocol, and with Uvicorn's."""
-    app = app_of(host)
-    with serving(app, protocol.PatientProtocol) as ours, serving(app, HttpToolsProtocol) as theirs:
+    """The ports of two servers of the same shards: with our protocol, and with Uvicorn's."""
+    with (
+        serving(app_of(host), protocol.PatientProtocol) as ours,
+        serving(app_of(host), HttpToolsProtocol) as theirs,
+    ):
         yield ours, theirs
 
 
-@pytest.mark.parametrize("name", asked())
+@pytest.mark.parametrize("name", connections())
 def test_responses_are_those_of_uvicorn(both: tuple[int, int], name: str) -> None:
-    ours, theirs = (AGE.sub(b"", said(port, *asked()[name])) for port in both)
+    ours, theirs = (AGE.sub(b"", answer_to(port, *connections()[name])) for port in both)
     if name == "an address that is too long":
         assert ours in (theirs, b"", b"(reset)")  # only our protocol has a limit, and the kernel may reset
     else:
@@ -204,14 +206,14 @@ def test_apps_are_answered_for_as_by_uvicorn(method: str) -> None:
                 get(kind, method=method, close=False) + get("/streamed", method=method, close=False) + get("/plain"),
                 get("/plain", close=False) + get("/divided", close=False) + get(kind, method=method),
             ):
-                assert said(ours, bytes_) == said(theirs, bytes_), kind
+                assert answer_to(ours, bytes_) == answer_to(theirs, bytes_), kind
 
 
 def test_the_rest_of_a_head_has_a_limit_after_a_response(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     before = get(f"{COUNT}?location_id=store_1", close=False)
     start = time.monotonic()
-    assert said(host.port, before + b"GET /v1/orders/cou").startswith(b"HTTP/1.1 200")
+    assert answer_to(host.port, before + b"GET /v1/orders/cou").startswith(b"HTTP/1.1 200")
     assert time.monotonic() < start + 10, "the limit is not that of a connection without a request, 60 s"
 
 
@@ -228,5 +230,5 @@ def test_a_connection_without_requests_is_closed(host: Host, monkeypatch: pytest
         monkeypatch.setattr(protocol.PatientProtocol, "__init__", impatient)
         start = time.monotonic()
         # Bytes between requests do not lengthen the limit.
-        assert said(port, get(path, close=False), b"\r\n").count(b"HTTP/1.1 200") == 1
+        assert answer_to(port, get(path, close=False), b"\r\n").count(b"HTTP/1.1 200") == 1
         assert 0.9 < time.monotonic() - start < 10
