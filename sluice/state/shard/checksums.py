@@ -7,7 +7,7 @@ altered row.
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from xxhash import xxh3_64_intdigest
 
 from sluice.state.shard.drivers import Row
 
@@ -33,4 +33,6 @@ def state_digest(operator: int, shared: bool, key: str, due: int | None, wall: i
 
 
 def _digest(content: bytes) -> int:
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True)
+    # Detects damage, not forgery. A cryptographic digest of a short row takes several times as long.
+    digest = xxh3_64_intdigest(content)
+    return digest if digest < 2**63 else digest - 2**64

@@ -22,7 +22,7 @@ StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 
-FORMAT = 2
+FORMAT = 3
 """Format of a shard's tables. Shards with another format are rejected."""
 
 _TABLES = (
