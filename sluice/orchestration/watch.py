@@ -21,7 +21,7 @@ from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 """The period of the triggers. They share what they read only if they have the same one."""
 
 
