@@ -186,7 +186,7 @@ def _value(value: str | bytes | None) -> Any:
         return None
     try:
         return msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return value
 
 

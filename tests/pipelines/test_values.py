@@ -151,17 +151,22 @@ def test_a_value_that_a_serde_or_a_function_rejects_is_one_dead_letter(drive: Dr
     sales.map_values(lambda sale: 1 / sale.amount, returns=float).to("parts")
     sales.filter(lambda sale: 2 / sale.amount > 1).to("small")
     driver = drive(pipeline)
-    driver.pipe("commas", "apple,many", key=b"\xff", headers={"from": "a test"})
+    deep = b"[" * 5_000 + b"]" * 5_000
+    driver.pipe("commas", "apple,many", key=b"\xff", headers={"from": "a test", "empty": None})
+    driver.pipe("sales", deep, key="deep")
     driver.pipe("commas", "apple,2")
     driver.pipe("sales", {"item": "pear", "amount": 0, "tags": ["a", "b", "c"]})
     assert keys_and_values(driver, "read") == [(None, {"item": "apple", "amount": 2, "tags": []})]
     assert keys_and_values(driver, "tags") == [(None, "a"), (None, "b"), (None, "c")]
     assert sorted(detail for _, _, detail in reasons(driver)) == [
-        "ZeroDivisionError: division by zero", "decode returned dict, not Sale",
+        "Expected `object`, got `array`", "ZeroDivisionError: division by zero", "decode returned dict, not Sale",
     ]  # fmt: skip
-    assert {(letter.key, letter.headers.get("from")) for letter in driver.dead_letters()} == {
-        (b"\xff", "a test"), (None, None),
+    letters = {letter.key: letter for letter in driver.dead_letters()}
+    assert {key: letter.headers.get("from") for key, letter in letters.items()} == {
+        b"\xff": "a test", None: None, "deep": None,
     }  # fmt: skip
+    assert letters[b"\xff"].headers["empty"] is None
+    assert letters["deep"].value == deep
 
 
 def test_a_value_that_is_not_an_object_is_called_value(drive: Drive) -> None:

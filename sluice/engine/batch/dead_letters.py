@@ -59,9 +59,8 @@ def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -
 def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
     """Decode a record's headers from Spark's JSON, in which values are base64."""
     headers = json.loads(text) if text else []
-    return [
-        {"key": header["key"], "value": b64decode(header["value"]) if "value" in header else None} for header in headers
-    ]
+    values = ((header["key"], header.get("value")) for header in headers)
+    return [{"key": key, "value": None if value is None else b64decode(value)} for key, value in values]
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:
