@@ -20,7 +20,7 @@ HELP = {
     "batch_records": "Records that the newest batch read.",
     "batch_late": "Records of the newest batch that were too late for a store, once for each window.",
     "batch_rejected": "Records of the newest batch that were rejected, by reason.",
-    "batch_seconds": "Duration of the newest batch, from its clock to its snapshot.",
+    "batch_seconds": "Duration of the newest batch, the sum of its phases.",
     "batch_phase_seconds": "Duration of a phase of the newest batch.",
     "state_rows_written": "State rows that the newest batch wrote.",
     "state_bytes": "Size of a worker's shard on this machine.",

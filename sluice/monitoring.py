@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from sluice import answers
 from sluice.state.ledger.audits import Audit
-from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, JobRef, Snapshot
 
@@ -25,9 +24,8 @@ def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list
     """The newest batches of a job's current generation, newest first. `airflow` is Airflow's root path."""
     snapshots = ledger.snapshots.recent(job.pipeline, job.job, limit)
     audits = {audit.batch: audit for audit in ledger.audits.recent(job.ref, limit)}
-    history = {batch.number: batch for batch in ledger.history.recent(job.ref, limit)}
     return [
-        _batch(snapshot, audits.get(snapshot.batch), history.get(snapshot.batch), airflow) for snapshot in snapshots
+        _batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots
     ]
 
 
@@ -101,10 +99,11 @@ def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
     return answers.Snapshot(snapshot.id, snapshot.published_at, age, snapshot.positions)
 
 
-def _batch(snapshot: Snapshot, audit: Audit | None, batch: Batch | None, airflow: str) -> answers.BatchHistory:
+def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.BatchHistory:
     counts, sources = snapshot.counts, audit.sources if audit else ()
-    is_repeated = audit is not None and bool(audit.phases) and "start" not in audit.phases
-    seconds = None if batch is None or is_repeated else _seconds(batch, snapshot)
+    phases = {name: ms / 1_000 for name, ms in audit.phases.items()} if audit else {}
+    # A batch that a rebuild has repeated has no start.
+    seconds = round(max(sum(phases.values()), 0.001), 3) if "start" in phases else None
     records = counts.get("read", 0)
     read: Counter[str] = Counter()
     for source in sources:
@@ -114,7 +113,7 @@ def _batch(snapshot: Snapshot, audit: Audit | None, batch: Batch | None, airflow
         snapshot=snapshot.id,
         published_at=snapshot.published_at,
         seconds=seconds,
-        phases={name: ms / 1_000 for name, ms in audit.phases.items()} if audit else {},
+        phases=phases,
         records=records,
         records_per_second=round(records / seconds, 1) if seconds else None,
         applied=counts.get("applied", 0),
@@ -130,10 +129,6 @@ def _batch(snapshot: Snapshot, audit: Audit | None, batch: Batch | None, airflow
         log=log_path(snapshot.run, airflow),
         wrong=audit.wrong if audit else [],
     )
-
-
-def _seconds(batch: Batch, snapshot: Snapshot) -> float:
-    return round(max(snapshot.published_at.timestamp() - batch.begun / 1_000, 0.001), 3)
 
 
 def _generation(ledger: Ledger, info: JobInfo, current: JobInfo | None, now: datetime) -> answers.Generation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -181,9 +182,18 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
         # The next run completes that batch, divides the remaining records again, and crashes while it writes output.
         2: crash(monkeypatch, running, Snapshots, "publish", batch=2, most=30),
     }
-    running.run(max_records=30)
+    running.run(max_records=15)
     assert {batch: running.snapshots()[batch].positions for batch in ends} == ends
-    assert max(sizes(running)[3:]) <= 30
+    assert max(sizes(running)[3:]) <= 15
+    with running.ledger() as ledger:
+        audits = ledger.audits.recent(JobRef(running.pipeline.name, "main", 1), 100)
+    published = {snapshot.batch: snapshot.published_at for snapshot in running.snapshots()}
+    # Batch 3 and the following ones have the same clock. The phases of each begin after the batch before.
+    following = [audit for audit in audits if audit.batch > 3]
+    assert following
+    for audit in following:
+        between = published[audit.batch] - published[audit.batch - 1]
+        assert sum(audit.phases.values()) <= between / timedelta(milliseconds=1) + 100
     assert results(running) == expected
     # The history has the end of each batch: a rebuild repeats the batches and compares the checksums.
     job = plan(running.pipeline).job

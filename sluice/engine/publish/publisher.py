@@ -144,6 +144,8 @@ class Publisher:
     """Number of records read so far."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
+    _published_ms: int = 0
+    """When the last batch was published, epoch ms."""
 
     def begin(self) -> Mapping[str, int]:
         """Write the stream times that the next batch starts from, and return them.
@@ -169,7 +171,9 @@ class Publisher:
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         side_outputs, phases = self.storage.side_outputs, Phases()
         if self.output is not None:
-            phases.ms["start"] = max(round(time.time() * 1_000) - self.storage.batches.begun(batch), 0)
+            # The batches of a backlog have the same clock.
+            begun = max(self.storage.batches.begun(batch), self._published_ms)
+            phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         self.lease.check()
         ends = self._ends(batch)
         with ThreadPoolExecutor(1) as pool:
@@ -216,6 +220,7 @@ class Publisher:
             snapshot, audit and msgspec.structs.replace(audit, outputs=written, phases=phases.ms), times, metadata
         )
         side_outputs.start(batch + 1, times)
+        self._published_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
         done = "batch published" if new else "batch was published already"
         log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
