@@ -24,9 +24,7 @@ def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list
     """The newest batches of a job's current generation, newest first. `airflow` is Airflow's root path."""
     snapshots = ledger.snapshots.recent(job.pipeline, job.job, limit)
     audits = {audit.batch: audit for audit in ledger.audits.recent(job.ref, limit)}
-    return [
-        _batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots
-    ]
+    return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
 
 
 def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, int]:

@@ -33,3 +33,27 @@ def test_a_function_without_the_key_finds_its_module(tmp_path: Path, name: str, 
     pickled = pickle.dumps(Pickled.of(Not(function) if negated else function))
     done = subprocess.run([sys.executable, "-c", CALL, pickled.hex()], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == result
+
+
+SCRIPT = """
+import pickle
+from msgspec import Struct
+from sluice.engine.steps.pickling import Pickled
+
+class Amount(Struct):
+    cents: int = 0
+
+def doubled(key, cents):
+    return Amount(cents=2 * cents)
+
+if __name__ == "__main__":
+    print(pickle.dumps(Pickled.of(doubled)).hex())
+"""
+
+
+def test_a_function_of_a_script_makes_the_scripts_structs(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    pickled = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run([sys.executable, "-c", CALL, pickled], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "Amount(cents=10)"

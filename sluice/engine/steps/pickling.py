@@ -8,12 +8,15 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyspark import cloudpickle
+from pyspark.cloudpickle import CloudPickler
+from typing_extensions import override
 
 from sluice.values.modules import load_module
 from sluice.values.references import Reference
@@ -47,21 +50,46 @@ class Pickled:
         inner = inspect.unwrap(value) if callable(value) else value
         owner = inner if hasattr(inner, "__qualname__") else type(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
-        try:
-            file = inspect.getsourcefile(owner) or ""
-        except TypeError:
-            file = ""
-        if file and isinstance(value, type) and issubclass(value, msgspec.Struct) and "<" not in value.__qualname__:
+        file = _file(owner)
+        if file and _is_named_struct(value):
             return cls(module, file, b"", value.__qualname__)
-        return cls(module, file, cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+        buffer = BytesIO()
+        _Pickler(buffer).dump(value)  # type: ignore[no-untyped-call]
+        return cls(module, file, buffer.getvalue())
 
     @cached_property
     def value(self) -> Any:
         if self.name:
-            return attrgetter(self.name)(load_by_name(self.module, self.file))
+            return _named(self.module, self.file, self.name)
         if self.module != "__main__":  # its functions are pickled by value
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
+
+
+class _Pickler(CloudPickler):
+    """Pickles what functions of a script contain by value, but its Structs by name."""
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_named_struct(obj) and obj.__module__ == "__main__" and (file := _file(obj)):
+            return _named, (obj.__module__, file, obj.__qualname__)
+        return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+
+
+def _is_named_struct(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, msgspec.Struct) and "<" not in value.__qualname__
+
+
+def _file(owner: Any) -> str:
+    """The source file of a class, function or module; empty if there is none."""
+    try:
+        return inspect.getsourcefile(owner) or ""
+    except TypeError:
+        return ""
+
+
+def _named(module: str, file: str, name: str) -> Any:
+    return attrgetter(name)(load_by_name(module, file))
 
 
 def _load(pickled: Pickled) -> Reference:
