@@ -17,7 +17,7 @@ _MOST_OF_A_RUN = 1_000
 """The number of newest batches in which to look for a run's batches."""
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
-"""The reason of output records that the encoder rejected or that were too large; audits count both together."""
+"""The reason of output records that the encoder rejected or the topic does not accept; audits count both together."""
 
 
 def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:

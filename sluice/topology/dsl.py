@@ -241,7 +241,8 @@ class Stream(Handle[V]):
         """Write every record to `topic`, the key as text and the value as JSON; or to a table outside Kafka.
 
         `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
-        `on_error` applies to records that cannot be encoded, are too large for the topic, or do not fit the table.
+        `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
+        table.
         """
         self._sink(topic, value, key, delivery=delivery, on_error=on_error)
 
@@ -772,7 +773,8 @@ class Table(Handle[V]):
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
         cache does; a fused aggregation always does so. The records of a windowed table have the headers `window_start`
         and `window_end`, in epoch ms.
-        `on_error` applies to records that cannot be encoded, are too large for the topic, or do not fit the table.
+        `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
+        table.
         """
         self._sink(topic, value, key, emit=emit, delivery=delivery, on_error=on_error)
 

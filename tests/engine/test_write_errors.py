@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from sluice.errors import EngineError
 from sluice.topics import text_headers
 from sluice.values.records import OnError
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Build, Names, sale, sales_of
+from tests.engine.shop import Build, Names, Sale, sale, sales_of
 
 LIMIT = 20_000
 
@@ -72,6 +73,46 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None
     assert running.store("n") == {"a": 3, "b": 1}
     assert running.counts(f"unwritten/{running.names('copies')}") == 1
     assert running.counts(f"output/{running.names('copies')}") == 3
+
+
+def shifted(on_error: OnError) -> Build:
+    """Each sale with its event time, which may be up to ten days in the future."""
+
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline(max_future_skew="10 days")
+        sales = pipeline.stream(names("sales"), value=Sale, event_time="at")
+        sales.select("shop").to(names("copies"), on_error=on_error)
+        return pipeline
+
+    return build
+
+
+def hours_ahead(hours: int) -> str:
+    return (datetime.now(UTC) + timedelta(hours=hours)).replace(tzinfo=None).isoformat()
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(start: Start, delivery: str) -> None:
+    running = start(shifted("dead_letter"))
+    running.settings = dataclasses.replace(running.settings, delivery=delivery)
+    running.kafka.create_topics({running.names("copies"): 1}, {"cleanup.policy": "compact"})
+    running.send("sales", sale("a", at=hours_ahead(0)), sale("ahead", at=hours_ahead(3)))
+    running.send("sales", (None, sale("keyless", at=hours_ahead(0))))
+    assert running.run() == 3
+    assert [value["shop"] for _, value in running.output("copies")] == ["a"]
+    letters = {text_headers(letter)["sluice.reason"]: text_headers(letter) for letter in running.dead_letters()}
+    assert letters.keys() == {"timestamp", "null_key"}
+    assert "at most 3600000 ms after the broker's clock" in letters["timestamp"]["sluice.detail"]
+    assert letters["null_key"]["sluice.detail"].endswith("is compacted, so records need a key")
+    assert running.counts(f"unwritten/{running.names('copies')}") == 2
+
+
+def test_a_time_that_the_topic_does_not_accept_fails_the_run_with_the_options(start: Start) -> None:
+    running = start(shifted("fail"))
+    running.send("sales", sale("ahead", at=hours_ahead(3)))
+    with pytest.raises(EngineError, match="Invalid timestamp") as failed:
+        running.run()
+    assert "message.timestamp.after.max.ms" in failed.value.next_step
 
 
 def test_many_small_records_fit_a_topic_with_a_small_limit(start: Start) -> None:

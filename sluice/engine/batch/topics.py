@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -13,9 +14,22 @@ from sluice.brokers import quiet
 from sluice.errors import EngineError
 
 TIMEOUT_S = 30
-_KAFKA_DEFAULT = 1_048_588
-"""Kafka's default maximum size of a record batch, in bytes."""
+_ANY_TIME = 2**63 - 1
 _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+@dataclass(frozen=True)
+class TopicLimits:
+    """The records that a topic accepts, according to its settings. The defaults are Kafka's."""
+
+    size: int = 1_048_588
+    """The most bytes of a record batch."""
+    needs_key: bool = False
+    """Whether records without a key are rejected, because the topic is compacted."""
+    before_ms: int = _ANY_TIME
+    """How far before the broker's clock a record's timestamp may be."""
+    after_ms: int = 3_600_000
+    """How far after the broker's clock a record's timestamp may be."""
 
 
 @contextlib.contextmanager
@@ -43,22 +57,41 @@ def next_step_for(reason: str) -> str:
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "
             'write smaller records, or turn such records into dead letters: to(topic, on_error="dead_letter").'
         )
+    if "Invalid timestamp" in reason or "failed to validate record" in reason:
+        return (
+            "Nothing from the batch was published. Compare the output's keys and timestamps with the topic's "
+            "cleanup.policy, message.timestamp.before.max.ms and message.timestamp.after.max.ms, or turn such records "
+            'into dead letters: to(topic, on_error="dead_letter").'
+        )
     return "Check that the broker is running and reachable."
 
 
-def message_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
-    """Each topic's maximum record size in bytes, or Kafka's default if access to the configuration is denied."""
+def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicLimits]:
+    """The records that each topic accepts. If access to a topic's settings is denied, they are taken for Kafka's."""
     admin = AdminClient(quiet(kafka))
-    limits = dict.fromkeys(topics, _KAFKA_DEFAULT)
+    limits = dict.fromkeys(topics, TopicLimits())
     configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])
     with kafka_errors("Reading the topics' settings", kafka):
         for resource, future in configurations.items():
             try:
-                limits[resource.name] = int(future.result(TIMEOUT_S)["max.message.bytes"].value)
+                settings = future.result(TIMEOUT_S)
+                limits[resource.name] = _limits({name: entry.value for name, entry in settings.items()})
             except KafkaException as error:
                 if error.args[0].code() not in _NO_CONFIG:
                     raise
     return limits
+
+
+def _limits(settings: Mapping[str, str]) -> TopicLimits:
+    is_stamped = settings.get("message.timestamp.type") == "LogAppendTime"
+    # Brokers before Kafka 3.6 have one setting for both directions.
+    either = settings.get("message.timestamp.difference.max.ms", str(_ANY_TIME))
+    return TopicLimits(
+        size=int(settings["max.message.bytes"]),
+        needs_key="compact" in settings.get("cleanup.policy", ""),
+        before_ms=_ANY_TIME if is_stamped else int(settings.get("message.timestamp.before.max.ms", either)),
+        after_ms=_ANY_TIME if is_stamped else int(settings.get("message.timestamp.after.max.ms", either)),
+    )
 
 
 def ensure_topics(

@@ -14,6 +14,7 @@ from sluice.engine.batch.checkpoint import batch_log, copy_identity, last_batch
 from sluice.engine.batch.rejected import HeadersAt
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.dataframes import Frames, Input
 from sluice.engine.job.registration import job_info
 from sluice.engine.job.replay import Sink, begin
@@ -83,7 +84,7 @@ class JobQuery:
         *,
         published: int | None = None,
         auditor: Auditor | None = None,
-        limits: Mapping[str, int] | None = None,
+        limits: Mapping[str, TopicLimits] | None = None,
         at_least_once: AtLeastOnce | None = None,
         table_sinks: Mapping[str, TableSink] | None = None,
         headers_at: HeadersAt = lambda _: {},

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.topics import ensure_topics, message_limits, partition_counts
+from sluice.engine.batch.topics import TopicLimits, ensure_topics, partition_counts, topic_limits
 from sluice.engine.job.backlog_run import BacklogRun, needs_order
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
@@ -173,18 +173,18 @@ class JobRun:
             ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
         ledger.jobs.register(info, hidden=self.steps is not None, epoch=epoch)
 
-    def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, int]:
-        """Create the missing topics. Returns the maximum size of a record of each output topic, in bytes."""
+    def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
+        """Create the missing topics. Returns the records that each output topic accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
-        limits = message_limits(kafka, (*self.job.outputs, *self.job.topics))
+        limits = topic_limits(kafka, (*self.job.outputs, *self.job.topics))
         own = {
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: {"cleanup.policy": "compact"},
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
-        return {topic: limits[topic] for topic in self.job.outputs} | message_limits(kafka, [dead_letters])
+        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
 
 
 def _last_published(ledger: Ledger, ref: JobRef, batch: int | None) -> Published | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sluice.engine.batch.side_outputs import Written
-from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting
+from sluice.engine.batch.topics import TopicLimits
+from sluice.engine.publish.encode import NO_LIMITS, UNWRITTEN, RejectedOutput, encoded, fitting
 from sluice.engine.publish.transaction import send_at_least_once
 from sluice.plan import Job, Sink
 
@@ -26,13 +27,13 @@ class AtLeastOnce:
     topics: frozenset[str]
     streams: dict[str, Sink]
     """Topic → sink, for the outputs of streams, which tasks write."""
-    limits: Mapping[str, int]
-    """Topic → size limit of a record in bytes."""
+    limits: Mapping[str, TopicLimits]
+    """Topic → the records that it accepts."""
     dead_letters: str
     """The topic for records that cannot be written; the driver writes to it."""
 
     @classmethod
-    def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, int]) -> AtLeastOnce | None:
+    def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, TopicLimits]) -> AtLeastOnce | None:
         """The writer of a job's at-least-once outputs, or None. `default` is the delivery of outputs that set none.
 
         Dead letters are never written at least once.
@@ -48,7 +49,7 @@ class AtLeastOnce:
         if topic not in self.streams:
             return None
         sink, rejected = self.streams[topic], RejectedOutput()
-        records = fitting(sink, encoded(sink, table, rejected), self.limits.get(topic, NO_LIMIT), rejected)
+        records = fitting(sink, encoded(sink, table, rejected), self.limits.get(topic, NO_LIMITS), rejected)
         sent = send_at_least_once(self.kafka, [(topic, records)], self.limits)
         counts = {f"output/{topic}": sent.get(topic, 0)}
         counts |= {f"{UNWRITTEN}{name}": number for name, number in rejected.counts.items()}

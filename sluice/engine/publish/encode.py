@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,12 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
 from sluice.engine.batch.rejected import describe
+from sluice.engine.batch.topics import TopicLimits
 from sluice.errors import EngineError
 from sluice.operators.base import FAILURES
 from sluice.plan import Sink
 
-NO_LIMIT = 2**31
+NO_LIMITS = TopicLimits(size=2**31, after_ms=2**63 - 1)
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""
 _RECORD_OVERHEAD = 100
@@ -129,21 +131,46 @@ def _without_errors(
     return records.filter(pa.array(is_fine))
 
 
-def fitting(sink: Sink | None, table: pa.Table, limit: int, rejected: RejectedOutput) -> pa.Table:
-    """The encoded records that fit within their topic's size limit.
+def fitting(sink: Sink | None, table: pa.Table, limits: TopicLimits, rejected: RejectedOutput) -> pa.Table:
+    """The encoded records that their topic accepts.
 
     Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
-    `on_error="fail"`, all records are sent, and Kafka rejects records that are too large.
+    `on_error="fail"`, all records are sent, and Kafka rejects those that it does not accept.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
         return table
     sizes = _sizes(table)
-    too_large = sizes > limit
-    if not too_large.any():
+    table = _rejecting(
+        sink, table, sizes > limits.size, rejected, "too_large",
+        lambda row: f"{sizes[row]} bytes; {sink.topic} accepts at most {limits.size}",
+    )  # fmt: skip
+    if limits.needs_key:
+        without = np.asarray(pc.is_null(table.column("key")))
+        table = _rejecting(
+            sink, table, without, rejected, "null_key", lambda _: f"{sink.topic} is compacted, so records need a key"
+        )
+    if "timestamp" in table.column_names:
+        now = time.time_ns() // 1_000_000
+        # A record without a timestamp, or with 0, gets the time at which it is sent.
+        times = np.asarray(pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(), np.int64)
+        ahead = np.where(times == 0, 0, times - now)
+        table = _rejecting(
+            sink, table, (ahead > limits.after_ms) | (ahead < -limits.before_ms), rejected, "timestamp",
+            lambda row: f"timestamp {times[row]} ms; {sink.topic} accepts at most {limits.after_ms} ms after the "
+            f"broker's clock and {limits.before_ms} ms before it",
+        )  # fmt: skip
+    return table
+
+
+def _rejecting(
+    sink: Sink, table: pa.Table, refused: npt.NDArray[np.bool_], rejected: RejectedOutput, reason: str,
+    detail: Callable[[int], str],
+) -> pa.Table:  # fmt: skip
+    """Add the refused records to `rejected`. Returns the others."""
+    if not refused.any():
         return table
-    details = [f"{size} bytes; {sink.topic} accepts at most {limit}" for size in sizes[too_large].tolist()]
-    rejected.add(sink, table.filter(pa.array(too_large)), "too_large", details)
-    return table.filter(pa.array(~too_large))
+    rejected.add(sink, table.filter(pa.array(refused)), reason, [*map(detail, np.flatnonzero(refused).tolist())])
+    return table.filter(pa.array(~refused))
 
 
 def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:

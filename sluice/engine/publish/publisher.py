@@ -21,10 +21,11 @@ from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.side_outputs import part_name
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
-from sluice.engine.publish.encode import NO_LIMIT, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
+from sluice.engine.publish.encode import NO_LIMITS, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
@@ -133,8 +134,8 @@ class Publisher:
     """Reads the headers of records that ordered steps have rejected."""
     totals: Totals | None = None
     """How shards add up the totals of batches; None if Spark's state has done so."""
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """Topic → size limit of a record in bytes, where known."""
+    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
+    """Topic → the records that it accepts, where known."""
     at_least_once: AtLeastOnce | None = None
     table_sinks: Mapping[str, TableSink] = field(default_factory=dict)
     """Destination → the writer of its tables outside Kafka."""
@@ -280,7 +281,10 @@ class Publisher:
     def _stream_output(self, batch: int) -> StreamOutput:
         rejected = RejectedOutput()
         records = [
-            (sink.topic, fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMIT), rejected))
+            (
+                sink.topic,
+                fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMITS), rejected),
+            )
             for sink in self.storage.job.stream_sinks
             if not sink.table
             for table in self._stream_tables(batch, sink)
@@ -328,11 +332,11 @@ class Publisher:
         ]
         rows = self._table_rows([each for each in results if each[0].table], rejected)
         records = [
-            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMIT), rejected))
+            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMITS), rejected))
             for topic, table in records
         ]
         topic = job.pipeline.dead_letters
-        limit = self.limits.get(topic, NO_LIMIT)
+        limit = self.limits.get(topic, NO_LIMITS).size
         records += [
             (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
         ]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.brokers import quiet
-from sluice.engine.batch.topics import TIMEOUT_S, ensure_topics, kafka_errors, message_limits, next_step_for
+from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
 from sluice.state.ledger.history import Batch
@@ -110,7 +110,7 @@ class _Started:
 class TransactionalOutput:
     """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
-    def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, int]) -> None:
+    def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, TopicLimits]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
         self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id})
@@ -246,7 +246,7 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
-    with TransactionalOutput(kafka, writer, message_limits(kafka, [markers])) as output:
+    with TransactionalOutput(kafka, writer, topic_limits(kafka, [markers])) as output:
         return output
 
 
@@ -280,13 +280,13 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     return newest
 
 
-def _fast(limits: Mapping[str, int]) -> dict[str, str | bool]:
+def _fast(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
-    return _FAST | {"batch.size": str(min(_BATCH_BYTES, *limits.values()))}
+    return _FAST | {"batch.size": str(min(_BATCH_BYTES, *(limit.size for limit in limits.values())))}
 
 
 def send_at_least_once(
-    kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]], limits: Mapping[str, int]
+    kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]], limits: Mapping[str, TopicLimits]
 ) -> dict[str, int]:
     """Write records without a transaction, and return their number per topic. A retried task writes them again.
 
@@ -357,6 +357,6 @@ def _to_the_end(consumer: Consumer) -> Iterator[Any]:
             raise KafkaException(error)
 
 
-def dead_letter_limit(limits: Mapping[str, int]) -> int:
+def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
     """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
-    return max(limits.values()) + _DEAD_LETTER_HEADERS
+    return max(limit.size for limit in limits.values()) + _DEAD_LETTER_HEADERS
