@@ -171,6 +171,7 @@ async def responses(scope: Scope, receive: Receive, send: Send) -> None:
         "/twice": [(b"content-length", b"4")],
         "/divided": [(b"content-length", b"4")],
         "/large": [(b"content-length", b"3000000")],
+        "/huge": [(b"content-length", b"30000000")],
     }
     if path not in headers:
         await Response(status_code=int(path[1:]))(scope, receive, send)
@@ -180,8 +181,8 @@ async def responses(scope: Scope, receive: Receive, send: Send) -> None:
         raise ValueError("late")
     if path == "/twice":
         await send({**start, "headers": []})
-    if path == "/large":
-        for _ in range(3):
+    if path in ("/large", "/huge"):
+        for _ in range(3 if path == "/large" else 30):
             await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": True})
         await send({"type": "http.response.body"})
     elif path == "/divided":
@@ -232,3 +233,44 @@ def test_a_connection_without_requests_is_closed(host: Host, monkeypatch: pytest
         # Bytes between requests do not lengthen the limit.
         assert answer_to(port, get(path, close=False), b"\r\n").count(b"HTTP/1.1 200") == 1
         assert 0.9 < time.monotonic() - start < 10
+
+
+def test_requests_are_answered_after_the_client_has_ended_its_side(host: Host) -> None:
+    paths = [f"{COUNT}?location_id=store_1", f"{KEYS}/store_1", "/none"]
+    requests = [*(get(path, close=False) for path in paths), get(paths[0], close=False) + get(paths[1], close=False)]
+    for request in requests * 10:
+        with socket.create_connection(("127.0.0.1", host.port), timeout=20) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            assert everything(connection).count(b"HTTP/1.1 ") == request.count(b"GET ")
+    with socket.create_connection(("127.0.0.1", host.port), timeout=2) as connection:
+        connection.sendall(requests[0][:-2])
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection) == b"", "an incomplete request ends with its connection"
+
+
+def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.5)
+    with (
+        serving(responses, protocol.PatientProtocol) as port,
+        socket.socket() as idle,
+        socket.socket() as slow,
+    ):
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        for connection in (idle, slow):
+            connection.settimeout(20)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(get("/huge"))
+        received = 0
+        while block := slow.recv(50_000):  # for longer than the limit, but without a pause
+            received += len(block)
+            time.sleep(0.001)
+        assert received > 30_000_000
+        assert len(everything(idle)) < 30_000_000
+
+
+def everything(connection: socket.socket) -> bytes:
+    received = b""
+    while block := connection.recv(65_536):
+        received += block
+    return received

@@ -28,6 +28,8 @@ HEAD_SECONDS = 10.0
 """Time limit for a request's head, measured from the connection or the request's first byte."""
 SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
+UNREAD_SECONDS = 30.0
+"""How long a client may read nothing of what waits for it."""
 MOST_HEAD_BYTES = 64 * 2**10
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -43,17 +45,52 @@ class PatientProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _is_in_head = False
     _is_in_body = False
+    _batched: _Transport
+    _reading: asyncio.TimerHandle | None = None
+    """Checks whether a client that is behind reads."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Transport(transport, self.loop))
+        self._batched = _Transport(transport, self.loop)
+        super().connection_made(self._batched)
         self._wait(HEAD_SECONDS)
+
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Called when the client will send nothing more. Complete requests are answered before the connection ends."""
+        self._batched.flush()
+        newest = self.pipeline[0][0] if self.pipeline else self.cycle
+        if newest is None or newest.response_complete or self._is_in_head or self._is_in_body:
+            return False
+        newest.keep_alive = False
+        return self.scheme != "https"  # TLS ends in both directions at once
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._require_reading(self._batched.get_write_buffer_size() + 1)
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _require_reading(self, before: int) -> None:
+        """End the connection unless fewer bytes than before wait for the client."""
+        unread = self._batched.get_write_buffer_size()
+        if unread < before:
+            self._reading = self.loop.call_later(UNREAD_SECONDS, self._require_reading, unread)
+        else:
+            self._batched.abort()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._ends_at = None
         if self._timer is not None:
             self._timer.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         super().connection_lost(exc)
 
     @override
@@ -211,22 +248,25 @@ class _Transport(asyncio.Transport):
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
+        self.abort = transport.abort  # type: ignore[method-assign]
 
     @override
     def write(self, data: bytes) -> None:  # type: ignore[override]
         if not self._unsent:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.flush)
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            self._send()  # so that the transport can pause the writer
+            self.flush()  # so that the transport can pause the writer
 
     @override
     def close(self) -> None:
-        self._send()
+        self.flush()
         self._transport.close()
 
-    def _send(self) -> None:
+    def flush(self) -> None:
+        """Send now."""
         unsent, self._unsent, self._size = self._unsent, [], 0
         if unsent and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))
