@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,19 @@ def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
     with client(own_routes_app(folder), states, "/v1", "pages") as http:
         assert http.get("/v1/pages/home/views").json() == {"page": "home", "views": 7}
         assert http.get("/v1/pages/none/views").json()["detail"] == "Nobody has viewed 'none'."
+
+
+def test_a_folder_is_loaded_once_for_concurrent_first_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[Path] = []
+    load = own_files.load_routes
+
+    def counted(of: Path) -> own_files.RouteFiles:
+        loads.append(of)
+        time.sleep(0.2)
+        return load(of)
+
+    monkeypatch.setattr(own_files, "load_routes", counted)
+    with ThreadPoolExecutor(4) as pool:
+        routes = {*pool.map(own_files.routes_of, [folder] * 4)}
+    assert loads == [folder]
+    assert len(routes) == 1

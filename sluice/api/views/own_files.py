@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -75,9 +76,17 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
     segments.update(dict.fromkeys(firsts, file))
 
 
-@cache
+_LOADING = Lock()
+
+
 def routes_of(folder: Path) -> tuple[Route, ...]:
-    """The routes of a folder, loaded once per process."""
+    """The routes of a folder, loaded once per process, by the first thread that asks for them."""
+    with _LOADING:
+        return _routes_of(folder)
+
+
+@cache
+def _routes_of(folder: Path) -> tuple[Route, ...]:
     files = load_routes(folder)
     for file, error in files.broken.items():
         log.error("The routes of %s are not served: %s", file.name, error)
