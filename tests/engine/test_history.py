@@ -12,6 +12,7 @@ from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
 from sluice import Pipeline
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
@@ -132,7 +133,7 @@ def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> Non
     running.run()
     writer = Writer(JobRef(running.pipeline.name, "main", 1), running.pipeline.markers)
     batch = Batch(number=1, begun=0, partitions={}, ends={})
-    with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": 10**6}) as stopped:
+    with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": TopicLimits()}) as stopped:
         rebuild(running)
         with pytest.raises(EngineError, match=r"[Ff]enced"):
             stopped.send(batch, [])

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.state.ledger.history import Batch
@@ -28,7 +29,7 @@ class Topic:
         self.writer = Writer(JobRef(name, "main", 1), f"{name}_markers")
 
     def output(self) -> TransactionalOutput:
-        return TransactionalOutput(self.config, self.writer, {self.name: 1_000_000})
+        return TransactionalOutput(self.config, self.writer, {self.name: TopicLimits()})
 
     def records(self, *values: str) -> tuple[str, pa.Table]:
         column = pa.array([value.encode() for value in values], pa.binary())

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, SluiceError
@@ -166,7 +167,7 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> N
         kafka.create_topics({"out": 1, "markers": 1})
         config = {"bootstrap.servers": kafka.bootstrap, "log_level": "0"}
         writer = Writer(JobRef("p", "main", 1), "markers")
-        with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
+        with TransactionalOutput(config, writer, {"out": TopicLimits()}) as output:
             output.send(batch(0), [("out", records("a"))])
             broker = running_broker(kafka.folder)
             assert broker is not None
@@ -183,7 +184,7 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> N
                 result = "continued"
             except EngineError as error:
                 result = f"failed: {str(error)[:80]}"
-        with TransactionalOutput(config, writer, {"out": 1_000_000}) as output:
+        with TransactionalOutput(config, writer, {"out": TopicLimits()}) as output:
             output.send(batch(1), [("out", records("lost", "b"))])
             output.send(batch(2), [("out", records("c"))])
         assert values() == [b"a", b"lost", b"b", b"c"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark import cloudpickle
 
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.plan import plan
 from sluice.topology import load_pipeline
@@ -15,7 +16,7 @@ PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 
 def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:
     job = plan(load_pipeline(PIPELINES, "orders")).job
-    sent = AtLeastOnce.of(job, {}, "at_least_once", dict.fromkeys(job.outputs, 1_000))
+    sent = AtLeastOnce.of(job, {}, "at_least_once", dict.fromkeys(job.outputs, TopicLimits(size=1_000)))
     assert sent is not None
     assert sent.streams.keys() == {"general_orders", "restaurant_orders"}
     # An executor on another machine cannot import the module by this name.

@@ -17,6 +17,7 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.checkpoint import last_batch
 from sluice.engine.batch.storage import Storage, checkpoint_of
+from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
@@ -128,7 +129,7 @@ def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Instal
     kafka.create_topics({"orders_markers": 1})
     batch = Batch(number=1, begun=1, partitions={}, ends={})
     records = [("orders_markers", pa.table({"key": [b"key"], "value": [b"{}"]}))]
-    with TransactionalOutput(files.settings.kafka, Writer(files.ref, "orders_markers"), {"": 1_000_000}) as paused:
+    with TransactionalOutput(files.settings.kafka, Writer(files.ref, "orders_markers"), {"": TopicLimits()}) as paused:
         assert repartition(job_of(3), files.settings).generation == 2
         with pytest.raises(EngineError, match="Writing the output"):
             paused.send(batch, records)
