@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -46,6 +46,8 @@ class PatientProtocol(HttpToolsProtocol):
     _is_in_head = False
     _is_in_body = False
     _batched: _Transport
+    _running: _Cycle | None = None
+    """The newest request that the app has received."""
     _reading: asyncio.TimerHandle | None = None
     """Checks whether a client that is behind reads."""
 
@@ -57,13 +59,27 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client will send nothing more. Complete requests are answered before the connection ends."""
+        """Called when the client will send nothing more. Requests whose response has not begun are answered first.
+
+        A client that leaves cannot be distinguished from it, so a response that is being streamed ends.
+        """
         self._batched.flush()
-        newest = self.pipeline[0][0] if self.pipeline else self.cycle
-        if newest is None or newest.response_complete or self._is_in_head or self._is_in_body:
+        running, newest = self._running, self.cycle
+        if running is None or newest.response_complete or self._is_in_head or self._is_in_body:
             return False
+        if running.response_started and not running.response_complete:
+            return False
+        for cycle in (running, *(waiting for waiting, _ in self.pipeline)):
+            if isinstance(cycle, _Cycle):
+                cycle.client_has_ended = True
         newest.keep_alive = False
         return self.scheme != "https"  # TLS ends in both directions at once
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        assert isinstance(cycle, _Cycle)
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     @override
     def pause_writing(self) -> None:
@@ -187,6 +203,8 @@ class _Cycle(RequestResponseCycle):
     Uvicorn checks and encodes the headers of each response.
     """
 
+    client_has_ended = False
+
     @override
     async def send(self, message: Message) -> None:  # type: ignore[override]
         if not self.response_started and message["type"] == "http.response.start":
@@ -197,6 +215,8 @@ class _Cycle(RequestResponseCycle):
                 text, self.expected_content_length, self.keep_alive = head
                 self.transport.write(text)
                 return
+            if self.client_has_ended:
+                self.transport.close()  # a stream to a client that has left would not end
         await super().send(message)  # type: ignore[arg-type]
 
 
