@@ -32,6 +32,9 @@ class TopicLimits:
     """How far after the broker's clock a record's timestamp may be."""
 
 
+NO_LIMITS = TopicLimits(size=2**31, after_ms=_ANY_TIME)
+
+
 @contextlib.contextmanager
 def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     """Convert Kafka's errors to EngineErrors that name the action, such as "Reading the markers", and the brokers."""

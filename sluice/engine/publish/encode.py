@@ -20,7 +20,6 @@ from sluice.errors import EngineError
 from sluice.operators.base import FAILURES
 from sluice.plan import Sink
 
-NO_LIMITS = TopicLimits(size=2**31, after_ms=2**63 - 1)
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""
 _RECORD_OVERHEAD = 100

@@ -21,11 +21,11 @@ from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.side_outputs import part_name
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
-from sluice.engine.batch.topics import TopicLimits
+from sluice.engine.batch.topics import NO_LIMITS, TopicLimits
 from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
-from sluice.engine.publish.encode import NO_LIMITS, UNWRITTEN, RejectedOutput, encoded, fitting, shortened
+from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records

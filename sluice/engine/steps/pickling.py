@@ -81,7 +81,7 @@ def _is_named_struct(value: Any) -> bool:
 
 
 def _file(owner: Any) -> str:
-    """The source file of a class, function or module; empty if there is none."""
+    """The path of the file that defines a class or a function, or an empty string."""
     try:
         return inspect.getsourcefile(owner) or ""
     except TypeError:
