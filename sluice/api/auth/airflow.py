@@ -26,6 +26,7 @@ from starlette.websockets import WebSocketClose
 from typing_extensions import override
 
 from sluice.api.auth.principals import Principal, authenticate, unauthorized
+from sluice.api.http.headers import header
 from sluice.api.http.problems import problem
 from sluice.single_flight import SingleFlightCache
 
@@ -37,7 +38,6 @@ _HOW = "Log in to Airflow, or send a token from POST /auth/token as Authorizatio
 _SAFE = {"GET", "HEAD", "OPTIONS"}
 
 _Method = Literal["GET", "PUT"]
-_Headers = list[tuple[bytes, bytes]]
 
 
 class AirflowUser(Principal):
@@ -87,7 +87,7 @@ class LoginRequired:
             if user is None:
                 await unauthorized(_HOW)(scope, receive, send)
                 return
-            if scope["method"] not in _SAFE and _bearer(scope["headers"]) is None and not _is_same_origin(scope):
+            if scope["method"] not in _SAFE and _bearer(scope) is None and not _is_same_origin(scope):
                 await problem(403, "A page of another site sent this request with the browser's cookie.", _HOW)(
                     scope, receive, send
                 )
@@ -112,29 +112,24 @@ async def _check(token: bytes) -> AirflowUser | None:
 
 def _token(scope: Scope) -> bytes:
     """The bearer token, or else the token in the browser's cookie. Airflow looks in the same order."""
-    headers: _Headers = scope["headers"]
-    if (token := _bearer(headers)) is not None:
+    if (token := _bearer(scope)) is not None:
         return token
-    cookie = _header(headers, b"cookie")
+    cookie = header(scope, b"cookie")
     return cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1") if cookie else b""
 
 
-def _bearer(headers: _Headers) -> bytes | None:
+def _bearer(scope: Scope) -> bytes | None:
     """The token in the Authorization header, which browsers do not send on their own."""
-    scheme, _, token = _header(headers, b"authorization").partition(b" ")
+    scheme, _, token = header(scope, b"authorization").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
 
 
 def _is_same_origin(scope: Scope) -> bool:
     """Whether the browser says that a page of this site sent the request. Browsers send cookies for any page."""
-    if site := _header(scope["headers"], b"sec-fetch-site"):
+    if site := header(scope, b"sec-fetch-site"):
         return site == b"same-origin"
-    origin = urlsplit(_header(scope["headers"], b"origin").decode("latin-1"))
-    return origin.netloc != "" and origin.netloc.encode("latin-1") == _header(scope["headers"], b"host")
-
-
-def _header(headers: _Headers, wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")
+    origin = urlsplit(header(scope, b"origin").decode("latin-1"))
+    return origin.netloc != "" and origin.netloc.encode("latin-1") == header(scope, b"host")
 
 
 def _is_allowed(user: BaseUser, pipeline: str, method: _Method) -> bool:

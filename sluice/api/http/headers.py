@@ -5,10 +5,7 @@ from __future__ import annotations
 from starlette.types import Scope
 
 
-def header(scope: Scope, wanted: bytes) -> bytes | None:
-    """The first header of this name, which must be in lower case. Takes less time than a request's `headers`."""
-    for name, value in scope["headers"]:
-        if name == wanted:
-            found: bytes = value
-            return found
-    return None
+def header(scope: Scope, name: bytes) -> bytes:
+    """The first header of this lower-case name; empty if there is none. Quicker than a request's `headers`."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for each, value in headers if each == name), b"")

@@ -194,7 +194,7 @@ class Access:
     def require_change(self, pins: Sequence[Pin | JobSnapshot]) -> None:
         """Raise Unchanged if the client already has the response for these snapshots."""
         etags = header(self.request.scope, b"if-none-match")
-        if etags is not None and (current := etag(pins)) in etags.decode("latin-1"):
+        if etags and (current := etag(pins)) in etags.decode("latin-1"):
             raise Unchanged(current)
 
     async def cached(

@@ -91,7 +91,7 @@ class TokenRequired(Principal):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        given = header(scope, b"authorization") or b""
+        given = header(scope, b"authorization")
         scheme, _, token = given.partition(b" ")
         if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
             how = "Send the token that the server was started with as Authorization: Bearer."
