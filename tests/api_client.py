@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from sluice.api.views.access import ApiState
 from sluice.query import Reader
 from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
+from tests.server_thread import ServerThread
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 """A broker that does not exist."""
@@ -138,15 +137,5 @@ class Api:
     def serve(self) -> Iterator[str]:
         """Serve the app in a thread; yields its address."""
         port = free_port()
-        server = uvicorn.Server(uvicorn.Config(self.app, port=port, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        try:
+        with ServerThread(uvicorn.Config(self.app, port=port, log_level="error", lifespan="off")):
             yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = server.force_exit = True
-            thread.join(10)

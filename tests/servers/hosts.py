@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.remote.server.run import Options, claim, configuration, make_app
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port
+from tests.server_thread import ServerThread
 
 TOKEN = "a-token-of-these-tests"
 CLIENT = httpx.Client(timeout=120, trust_env=False)
@@ -38,23 +36,16 @@ class Host:
         known = replace(settings(), shards=f"sqlite:///{self.folder}")
         claim(self.ledger, known, self.options, pipeline, numbers)
         app = _Counting(make_app(self.ledger, known, self.options), self.calls)
-        self._server = uvicorn.Server(configuration(app, self.options))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self._server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        self._server = ServerThread(configuration(app, self.options)).start()
         return self
 
     def stop(self) -> None:
         """Stop the server at once and close its connections."""
-        self.begin_stop()
-        self._thread.join(10)
+        self._server.stop()
 
     def begin_stop(self) -> None:
         """Tell the server to stop, without waiting for it."""
-        self._server.should_exit = self._server.force_exit = True
+        self._server.begin_stop()
 
     @property
     def options(self) -> Options:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import uvicorn
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,6 +18,7 @@ from sluice.remote.server import protocol
 from sluice.remote.server.run import Options, configuration, make_app
 from sluice.settings import settings
 from tests.ports import free_port
+from tests.server_thread import ServerThread
 from tests.servers.hosts import TOKEN, Host
 
 LOG_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -34,16 +33,8 @@ def serving(app: ASGIApp, kind: type[HttpToolsProtocol]) -> Iterator[int]:
     options = Options(free_port(), rest=True)
     config = configuration(app, options)
     config.http = kind
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    yield options.port
-    server.should_exit = server.force_exit = True
-    thread.join(10)
+    with ServerThread(config):
+        yield options.port
 
 
 def answer_to(port: int, *parts: bytes) -> bytes:
