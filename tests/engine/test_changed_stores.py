@@ -380,9 +380,14 @@ def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
     refused(running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True)
 
 
-def test_a_call_that_was_killed_can_be_repeated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "functions", [("promote",), pytest.param(("continue_as", "promote"), marks=pytest.mark.heavy)]
+)
+def test_a_call_that_was_killed_can_be_repeated(
+    functions: tuple[str, ...], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = run_before(start, last)
-    for function in ("continue_as", "promote"):
+    for function in functions:
         with monkeypatch.context() as patch:
             patch.setattr(Jobs, function, killed)
             with pytest.raises(RuntimeError, match="killed"):
@@ -390,7 +395,8 @@ def test_a_call_that_was_killed_can_be_repeated(start: Start, monkeypatch: pytes
         assert running.store("last") == LAST
     changed = change(running, joined)
     assert changed.store("shops") == {"1.00": 1, "3.00": 1, "5.00": 1}
-    assert generations(changed) == [1, 5], "generation 2, of the changed stores, is continued and used; 3 and 4 are not"
+    newest = 3 + len(functions)
+    assert generations(changed) == [1, newest], "generation 2, of the changed stores, is continued; later ones are not"
 
 
 def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,14 @@ def test_a_closed_window_accepts_no_records_but_can_be_queried(start: Start) -> 
     assert len(windows) == 5
 
 
+def test_no_records_are_left_over_by_rounding(start: Start) -> None:
+    running = start(shop, sales=2)
+    for partition, count in enumerate((5, 4)):
+        running.send("sales", *[sale("a")] * count, partition=partition)
+    running.run(max_records=3)
+    assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [3, 4, 2]
+
+
 def test_every_key_is_in_its_owners_shard(start: Start) -> None:
     running = start(shop)
     keys = ["a", "Café Ünïcode", "ключ", 'it\'s "quoted" \\ and \t tabbed', "", "😀", "a" * 1000, "0", "null"]

@@ -102,7 +102,7 @@ def built(running: Running, store: str = "spent", generation: int = 2) -> dict[s
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(False, id="some"), pytest.param(True, id="all", marks=pytest.mark.heavy)]
+    "every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.heavy)]
 )
 def test_a_replay_reads_from_a_point_up_to_a_point(start: Start, every: bool) -> None:
     running = opened(start)
@@ -123,7 +123,7 @@ def test_a_replay_reads_from_a_point_up_to_a_point(start: Start, every: bool) ->
             lambda one: (4 <= one.offset < 6, one.offset >= 2)[one.partition],
         ),
     ]
-    for begin, until, selects in chosen if every else chosen[2::4]:
+    for begin, until, selects in chosen if every else chosen[-1:]:
         generation = rebuilding(running).replay(Span.parse(begin, until))
         assert built(running, generation=generation) == totals(filter(selects, SOLD)), (begin, until)
         # A table's state needs all its records before the end.

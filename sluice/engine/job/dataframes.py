@@ -90,7 +90,11 @@ class Frames:
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and isinstance(job, OrderedJob)
         reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
-        return reader, self.input.read([source.topic for source in job.streams], self.max_records)
+        topics, most = [source.topic for source in job.streams], self.max_records
+        if most is not None:
+            # Spark rounds each partition's share down, which would leave a few records for one more batch.
+            most += sum(self.partitions[topic] for topic in topics) - 1
+        return reader, self.input.read(topics, most)
 
     def _columns(self) -> list[str]:
         """The columns that the task after the stateless steps reads in both kinds of job."""

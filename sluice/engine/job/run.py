@@ -45,7 +45,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class JobRun:
-    """Runs a job on a Spark session, in batches of at most `max_records` records of streams."""
+    """Runs a job on a Spark session, in batches of at most `max_records` records of streams.
+
+    If Spark divides the records, a batch may have one more for each further partition.
+    """
 
     spark: Starting
     job: Job
