@@ -6,8 +6,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-TOGETHER = ("tests/api/", "tests/browser/")
-"""Folders whose tests run in one process, because they share an Airflow. Elsewhere, each file has one process."""
+TOGETHER = ("tests/api/", "tests/browser/", "tests/engine/test_delta")
+"""Tests that run in one process, because they share an Airflow, or load Delta Lake. Otherwise, a file has a process."""
 
 SPARK = (
     "tests/engine/",
@@ -29,6 +29,7 @@ FIRST = (
     "tests/faults/test_drivers.py",
     "tests/engine/test_span.py",
     "tests/engine/test_history.py",
+    "tests/engine/test_delta",
     "tests/engine/test_rebuild.py",
     "tests/engine/test_backlog.py",
     "tests/browser/",

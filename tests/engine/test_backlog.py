@@ -182,9 +182,9 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
         # The next run completes that batch, divides the remaining records again, and crashes while it writes output.
         2: crash(monkeypatch, running, Snapshots, "publish", batch=2, most=30),
     }
-    running.run(max_records=20)
+    running.run(max_records=15)
     assert {batch: running.snapshots()[batch].positions for batch in ends} == ends
-    assert max(sizes(running)[3:]) <= 20
+    assert max(sizes(running)[3:]) <= 15
     with running.ledger() as ledger:
         audits = ledger.audits.recent(JobRef(running.pipeline.name, "main", 1), 100)
     published = {snapshot.batch: snapshot.published_at for snapshot in running.snapshots()}

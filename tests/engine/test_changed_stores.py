@@ -93,14 +93,8 @@ BEFORE = [sale("a", 1), sale("b", 5, "08:00:10"), sale("a", 3, "08:00:20"), sale
 AFTER = [sale("a", 5, "08:01:31"), sale("d", 3, "08:01:40"), sale("b", 1, "08:00:59"), sale("c", 9, "08:04:00")]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(counted, summed, marks=pytest.mark.heavy),
-        (last, joined),
-        pytest.param(joined, moved, marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.heavy  # test_runs_go_on_while_stores_are_computed has more runs
+@pytest.mark.parametrize(("before", "after"), [(counted, summed), (last, joined), (joined, moved)])
 def test_added_stores_are_as_if_they_had_always_been_there(before: Build, after: Build, start: Start) -> None:
     fresh = start(after)
     for records in (BEFORE[:2], BEFORE[2:], AFTER):
@@ -406,6 +400,9 @@ def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.
     fresh.run()
     pipeline, rest = joined(running.names), iter([AFTER[:2], AFTER[2:]])
     changing, build = replace(running, pipeline=pipeline), Rebuild.build
+    with pytest.raises(CompatibilityError) as caught:
+        changing.run()
+    assert "--changed-only" in caught.value.next_step
 
     def go_on(rebuild: Rebuild, ref: JobRef, steps: Sequence[Step]) -> None:
         for records in islice(rest, 1):
@@ -422,6 +419,9 @@ def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.
     assert next(rest, None) is None
     assert changed.everything()["stores"] == fresh.everything()["stores"]
     assert changed.store("shops") == fresh.store("shops")
+    assert changed.snapshot().stream_times == {
+        name.replace(fresh.names.prefix, running.names.prefix): at for name, at in fresh.snapshot().stream_times.items()
+    }
 
 
 def killed(*_: object, **__: object) -> None:

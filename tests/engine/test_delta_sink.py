@@ -114,6 +114,7 @@ def test_appended_rows_are_not_repeated_in_another_batch(lake: Lake) -> None:
     assert not lake.begun(target, published(2, ends={"0": 10, "1": 3}, generation=2)).state.may_repeat
 
 
+@pytest.mark.heavy
 def test_an_earlier_writer_cannot_commit(lake: Lake) -> None:
     earlier = lake.begun()
     written(earlier, 0, ("a", 1))

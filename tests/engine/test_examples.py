@@ -75,7 +75,7 @@ def differences(one: Example, settings: Settings) -> dict[str, int]:
 # tests/integration runs the orders pipeline end to end.
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("greetings", "pos")), "words", "windows", "products"],
+    [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("greetings", "pos", "windows")), "words", "products"],
 )
 def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a_loss(
     name: str, spark: SparkSession, settings: Settings
