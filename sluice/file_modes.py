@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 
 _OTHERS = 0o077
@@ -29,14 +30,14 @@ def close_folders(path: Path, levels: int) -> None:
 
 
 def close_database(path: Path) -> None:
-    """Remove other users' access to a SQLite file and its -wal and -shm files."""
+    """Remove other users' access to a SQLite file, known to be one, and its -wal and -shm files."""
     for ending in ("", "-wal", "-shm"):
         _close(Path(f"{path}{ending}"))
 
 
 def _close(path: Path) -> None:
-    # Only the owner can change a file's mode.
+    # Only the owner can change a file's mode. What a link points to may belong to other programs.
     with contextlib.suppress(OSError):
-        status = path.stat()
-        if status.st_mode & _OTHERS and status.st_uid == os.geteuid():
+        status = path.lstat()
+        if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode):
             path.chmod(status.st_mode & 0o700)

@@ -79,11 +79,10 @@ def open_engine(url: URL) -> Engine:
     try:
         make_folder(path.parent)
         make_file(path)
-        close_database(path)
     except OSError as error:
         raise StateError(f"Cannot create the database file: {error.strerror}.") from None
     engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
-    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -117,9 +116,10 @@ def close_file(url: str) -> None:
         engine.dispose()
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
     connection.isolation_level = None  # otherwise the driver would begin its own transactions, and none for reads
-    use_wal(connection)
+    use_wal(connection)  # fails unless the file is a database
+    close_database(path)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -76,6 +77,21 @@ def test_shared_folders_keep_their_modes(tmp_path: Path) -> None:
     LocalShard.create(f"sqlite:///{shared}/mine.sqlite").close()
     assert f"{stat.S_IMODE(shared.stat().st_mode):o}" == "777"
     assert open_for_all(shared) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link to a file", "link to a folder"])
+def test_what_is_not_a_database_keeps_its_mode(tmp_path: Path, kind: str) -> None:
+    other, path = tmp_path / "other", tmp_path / "p" / "j" / "g1" / "worker-0.sqlite"
+    path.parent.mkdir(parents=True)
+    target = other if kind.startswith("link") else path
+    target.mkdir() if kind.endswith("folder") else target.write_text("root:x:0:0:root:/root:/bin/bash")
+    if kind.startswith("link"):
+        path.symlink_to(other)
+    before = modes(tmp_path)
+    for open_it in (LocalShard.open, partial(LocalShard.open, to_write=True), LocalShard.create, Ledger.open):
+        with pytest.raises(StateError):
+            open_it(f"sqlite:///{path}")
+    assert modes(tmp_path) == before
 
 
 def test_opening_a_missing_shard_creates_no_folder(tmp_path: Path) -> None:

@@ -49,9 +49,6 @@ class SqliteDriver(Driver):
             if mode == "create":
                 make_folder(path.parent)
                 make_file(path)
-            close_database(path)
-            if _GENERATION.fullmatch(path.parent.name):
-                close_folders(path.parent, levels=3)  # the folders of the generation, the job and the pipeline
             self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
             if mode == "read":
                 self._connection.set_progress_handler(is_over, _STEPS)
@@ -61,6 +58,9 @@ class SqliteDriver(Driver):
                 self._create()
             # An empty file is a valid database to SQLite, but not a shard.
             demand_format(self._connection.execute(PROBE).fetchall())
+            close_database(path)
+            if _GENERATION.fullmatch(path.parent.name):
+                close_folders(path.parent, levels=3)  # the folders of the generation, the job and the pipeline
             self._identity = _identity(path)
 
     def _create(self) -> None:
