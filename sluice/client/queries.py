@@ -230,7 +230,12 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
 
 
 def _path(store: str, *parts: str) -> str:
-    return "/".join((STORES, *(quote(part, safe="") for part in (store, *parts))))
+    return "/".join((STORES, *map(_segment, (store, *parts))))
+
+
+def _segment(text: str) -> str:
+    # HTTP clients remove the segments "." and ".." from a path unless they are encoded.
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
 def _of_pipeline(pipeline: str, what: str) -> str:

@@ -6,6 +6,7 @@ loads the states of their keys and stores changed states with the snapshot.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,6 +17,12 @@ LEFT, RIGHT = 0, 1
 
 FAILURES = (Exception, SystemExit)
 """Errors of an author's code that reject one record. Others, such as KeyboardInterrupt, end the process."""
+
+
+def require_run(result: object) -> None:
+    """Raise TypeError for a result that shows that the author's code has not run: a coroutine or a generator."""
+    if isinstance(result, Coroutine | Generator | AsyncGenerator):
+        raise TypeError(f"the function returned a {type(result).__name__}, so its code did not run")
 
 
 class Row(msgspec.Struct):

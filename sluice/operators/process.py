@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.operators.base import FAILURES, Output, Row
+from sluice.operators.base import FAILURES, Output, Row, require_run
 from sluice.operators.encoding import to_json
 from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer
 
@@ -37,6 +37,7 @@ class Process:
         self._processor = make()
         self._context = Context(options, outputs, timers=hasattr(self._processor, "on_timer"))
         self._processor.init(self._context)
+        self._of_author: Callable[[Any], object] = self._processor.process
 
     def begin(self) -> Kept:
         return self.state_type()  # type: ignore[no-any-return]
@@ -54,7 +55,8 @@ class Process:
     def _take(self, row: Row) -> None:
         assert row.key is not None
         value = None if row.value is None else self._decode(row.value)
-        self._processor.process(Record(row.key, value, row.time))
+        if (result := self._of_author(Record(row.key, value, row.time))) is not None:
+            require_run(result)
 
     def _attempt(
         self, call: Callable[[Any], None], argument: Any, out: Output, key: str, value: str | None, time: int,
@@ -135,7 +137,8 @@ class Process:
         self._attempt(self._on_timer, timer, out, timer.key, None, timer.time, timer.name)
 
     def _on_timer(self, timer: Timer) -> None:
-        self._processor.on_timer(timer)  # type: ignore[attr-defined]
+        if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
+            require_run(result)
 
 
 def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:

@@ -684,10 +684,12 @@ class Stream(Handle[V]):
         *,
         on_error: OnError | None,
     ) -> Stream[Any]:
-        keyed = self._function(step, function, is_sql_allowed=gives not in ("record", "nothing"))
+        keyed = self._function(
+            step, function, is_sql_allowed=gives not in ("record", "nothing"), may_yield=gives in ("records", "values")
+        )
         return self._add_function(keyed, gives, shape, returns, on_error=on_error)
 
-    def _function(self, step: str, function: Any, *, is_sql_allowed: bool = True) -> Function:
+    def _function(self, step: str, function: Any, *, is_sql_allowed: bool = True, may_yield: bool = False) -> Function:
         """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
         where = self._where(step)
         if is_sql_allowed and not callable(function):
@@ -698,7 +700,7 @@ class Stream(Handle[V]):
                 if isinstance(function, list | tuple)
                 else "",
             )
-        return with_key(where, function, "value", value_type=self.shape.contract)
+        return with_key(where, function, "value", value_type=self.shape.contract, may_yield=may_yield)
 
     def _add_function(
         self, function: Function, gives: str, shape: Shape, returns: type | None = None, *, on_error: OnError | None

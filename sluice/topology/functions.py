@@ -16,16 +16,17 @@ from sluice.values.wrappers import WithoutKey
 Function: TypeAlias = Callable[..., Any]
 
 
-def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any) -> Function:
+def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any, may_yield: bool = False) -> Function:
     """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
-    Raises TopologyError if it accepts neither, or if it declares its last argument, the value, as a Struct other than
-    `value_type`, which is None for plain JSON data.
+    Raises TopologyError if it accepts neither, if it is async, if it is a generator although it may not yield results,
+    or if it declares its last argument, the value, as a Struct other than `value_type`, which is None for plain JSON
+    data.
     """
-    if _accepts(where, function, arguments):
+    if _accepts(where, function, arguments, may_yield=may_yield):
         require_value_type(where, function, len(arguments) - 1, value_type)
         return WithoutKey(function)
-    if _accepts(where, function, ("key", *arguments)):
+    if _accepts(where, function, ("key", *arguments), may_yield=may_yield):
         require_value_type(where, function, len(arguments), value_type)
         return function  # type: ignore[no-any-return]
     taken = ", ".join(arguments)
@@ -35,7 +36,7 @@ def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any) 
 
 
 def require_callable(where: str, function: Any, *arguments: str) -> None:
-    """Raise TopologyError unless `function` can be called with these arguments."""
+    """Raise TopologyError unless `function` can be called with these arguments, and does its work when it is called."""
     if not _accepts(where, function, arguments):
         raise TopologyError(
             f"{where}: {_signature(function)} must take ({', '.join(arguments)}).", next_step="Change its parameters."
@@ -76,12 +77,21 @@ def _value_in(declared: Any) -> Any:
     return present[0] if get_origin(declared) in (Union, UnionType) and len(present) == 1 else declared
 
 
-def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:
+def _accepts(where: str, function: Any, arguments: tuple[str, ...], *, may_yield: bool = False) -> bool:
     if not callable(function):
         raise TopologyError(
             f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}.",
             next_step="" if arguments else f"Pass a function without parameters: lambda: {function!r}.",
         )
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    for each in (function, called):
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            raise TopologyError(f"{where}: {_name(function)} is async.", next_step="Define it without async.")
+        if inspect.isgeneratorfunction(each) and not may_yield:
+            raise TopologyError(
+                f"{where}: {_name(function)} is a generator, whose code does not run when it is called.",
+                next_step="Return the result instead of yielding it.",
+            )
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
@@ -92,4 +102,8 @@ def _accepts(where: str, function: Any, arguments: tuple[str, ...]) -> bool:
 
 
 def _signature(function: Function) -> str:
-    return f"{getattr(function, '__name__', repr(function))}{inspect.signature(function)}"
+    return f"{_name(function)}{inspect.signature(function)}"
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__name__", repr(function))

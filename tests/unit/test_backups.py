@@ -77,7 +77,7 @@ def test_backups_are_consistent_while_batches_are_published(database: str, tmp_p
 
     writer = threading.Thread(target=go_on)
     writer.start()
-    newest = []
+    newest: list[int] = []
     try:
         for number in range(3):
             while newest and old.ledger.snapshots.last_batch(old.ref) == newest[-1]:

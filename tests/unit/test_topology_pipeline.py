@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import WALL_CLOCK, Context, Decimal2, Pipeline, Record, session, struct, tumbling
+from sluice import WALL_CLOCK, Context, Decimal2, Pipeline, Record, Timer, session, struct, tumbling
 from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
@@ -68,6 +68,29 @@ class OfShops(OfSales):
 
 def is_in_oslo(shop: Shop) -> bool:
     return shop.city == "Oslo"
+
+
+async def waits(sale: Sale) -> bool:
+    return False
+
+
+def yields(sale: Sale) -> Iterator[bool]:
+    yield False
+
+
+class Waits:
+    async def __call__(self, sale: Sale) -> bool:
+        return False
+
+
+class Yields(OfSales):
+    def process(self, record: Record[Sale]) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+class WaitsForTimer(OfSales):
+    async def on_timer(self, timer: Timer) -> None:
+        """Does nothing."""
 
 
 def count_shop(count: int, shop: Shop) -> int:
@@ -308,6 +331,25 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().process(OfSales, stores=["total"]),  # type: ignore[call-overload]
         r"process at .*: expected stores=\{name: type\}, got list: \['total'\]",
     ),
+    "an async function": (
+        lambda: sales().filter(waits),
+        r"filter at .*: waits is async\. Define it without async\.",
+    ),
+    "a part of an async function": (lambda: sales().foreach(partial(waits)), r"foreach at .* is async"),
+    "an object with an async call": (lambda: sales().peek(Waits()), r"peek at .*Waits object at .* is async"),
+    "a generator as a condition": (
+        lambda: sales().filter_not(yields),
+        r"filter_not at .*: yields is a generator, whose code does not run when it is called\. Return the result",
+    ),
+    "an adder that yields": (
+        lambda: sales().group_by_key().aggregate(int, lambda n, sale: (yield n), store="n", returns=int),  # type: ignore[misc]
+        r"adder: <lambda> is a generator",
+    ),
+    "a processor that yields": (
+        lambda: sales().process(Yields),  # type: ignore[arg-type]
+        r"process at .*: process: process is a generator",
+    ),
+    "a processor with an async timer": (lambda: sales().process(WaitsForTimer), r"on_timer: on_timer is async"),
     "a condition that is neither SQL nor a function": (
         lambda: sales().filter(None),  # type: ignore[call-overload]
         r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got NoneType: None",
@@ -567,6 +609,10 @@ def cities(shops: list[Shop]) -> list[str]:
     return [shop.city for shop in shops]
 
 
+def each_city(shops: list[Shop]) -> Iterator[str]:
+    yield from cities(shops)
+
+
 def is_anywhere(shop: Shop | None) -> bool:
     return shop is not None
 
@@ -576,5 +622,7 @@ def test_functions_may_be_declared_for_the_streams_values() -> None:
     sales().process(OfAnything)
     pipeline = Pipeline("p")
     pipeline.stream("shops", value=Shop).filter(is_in_oslo).filter_not(is_anywhere)
-    pipeline.stream("lists", value=list[Shop]).flat_map_values(cities, returns=str)
+    lists = pipeline.stream("lists", value=list[Shop])
+    for function in (cities, each_city):
+        lists.flat_map_values(function, returns=str)
     pipeline.stream("sales", value=Sale).map_values(lambda sale: Shop(sale.shop, ""), returns=Shop).filter(is_in_oslo)

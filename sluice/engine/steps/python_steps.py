@@ -15,6 +15,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.rejected import describe
+from sluice.operators.base import require_run
 from sluice.operators.encoding import Declared, require_key, to_json
 from sluice.plan import Job, PythonFunction
 
@@ -49,10 +50,13 @@ class Call:
         function = self.of.function.value
         match self.of.gives:
             case "nothing":
-                function(key, value)
+                if (result := function(key, value)) is not None:
+                    require_run(result)
                 return {}
             case "condition":
-                return {"value": "true" if function(key, value) else "false"}
+                if type(result := function(key, value)) is not bool:
+                    require_run(result)
+                return {"value": "true" if result else "false"}
             case "key":
                 return {"key": _key(function(key, value))}
             case "record":

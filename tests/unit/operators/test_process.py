@@ -155,6 +155,15 @@ def test_values_have_the_declared_type_and_null_is_none() -> None:
     assert seen == [[1], None]
 
 
+def test_a_call_whose_code_does_not_run_rejects_the_record() -> None:
+    class Hidden(Author):
+        def process(self, record: Record) -> Any:
+            return (self.context.store(name) for name in "a")
+
+    (rejection,) = run(Process(lambda: Hidden(None)), [Given("a", 1, 0)]).rejected
+    assert rejection.why == "TypeError: the function returned a generator, so its code did not run"
+
+
 class Silent:
     def init(self, context: Context) -> None:
         self.context = context
