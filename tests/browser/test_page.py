@@ -220,6 +220,8 @@ def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address
     expect(page.get_by_text("There is no snapshot 1.99")).to_be_visible()
     page.goto(f"{address}#/pipelines/orders/stores/general_orders_count_window?key=store_1234")
     expect(page.locator("figure circle")).to_have_count(24)
+    page.goto(f"{address}#/pipelines/orders/stores/general_orders_revenue?key=..")
+    expect(page.get_by_text("0 entries of snapshot")).to_be_visible()
 
 
 def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api) -> None:

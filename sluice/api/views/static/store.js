@@ -85,12 +85,13 @@ const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 async function entries(pipeline, name, given, isWindowed) {
   const storePart = `/stores/${part(name)}`;
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
-  const hasNewline = (given.key ?? "").includes("\n");
+  // Browsers remove newlines and the segments "." and ".." from a path.
+  const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
   let path = storePart, request = { ...parameters, limit: 100 };
   if (given.key !== undefined) {
     const { pipeline: _, as_of, from, to } = parameters;
-    path = hasNewline ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
-    request = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(hasNewline ? { key: given.key } : {}) };
+    path = inQuery ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
+    request = { pipeline, as_of, ...(isWindowed ? { from, to } : {}), ...(inQuery ? { key: given.key } : {}) };
   }
   const reproduce = links(pipeline, name, given, path, request);
   let answer;
