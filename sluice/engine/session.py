@@ -20,6 +20,8 @@ DEFAULTS = {
     # Spark SQL sets this, too. Without it, workers that `start_workers` starts would have another environment than
     # those of queries, which would start a daemon of their own.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
+    # If a function crashes Python, the error has its traceback.
+    "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stateStore.providerClass": (

@@ -15,8 +15,13 @@ from sluice.values.windows import Bounds
 
 LEFT, RIGHT = 0, 1
 
-FAILURES = (Exception, SystemExit)
-"""Errors of an author's code that reject one record. Others, such as KeyboardInterrupt, end the process."""
+
+def rejects_record(error: BaseException) -> bool:
+    """Whether an error of an author's code rejects one record. All others end the run.
+
+    A MemoryError ends the run, because it depends on the machine: the record may succeed when it is read again.
+    """
+    return isinstance(error, Exception | SystemExit) and not isinstance(error, MemoryError)
 
 
 def require_run(result: object) -> None:
@@ -82,7 +87,7 @@ class Output(Protocol):
     def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
         """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
 
-        `value` is the step's input. Raises EngineError if the step's `on_error` ends the run.
+        `value` is the step's input. Raises EngineError if the error or the step's `on_error` ends the run.
         """
 
 

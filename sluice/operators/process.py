@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.operators.base import FAILURES, Output, Row, require_run
+from sluice.operators.base import Output, Row, require_run
 from sluice.operators.encoding import to_json
 from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer
 
@@ -68,9 +68,7 @@ class Process:
         try:
             call(argument)
             self._context.check()
-        except MemoryError:
-            raise
-        except FAILURES as error:
+        except BaseException as error:
             self._context.undo()
             out.reject(error, key, value, time, timer)
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -455,6 +456,14 @@ class BaseJob:
         return columns_of(self.layers)
 
     @property
+    def python_steps(self) -> tuple[Step, ...]:
+        """The steps that call the author's Python functions in Spark's workers."""
+        sources = (*self.streams, *(table.source for table in self.tables))
+        decoded = (source.number for source in sources if source.decode or source.key_decode)
+        numbers = {*decoded, *(function.number for function in self.functions)}
+        return tuple(step for step in self.pipeline.steps if step.number in numbers)
+
+    @property
     def first_failures(self) -> tuple[Failure, ...]:
         """The failures of steps before any ordered operator."""
         return tuple(failure for failure in self.failures if not failure.stage)
@@ -545,6 +554,12 @@ class OrderedJob(BaseJob):
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
                 return self.pipeline.steps[edge.target]
         return super().step_of(column)
+
+    @property
+    def python_steps(self) -> tuple[Step, ...]:
+        """The steps that call the author's Python functions in Spark's workers."""
+        with_state = (each.step for each in self.operators if isinstance(each.action, PythonAggregate | Process))
+        return tuple(sorted({*super().python_steps, *with_state}, key=attrgetter("number")))
 
     def step_named(self, name: str) -> Step | None:
         """The step with this name in counts."""

@@ -22,6 +22,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.tables import declared_columns
+from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
@@ -215,7 +216,7 @@ class PipedRun:
         try:
             self._query.processAllAvailable()
         except StreamingQueryException as error:
-            raise _root(error) from error
+            raise (worker_error(self.job, str(error)) or _root(error)) from error
 
     def advance(self, milliseconds: int) -> None:
         """Advance the clock of the next batches."""

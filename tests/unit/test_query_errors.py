@@ -10,9 +10,14 @@ from pyspark.errors import StreamingQueryException
 
 from sluice.engine.job.run import query_errors
 from sluice.errors import EngineError
+from sluice.plan import Step
 
-PIPELINE = SimpleNamespace(name="orders", steps={})
-STORAGE: Any = SimpleNamespace(job=SimpleNamespace(pipeline=PIPELINE), checkpoint="/checkpoints/orders", locations=[])
+STEPS = [
+    Step(1, "a", "map", "", "orders.py:3", "dead_letter"),
+    Step(2, "b", "process Totals", "", "orders.py:9", "fail"),
+]
+JOB = SimpleNamespace(pipeline=SimpleNamespace(name="orders", steps={}), python_steps=STEPS)
+STORAGE: Any = SimpleNamespace(job=JOB, checkpoint="/checkpoints/orders", locations=[])
 PUBLISHER: Any = SimpleNamespace(error=None)
 LEASE: Any = SimpleNamespace(require=lambda: None)
 
@@ -35,3 +40,36 @@ def test_any_other_error_ends_with_the_commands_for_a_retry_and_a_rebuild() -> N
         "The query of orders failed: java.io.IOException: Stream is corrupted. Nothing from the batch was published; "
         "the next run retries it. If the checkpoint /checkpoints/orders is damaged: sluice rebuild orders."
     )
+
+
+CRASH = """SparkException: Python worker exited unexpectedly (crashed): Fatal Python error: Segmentation fault
+
+Current thread 0x00007f9dc6c51b80 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/pipelines/orders.py", line 4 in per_order
+  File "/site-packages/sluice/engine/steps/python_steps.py", line 48 in call
+
+Extension modules: msgspec._core (total: 1)
+
+	at org.apache.spark.api.python.BasePythonRunner.applyOrElse(PythonRunner.scala:711)
+Caused by: java.io.EOFException"""
+
+
+def test_a_worker_that_ends_is_named_with_the_functions_that_it_may_have_run() -> None:
+    for cause, where in (
+        (CRASH, "at orders.py:4, in per_order"),
+        (CRASH.replace("orders.py", "library.py"), "at __init__.py:519, in string_at"),
+        (
+            f"{CRASH.partition('Fatal')[0]}\n\tat java\nCaused by: java.io.EOFException",
+            "while it ran one of these steps: map at orders.py:3, process Totals at orders.py:9",
+        ),
+    ):
+        said = error_of(cause)
+        assert said.startswith(f"A Python worker of orders ended {where}. Nothing from the batch was published. ")
+        assert "rebuild" not in said
+
+
+def test_an_error_that_a_task_raises_keeps_its_own_next_step() -> None:
+    raised = "map at orders.py:3 failed for key 'a': KeyboardInterrupt (orders.py:4, in f). Correct the function."
+    said = error_of(f"Job aborted: Traceback (most recent call last):\nsluice.errors.EngineError: {raised}\n\tat java")
+    assert said == raised

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,12 +53,34 @@ def describe(error: BaseException) -> str:
 
 def step_failed(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
     """The error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
-    subject = f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
     return EngineError(
-        f"{step} failed for {subject}: {detail}.",
+        f"{step} failed for {subject_of(key, timer)}: {detail}.",
         next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
         'without such records: on_error="dead_letter".',
     )
+
+
+def run_ended(where: str, error: BaseException, subject: str) -> EngineError:
+    """The error that ends the run when an author's function raises an error that rejects no record.
+
+    `where` is the step, or another place that calls the function; `subject` is what the function was called for.
+    """
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"
+    return EngineError(
+        f"{where} failed for {subject}: {describe(error)} ({place}).",
+        next_step="Nothing from the batch was published. "
+        + (
+            "Use less memory in the function, or give the machine more, and run again."
+            if isinstance(error, MemoryError)
+            else "This exception ends the run, because it is no error of a record. Correct the function, and run again."
+        ),
+    )
+
+
+def subject_of(key: str | None, timer: str = "") -> str:
+    """The record or timer for which a step was called, for a message."""
+    return f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
 
 
 Row = Mapping[str, Any]

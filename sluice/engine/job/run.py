@@ -31,6 +31,7 @@ from sluice.engine.read.identity import Positions, SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import Starting, compile_for, started
 from sluice.engine.steps.sql_errors import no_result_error
+from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
@@ -249,7 +250,7 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
 
 
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
-    """The error of a task whose driver has lost its lease, or whose worker's state is damaged."""
+    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
     if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
     if (damaged := _DAMAGED.search(message)) is not None:

@@ -18,7 +18,7 @@ from sluice.operators.aggregation.calculation import Calculation, Custom, Functi
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import FAILURES, Operator
+from sluice.operators.base import Operator
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
@@ -87,7 +87,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
     argument = action.takes.value if action.takes else Any
     try:
         return Process(action.processor.value, options, argument_type=argument, outputs=returns)
-    except FAILURES as error:
+    except BaseException as error:
         raise EngineError(
             f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe(error)}.",
             next_step="Correct the processor's __init__ or init, then run again.",

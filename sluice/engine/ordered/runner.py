@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.rejected import Rejected, describe, step_failed
+from sluice.engine.batch.rejected import Rejected, describe, run_ended, step_failed, subject_of
 from sluice.engine.batch.rows import (
     BEGIN,
     END,
@@ -30,7 +30,7 @@ from sluice.engine.batch.rows import (
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
-from sluice.operators.base import Operator, Row
+from sluice.operators.base import Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
@@ -188,6 +188,8 @@ class StageOutput:
         assert self.operator is not None
         del self._rows[self._mark :]
         self._held = None
+        if not rejects_record(error):
+            raise run_ended(str(self.operator.plan.step), error, subject_of(key, timer)) from error
         detail = describe(error)
         if self.operator.plan.step.on_error == "fail":
             raise step_failed(str(self.operator.plan.step), key, detail, timer) from error

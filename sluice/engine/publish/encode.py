@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
-from sluice.engine.batch.rejected import describe
+from sluice.engine.batch.rejected import describe, run_ended
 from sluice.engine.batch.topics import TopicLimits
 from sluice.errors import EngineError
-from sluice.operators.base import FAILURES
+from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 
 UNWRITTEN = "unwritten/"
@@ -69,9 +69,9 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
-        columns["value"] = _each(lambda text: encode(_decode(text)), columns["value"], errors)
+        columns["value"] = _each(lambda text: encode(_decode(text)), columns["value"], errors, sink)
     if sink.encode_key is not None:
-        columns["key"] = _each(sink.encode_key.value, columns["key"], errors)
+        columns["key"] = _each(sink.encode_key.value, columns["key"], errors, sink)
     if sink.is_windowed and "window_start" in table.column_names:
         columns["headers"] = _windows(table)
     for name in ("timestamp", "time"):
@@ -91,15 +91,15 @@ def latest(changes: pa.Table) -> pa.Table:
     return changes.take(pa.array(last.values(), pa.int64()))
 
 
-def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str]) -> pa.Array:
+def _each(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str], sink: Sink) -> pa.Array:
     """Encode each text. Adds the error of a row that fails to `errors`."""
     encoded: list[bytes | None] = []
     for row, text in enumerate(texts.to_pylist()):
         try:
             encoded.append(None if text is None else _bytes(encode, text))
-        except MemoryError:
-            raise
-        except FAILURES as error:
+        except BaseException as error:
+            if not rejects_record(error):
+                raise run_ended(f"The encoder of {sink.topic} at {sink.at}", error, f"{text:.500}") from error
             errors[row] = describe(error)
             encoded.append(None)
     return pa.array(encoded, pa.binary())

@@ -21,9 +21,14 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.dead_letters import DeadLetter, error_text
+from sluice.engine.batch.rejected import run_ended
+from sluice.operators.base import rejects_record
 from sluice.plan import Source
 from sluice.values import contracts
 from sluice.values.records import WALL_CLOCK
+
+Key = str | BaseException | None
+"""A key as text, or the error of a key that cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ class ValueDecoder:
             try:
                 for text in texts:
                     values.append(decode(text))  # noqa: PERF401  (keeps the values before one that fails)
-            except Exception as error:
+            except BaseException as error:
+                if not rejects_record(error):
+                    raise run_ended(f"The decoder of {self.source.topic}", error, "a value") from error
                 row = len(values) + len(dead_letters)
                 dead_letters.append(DeadLetter(row, *_reason(raw[row], error)))
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
@@ -180,11 +187,11 @@ class ValueDecoder:
             return [None if value is None else getattr(value, attribute) for value in values]
         return [*map(attrgetter(attribute), values)]
 
-    def keys(self, raw: list[bytes | None]) -> Iterator[str | Exception | None]:
+    def keys(self, raw: list[bytes | None]) -> Iterator[Key]:
         """Kafka keys as text; for a key that cannot be decoded, its error."""
         if self.source.key_decode is None:
             return key_texts(raw)
-        return _decoded(raw, self.source.key_decode.value)
+        return _decoded(raw, self.source.key_decode.value, self.source.topic)
 
     def json(self, value: Any, raw: bytes) -> str:
         """The value as JSON. Returns the record's own text if it is JSON."""
@@ -338,7 +345,7 @@ OF_VALUES = frozenset({"null_value", "empty_value", "duplicate_field", "contract
 """Reasons that depend neither on which fields a job reads nor on when it reads them."""
 
 
-def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
+def _reason(text: bytes | None, error: BaseException) -> tuple[str, str]:
     """The reason code and the detail for a value that could not be decoded."""
     if text is None:
         return "null_value", "the value is null"
@@ -359,20 +366,22 @@ def _reason(text: bytes | None, error: Exception) -> tuple[str, str]:
             return "malformed", error_text(error)
 
 
-def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str]) -> Iterator[str | Exception | None]:
+def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str], topic: str) -> Iterator[Key]:
     for key in keys:
         try:
             text = None if key is None else decode(key)
             if isinstance(text, str):
                 text.encode()  # fails for surrogates, which no column can hold
-        except Exception as error:
+        except BaseException as error:
+            if not rejects_record(error):
+                raise run_ended(f"The key decoder of {topic}", error, f"the key {key!r:.500}") from error
             yield error
             continue
         known = text is None or isinstance(text, str)
         yield text if known else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
 
 
-def key_texts(keys: list[bytes | None]) -> Iterator[str | Exception | None]:
+def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
     """Kafka keys as text; for a key that is not UTF-8, its error."""
     for key in keys:
         try:

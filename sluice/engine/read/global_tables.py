@@ -13,7 +13,7 @@ from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, error_text
 from sluice.engine.batch.rows import rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.decode import Key, ValueDecoder
 from sluice.engine.read.streams import Reader, Share, invalid_times
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
@@ -107,8 +107,8 @@ def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield rows(batch.num_rows, columns | {"sequence": 0, "origin": 0, "time": 0})
 
 
-def _is_unusable(key: str | Exception | None) -> bool:
-    return isinstance(key, Exception) or (key is not None and len(key.encode()) > MOST_KEY_BYTES)
+def _is_unusable(key: Key) -> bool:
+    return isinstance(key, BaseException) or (key is not None and len(key.encode()) > MOST_KEY_BYTES)
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.rejected import describe
-from sluice.operators.base import require_run
+from sluice.engine.batch.rejected import describe, run_ended, subject_of
+from sluice.operators.base import rejects_record, require_run
 from sluice.operators.encoding import Declared, require_key, to_json
 from sluice.plan import Job, PythonFunction
 
@@ -25,7 +25,8 @@ RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:
 def register(spark: SparkSession, job: Job) -> None:
     """Register the job's Python functions with a session."""
     for function in job.functions:
-        spark.udf.register(f"python_{function.number}", Call(function).call, RESULT)
+        step = str(job.pipeline.steps[function.number])
+        spark.udf.register(f"python_{function.number}", Call(function, step).call, RESULT)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Call:
     """Calls an author's function for a record."""
 
     of: PythonFunction
+    step: str
+    """The step's name in errors."""
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
@@ -43,7 +46,9 @@ class Call:
             return None
         try:
             return self._result(key, None if value is None else self._decode(value))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not rejects_record(error):
+                raise run_ended(self.step, error, subject_of(key)) from error
             return {"error": describe(error)}
 
     def _result(self, key: str | None, value: Any) -> dict[str, Any]:

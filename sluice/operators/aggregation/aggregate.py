@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.base import FAILURES, Output, Row, Timeless
+from sluice.operators.base import Output, Row, Timeless
 from sluice.values.windows import Bounds, Window
 
 State = dict[int, tuple[int, Any]]
@@ -81,9 +81,7 @@ class Aggregation(Adding):
         out.hold()
         try:
             self._take(state, row, out)
-        except MemoryError:
-            raise
-        except FAILURES as error:
+        except BaseException as error:
             self._undo(state, before)
             out.reject(error, row.key, row.value, row.time)
         else:
@@ -144,9 +142,7 @@ class TableAggregate(Timeless, Adding):
                     out.count("null_key")
             else:
                 self._update(state.windows, row.key, row.time, held, added, out)
-        except MemoryError:
-            raise
-        except FAILURES as error:
+        except BaseException as error:
             self._undo(state.windows, before)
             if added is not None:
                 assert new is not None

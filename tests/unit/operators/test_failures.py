@@ -15,7 +15,7 @@ from sluice.operators.aggregation.calculation import Calculation, Custom, Functi
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import Operator, Row
+from sluice.operators.base import Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder, to_json
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
@@ -295,9 +295,13 @@ def test_a_function_that_exits_rejects_the_record() -> None:
     assert run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
 
 
-def test_running_out_of_memory_ends_the_run() -> None:
-    def exhausts(key: str, so_far: int, value: int) -> int:
-        raise MemoryError
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_errors_that_reject_no_record_restore_the_state_too(error: type[BaseException]) -> None:
+    """The output ends the run for such an error, and needs the record's key for the message."""
 
-    with pytest.raises(MemoryError):
-        run(Aggregate(Custom(int, exhausts)), [Given("a", 1, 0)])
+    def fails(key: str, so_far: int, value: int) -> int:
+        raise error("stop")
+
+    ran = run(Aggregate(Custom(int, fails)), [Given("a", 1, 0)])
+    assert (ran.rejected[0].why, ran.rejected[0].key, ran.states) == (f"{error.__name__}: stop", "a", {})
+    assert not rejects_record(error())
