@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sluice.commands import backups, health, project, queries, samples, servers, topics
-from sluice.commands.console import Commands, Form, errors_as_messages, out, print_rows, show, wide
+from sluice.commands.console import Commands, Form, err, errors_as_messages, out, print_rows, show, wide
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.startup import importing
@@ -280,24 +280,28 @@ def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = N
         from sluice.backlog import unread_records
         from sluice.brokers import require_brokers
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
-        from sluice.submission import LARGE_BACKLOG, READING_AGAIN, submission
+        from sluice.submission import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
 
         loaded = _load(pipeline)
     with errors_as_messages():
         started_at = now()
-        with submission(
-            replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
-            delta=loaded.needs_delta,
-        ) as submitted:  # fmt: skip
-            with note_failure(settings(), pipeline):
-                require_brokers(settings().kafka)
-            unread = unread_records(
-                settings().kafka, settings().ledger, pipeline, loaded.topics, enough=LARGE_BACKLOG,
-                from_beginning=not READING_AGAIN.isdisjoint(options),
-            )  # fmt: skip
-            status = submitted.for_backlog(unread).run()
+        try:
+            with submission(
+                replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
+                delta=loaded.needs_delta,
+            ) as submitted:  # fmt: skip
+                with note_failure(settings(), pipeline):
+                    require_brokers(settings().kafka)
+                unread = unread_records(
+                    settings().kafka, settings().ledger, pipeline, loaded.topics, enough=LARGE_BACKLOG,
+                    from_beginning=not READING_AGAIN.isdisjoint(options),
+                )  # fmt: skip
+                status = submitted.for_backlog(unread).run()
+                detail = f"The driver ended with status {status} and without an error message."
+        except Interrupted as interrupted:
+            status, detail = 128 + interrupted.number, f"The command was {interrupted}."
+            err.print(f"{detail} Published batches are kept; repeat the command to continue.", soft_wrap=True)
         if status and not options:
-            detail = f"The driver ended with status {status} and without an error message."
             note_killed(settings(), pipeline, "", started_at, detail)
     raise typer.Exit(status)
 

@@ -14,11 +14,12 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -66,6 +67,7 @@ READING_AGAIN = {"--rebuild", "--replay"}
 """Options of the application for a run that reads its topics from the beginning."""
 CODE = "sluice.zip"
 """The archive of this package on executors."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WRITE = "-XX:ArchiveClassesAtExit="
 FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 
@@ -112,20 +114,75 @@ class Submission:
         busy = " ".join(f'"{option}"' for option in _BUSY_JVM)
         return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
 
-    def run(self) -> int:
-        """Run the command and return its status. Java's warning about incubator modules is filtered out."""
+    def run(self, patience_s: float = 5.0) -> int:
+        """Run the command and return its status. Java's warning about incubator modules is filtered out.
+
+        If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, after
+        `patience_s` with SIGKILL, and raise Interrupted.
+        """
         if self.is_first:
             sys.stderr.write(FIRST_RUN)
         environment = os.environ | self.environment
-        process = subprocess.Popen(
-            self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
-        )
-        with process:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if not is_noise(line):
-                    sys.stderr.write(line)
+        with _interruptible() as begin:
+            process = subprocess.Popen(
+                self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+            )
+            with process:
+                assert process.stderr is not None
+                try:
+                    begin()
+                    for line in process.stderr:
+                        if not is_noise(line):
+                            sys.stderr.write(line)
+                    process.wait()
+                except Interrupted:
+                    from sluice import processes  # takes 15 ms to import
+
+                    started = processes.with_descendants(process.pid)
+                    processes.end(lambda: [each for each in started if not processes.has_ended(each)], patience_s)
+                    raise
         return process.returncode
+
+
+class Interrupted(BaseException):
+    """This process got the signal `number` while it waited for a command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Raise Interrupted for signals that end this process, once the block has called the yielded function.
+
+    The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would print a traceback.
+    """
+    received: list[int] = []
+    has_begun = False
+
+    def receive(number: int, frame: object) -> None:
+        received.append(number)
+        if has_begun:
+            raise Interrupted(number)
+
+    def begin() -> None:
+        nonlocal has_begun
+        if signal.SIGINT in handled:
+            signal.signal(signal.SIGINT, receive)
+        has_begun = True
+        if received:
+            raise Interrupted(received[0])
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    try:
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else receive)
+        yield begin
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 @contextmanager

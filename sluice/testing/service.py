@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from sluice import processes
 from sluice.errors import EngineError
 
 _LOG_LINES = 25
@@ -69,17 +68,15 @@ def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
 
 def end_sessions(sessions: set[int], patience_s: float) -> None:
     """End all processes of these sessions."""
-    _signal(members(sessions), signal.SIGTERM)
-    until = time.monotonic() + patience_s
-    while (left := members(sessions)) and time.monotonic() < until:
-        time.sleep(0.1)
-    _signal(left, signal.SIGKILL)
+    processes.end(lambda: members(sessions), patience_s)
 
 
 def members(sessions: set[int]) -> list[psutil.Process]:
     """The processes of these sessions that have not ended."""
     return [
-        process for process in psutil.process_iter(["pid"]) if _session(process) in sessions and not _ended(process)
+        process
+        for process in psutil.process_iter(["pid"])
+        if _session(process) in sessions and not processes.has_ended(process)
     ]
 
 
@@ -88,18 +85,3 @@ def _session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except (ProcessLookupError, PermissionError):
         return None
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from confluent_kafka import Producer
 
+from sluice.processes import has_ended
 from sluice.settings import settings
 from sluice.submission import FIRST_RUN
 from sluice.testing.kafka import EmbeddedKafka
@@ -36,6 +40,31 @@ words.to("{name}_again", value=str)
 """
 
 
+ENDLESS = """
+from pathlib import Path
+from sluice import Pipeline
+
+def endless(word: str) -> str:
+    Path({begun!r}).touch()
+    while True:
+        pass
+
+pipeline = Pipeline("{name}", workers=1)
+pipeline.stream("{name}", value=str).map_values(endless, returns=str).to("{name}_out")
+"""
+
+
+def environment_of(home: Path, kafka: EmbeddedKafka) -> dict[str, str]:
+    return {
+        **os.environ,
+        "SLUICE_HOME": str(home),
+        "SLUICE_JARS": str(settings().jars),
+        "SLUICE_PIPELINES": str(home / "pipelines"),
+        "SLUICE_KAFKA": json.dumps({"bootstrap.servers": kafka.bootstrap}),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
 @pytest.mark.parametrize("commands", [("run",), pytest.param(("run", "rebuild"), marks=pytest.mark.heavy)])
 def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKafka, commands: tuple[str, ...]) -> None:
     """Commands for a pipeline with ordered operators and a transactional output."""
@@ -44,14 +73,7 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
     (tmp_path / "pipelines" / f"{name}.py").write_text(PIPELINE.format(name=name))
     (tmp_path / "pipelines" / "broken.py").write_text("import nothing_like_this")
     kafka.create_topics({name: 2})
-    environment = {
-        **os.environ,
-        "SLUICE_HOME": str(tmp_path),
-        "SLUICE_JARS": str(settings().jars),
-        "SLUICE_PIPELINES": str(tmp_path / "pipelines"),
-        "SLUICE_KAFKA": json.dumps({"bootstrap.servers": kafka.bootstrap}),
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = environment_of(tmp_path, kafka)
     for word, command in zip(("apple", "avocado"), commands, strict=False):
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(name, word, key="A")
@@ -64,3 +86,39 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
         assert process.stdout.count("run done" if command == "run" else "equal to the published state") == 1
         for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
             assert complaint not in process.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_its_driver_and_workers(
+    tmp_path: Path, kafka: EmbeddedKafka, number: signal.Signals
+) -> None:
+    """SIGTERM for the command only, as `kill` sends it; SIGINT for its process group, as a terminal does."""
+    name, begun = f"endless_{number.name.lower()}", tmp_path / "begun"
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / f"{name}.py").write_text(ENDLESS.format(name=name, begun=str(begun)))
+    kafka.create_topics({name: 1})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(name, "apple", key="A")
+    assert producer.flush(30) == 0
+    command = [sys.executable, "-m", "sluice", "run", name]
+    with subprocess.Popen(
+        command, env=environment_of(tmp_path, kafka), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as run:  # fmt: skip
+        while not begun.exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        started = psutil.Process(run.pid).children(recursive=True)
+        assert len(started) >= 3, "the JVM, the driver, and Python's daemon and workers"
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)
+        else:
+            run.send_signal(number)
+        out, err = run.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while not all(map(has_ended, started)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert all(map(has_ended, started))
+    assert (run.returncode, "Traceback" in out) == (128 + number, False)
+    said = f"The command was ended by {number.name}. Published batches are kept; repeat the command to continue.\n"
+    assert err.removeprefix(FIRST_RUN) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -9,10 +10,12 @@ import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from typing_extensions import override
 
 from sluice.errors import SettingsError
+from sluice.processes import has_ended
 from sluice.settings import Settings
 from sluice.submission import (
     APPLICATION,
@@ -131,16 +134,66 @@ def test_the_deploy_mode_cluster_is_refused(configuration: Settings) -> None:
 class Program(Submission):
     """A fake program in place of spark-submit."""
 
+    program: str = PROGRAM
+
     @property
     @override
     def command(self) -> list[str]:
-        return [sys.executable, "-c", PROGRAM]
+        return [sys.executable, "-c", self.program]
 
 
 def test_output_is_forwarded_without_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
     assert Program("local[2]", (), {"SLUICE_RUN": "r1"}).run() == 3
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("out\n", "error r1\n")
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+worker = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, process_group=0)
+child.stdout.readline()
+print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, os.getpid(), child.pid, file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+WAITING = """
+import sys
+import tests.unit.test_submission as tests
+from sluice.submission import Interrupted
+try:
+    tests.Program("local[2]", (), {}, program=tests.STUBBORN).run(patience_s=0.5)
+except Interrupted as interrupted:
+    print(interrupted, file=sys.stderr)
+    sys.exit(128 + interrupted.number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_all_its_processes_even_if_they_ignore_sigterm(number: signal.Signals) -> None:
+    """As in a run: the JVM's workers are in another process group, so that they do not get the terminal's SIGINT."""
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        ignores_sigint, *pids = waiting.stderr.readline().split()
+        started = [psutil.Process(int(pid)) for pid in pids]
+        assert ignores_sigint == "True", "PySpark would print a traceback"
+        waiting.send_signal(number)
+        assert (waiting.wait(30), waiting.stderr.read()) == (128 + number, f"ended by {number.name}\n")
+    deadline = time.monotonic() + 30
+    while not all(map(has_ended, started)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert all(map(has_ended, started))
+
+
+def test_a_signal_that_this_process_ignores_does_not_end_the_command() -> None:
+    """`nohup` ignores SIGHUP."""
+    program = "import os, signal, sys; os.kill(os.getppid(), signal.SIGHUP); sys.exit(3)"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert Program("local[2]", (), {}, program=program).run() == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,47 @@
+"""Ends processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psutil
+
+
+def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
+    """End the processes that a function returns until none is left: with SIGTERM, and after `patience_s` with SIGKILL.
+
+    An exception, such as that of a signal's handler, ends the wait.
+    """
+    _send(processes(), signal.SIGTERM)
+    until = time.monotonic() + patience_s
+    try:
+        while processes() and time.monotonic() < until:
+            time.sleep(0.1)
+    finally:
+        _send(processes(), signal.SIGKILL)
+
+
+def with_descendants(pid: int) -> list[psutil.Process]:
+    """A process and all processes that it has started, directly or not; empty if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, even if its parent has not asked for its status yet."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
