@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, Serde
+from sluice import Pipeline, Serde, dead_letters
 from sluice.errors import EngineError
 from sluice.topics import text_headers
 from sluice.values.records import OnError
@@ -73,6 +73,16 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None
     assert running.store("n") == {"a": 3, "b": 1}
     assert running.counts(f"unwritten/{running.names('copies')}") == 1
     assert running.counts(f"output/{running.names('copies')}") == 3
+
+
+def test_a_dead_letter_too_large_for_its_topic_fails_the_run_with_the_topic_to_change(start: Start) -> None:
+    running = start(copied("dead_letter"))
+    topic = dead_letters.topic_of(running.pipeline.name)
+    running.kafka.create_topics({topic: 1}, {"max.message.bytes": "200"})
+    running.send("sales", b"{")
+    with pytest.raises(EngineError, match="size too large") as failed:
+        running.run()
+    assert "raise max.message.bytes of the pipeline's topic for dead letters" in failed.value.next_step
 
 
 def shifted(on_error: OnError) -> Build:

@@ -58,7 +58,9 @@ def next_step_for(reason: str) -> str:
     if "size too large" in reason:
         return (
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "
-            'write smaller records, or turn such records into dead letters: to(topic, on_error="dead_letter").'
+            'write smaller records, or turn such records into dead letters: to(topic, on_error="dead_letter"). If no '
+            'output has on_error="fail", a dead letter is too large: raise max.message.bytes of the pipeline\'s topic '
+            "for dead letters."
         )
     if "Invalid timestamp" in reason or "failed to validate record" in reason:
         return (
