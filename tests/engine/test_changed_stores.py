@@ -24,6 +24,7 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
@@ -389,6 +390,48 @@ def test_a_call_that_was_killed_can_be_repeated(
     assert changed.store("shops") == {"1.00": 1, "3.00": 1, "5.00": 1}
     newest = 3 + len(functions)
     assert generations(changed) == [1, newest], "generation 2, of the changed stores, is continued; later ones are not"
+
+
+def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run_before(start, last)
+    running.send("sales", *AFTER)
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "publish", killed)
+        with pytest.raises(Exception, match="killed"):
+            running.run()
+    changed = replace(running, pipeline=joined(running.names))
+    undo = f"run it once: sluice run {running.pipeline.name}"
+    with pytest.raises(CompatibilityError) as caught:
+        changed.run()
+    assert undo in caught.value.next_step
+    assert "--changed-only" not in caught.value.next_step
+    refused(running, joined, "was interrupted", undo)
+    assert running.run() >= 0
+    with pytest.raises(CompatibilityError) as caught:
+        changed.run()
+    assert "--changed-only" in caught.value.next_step
+
+
+def test_after_an_interrupted_run_a_changed_pipeline_can_be_rebuilt(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, fresh = run_before(start, last), start(joined)
+    running.send("sales", *AFTER)
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "publish", killed)
+        with pytest.raises(Exception, match="killed"):
+            running.run()
+    changed = replace(running, pipeline=joined(running.names))
+    job = plan(changed.pipeline).job
+    Rebuild(changed.spark, job, changed.settings).run()
+    changed.run()
+    fresh.send("sales", *BEFORE)
+    fresh.run()
+    fresh.send("sales", *AFTER)
+    fresh.run()
+    assert changed.everything()["stores"] == fresh.everything()["stores"]
 
 
 def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

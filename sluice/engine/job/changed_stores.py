@@ -134,7 +134,10 @@ class ChangedStores:
         output.require_newest()
         for database in databases_of(self.job, self.settings).values():
             database.fence()
-        next_step = f"Undo the change, and run it once: sluice run {self.job.pipeline.name}."
+        name = self.job.pipeline.name
+        next_step = (
+            f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
+        )
         require_complete(state.storage, state.batch, output.last, next_step=next_step)
 
     def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:

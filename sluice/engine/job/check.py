@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
+from sluice.engine.job.moving import is_interrupted
 from sluice.engine.job.query import JobQuery
 from sluice.engine.session import session
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -83,9 +84,9 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     source = NoRecords(spark)
     query = JobQuery(spark, storage, source, source.partitions(job.topics), max_records=1)
     query.check_changes()
-    if ledger.snapshots.last_batch(storage.ref) is None:
+    if (published := ledger.snapshots.last_batch(storage.ref)) is None:
         return ""
     before, now = ledger.jobs.get(storage.ref), query.info
-    require_compatible(before, now)
+    require_compatible(before, now, lambda: is_interrupted(storage, published))
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
@@ -27,18 +27,31 @@ class CompatibilityError(EngineError):
     title = "The pipeline has changed"
 
 
-def require_compatible(before: JobInfo | None, now: JobInfo) -> None:
-    """Raise CompatibilityError if the state of the job `before` has another meaning for the job `now`."""
-    if before is None:
+def require_compatible(before: JobInfo | None, now: JobInfo, interrupted: Callable[[], bool]) -> None:
+    """Raise CompatibilityError if the state of the job `before` has another meaning for the job `now`.
+
+    `interrupted`: whether the last run was, so that its batch still needs the job `before`.
+    """
+    changes = [] if before is None else [*_changes(before, now)]
+    if before is None or not changes:
         return
-    changes = [*_changes(before, now)]
-    if len(changes) == 1 and len(before.workers) != len(now.workers):
-        raise CompatibilityError(
-            f"{now.pipeline} has changed since its state was computed: {changes[0]}. No records were read.",
-            next_step=f"Spread the state over the new number of workers: sluice repartition {now.pipeline}. "
-            "Or undo the change.",
+    name = now.pipeline
+    if interrupted():
+        next_step = (
+            "The last run was interrupted, and its batch needs the pipeline as it was: undo the change, and run it "
+            f"once: sluice run {name}. Then make the change again. Or rebuild all stores: sluice rebuild {name}."
         )
-    _refuse(now.pipeline, changes)
+    elif len(changes) == 1 and len(before.workers) != len(now.workers):
+        next_step = f"Spread the state over the new number of workers: sluice repartition {name}. Or undo the change."
+    else:
+        next_step = (
+            "Compute only what has changed from the topics, while readers use the old state: "
+            f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. Or undo the change."
+        )
+    raise CompatibilityError(
+        f"{name} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
+        next_step=next_step,
+    )
 
 
 @dataclass(frozen=True)
@@ -132,16 +145,6 @@ def functions_changed(pipeline: str, functions: list[str]) -> str:
         f"The code of {', '.join(functions)} has changed. The state computed by the old code is kept; to rebuild it "
         f"with the new code: sluice rebuild {pipeline}."
     )
-
-
-def _refuse(pipeline: str, changes: list[str]) -> None:
-    if changes:
-        raise CompatibilityError(
-            f"{pipeline} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
-            next_step="Compute only what has changed from the topics, while readers use the old state: "
-            f"sluice rebuild {pipeline} --changed-only. Or rebuild all stores: sluice rebuild {pipeline}. Or undo the "
-            "change.",
-        )
 
 
 def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:

@@ -103,14 +103,19 @@ def require_local(job: JobInfo) -> None:
 
 def require_complete(storage: Storage, published: int, written: Batch | None, *, next_step: str) -> None:
     """Raise EngineError with this next step unless the published batch is the last that was begun, done and written."""
-    begun, done = (last_batch(storage.checkpoint, logs) for logs in ("offsets", "commits"))
     last_written = -1 if written is None else written.number
-    if not begun == done == published or last_written > published:
+    if is_interrupted(storage, published) or last_written > published:
+        begun = last_batch(storage.checkpoint, "offsets")
         raise EngineError(
             f"The last run of {storage.job.pipeline.name} was interrupted: batch {max(begun, published, last_written)} "
             "has begun but has not ended.",
             next_step=next_step,
         )
+
+
+def is_interrupted(storage: Storage, published: int) -> bool:
+    """Whether the published batch is not the last that was begun and done."""
+    return not published == last_batch(storage.checkpoint, "offsets") == last_batch(storage.checkpoint, "commits")
 
 
 def move_checkpoint(old: Storage, new: Storage, batch: int) -> None:

@@ -18,6 +18,7 @@ from sluice.engine.job.backlog_run import BacklogRun, needs_order
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.linger import Linger, News
+from sluice.engine.job.moving import is_interrupted
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.replay import Sink, Step, joined, replay
 from sluice.engine.job.standbys import StandbyCopies
@@ -119,7 +120,7 @@ class JobRun:
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
-        require_compatible(before, info)
+        require_compatible(before, info, lambda: published is not None and is_interrupted(storage, published))
         with writing as output:
             if output is not None:
                 output.require_newest()
@@ -258,7 +259,7 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
         error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
         error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
         return error
-    return None
+    return worker_error(storage.job, message)
 
 
 _FULL_DISK = "No space left on device"
