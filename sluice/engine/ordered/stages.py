@@ -15,6 +15,7 @@ from sluice.engine.batch.rows import OFFSET_BITS, REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
+from sluice.engine.ordered.foreign_keys import Moves
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stage_task import Stage
@@ -165,7 +166,9 @@ class Stages:
         shuffled = parcels.repartitionById(job.pipeline.workers, "worker")
         frame, edges = self._with_results(number, shuffled.mapInArrow(Chain((unpack, stage)).__call__, ROW_DDL))
         gather = Gather.of(job, number)
-        last = (*((gather,) if gather.operators else ()), Pack(job.pipeline.workers))
+        moves = Moves.of(job, number)
+        gathering = (*((gather,) if gather.operators else ()), *((moves,) if moves.joins else ()))
+        last = (*gathering, Pack(job.pipeline.workers))
         routes = Routes.of(job, number)
         if routes is not None:
             return shuffled.mapInArrow(Chain((unpack, stage, routes, *last)).__call__, PARCEL_DDL)

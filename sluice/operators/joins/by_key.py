@@ -29,7 +29,8 @@ class TableJoin(Timeless):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
     A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
-    in an outer join while either side has one.
+    in an outer join while either side has one. As in Kafka Streams, a tombstone of a row without a value is sent on if
+    the other side has one; an inner join sends nothing for changes while the other side has none.
     """
 
     state_type: Any = Pair
@@ -53,12 +54,17 @@ class TableJoin(Timeless):
         else:
             state.left, state.left_time = row.value, row.time if row.value is not None else -1
         new = self._result(state)
-        if old is None and new is None:
+        if old is None and new is None and not self._sends_tombstone(state, row.side):
             return
         time = max(row.time, state.left_time, state.right_time)
         if self.retracts and old is not None:
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
+
+    def _sends_tombstone(self, state: Pair, side: int) -> bool:
+        """Whether a change of a side that has no result before and after it is sent as a tombstone."""
+        other = state.left if side == RIGHT else state.right
+        return other is not None and (self.how == "inner" or side != RIGHT)
 
     def is_empty(self, state: Pair) -> bool:
         return state.left is None and state.right is None

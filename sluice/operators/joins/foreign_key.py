@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.operators.base import RIGHT, Output, Row, Timeless
+from sluice.operators.base import MOVED, RIGHT, Output, Row, Timeless
 from sluice.operators.joins.by_key import joined
 
 
@@ -23,9 +23,17 @@ class ForeignKeyJoin(Timeless):
     """Results have the left table's key. A change of a right row has that row's time; of a left row, the larger time.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
-    foreign key and its new value to that of the new one. Only the new value causes a result or a tombstone, so either
-    may be processed first. A left row without a foreign key has no result in an inner join, and a result with a null
-    right side in a left join.
+    foreign key and its new value to that of the new one, in any order. Neither state knows the other value, so the
+    engine tells them by the side of the rows. It is MOVED for
+
+    - an old value without a new one that has a foreign key,
+    - a new value whose old value had another foreign key, and
+    - a tombstone of a row that had a value.
+
+    As in Kafka Streams, an inner join sends a tombstone for the first, and for the second if there is no right row. It
+    sends nothing for a left row that cannot have had a result. It cannot know whether the right table had a row for the
+    old foreign key, so some tombstones delete nothing. A left row without a foreign key has no result in an inner join,
+    and a result with a null right side in a left join.
     """
 
     state_type: Any = Referred
@@ -47,6 +55,8 @@ class ForeignKeyJoin(Timeless):
             if row.value is not None:
                 time = max(row.time, state.right_time)
                 self._retract(row.foreign, row.value, state.right, time, out)
+                if row.side == MOVED and row.key is not None and self.how == "inner":
+                    out.emit(row.foreign, None, time)
         else:
             self._process_left(state, row.foreign, row, out)
 
@@ -58,21 +68,23 @@ class ForeignKeyJoin(Timeless):
             return
         old, state.right = state.right, row.value
         state.right_time = -1 if row.value is None else row.time
-        if self.how == "inner" and old is None and row.value is None:
-            return
         for key, left in state.left.items():
             self._retract(key, left, old, row.time, out)
             out.emit(key, self._result(left, row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
-            out.emit(key, None, row.time)
+            if self.how == "left" and row.side == MOVED:
+                out.emit(key, None, row.time)
             return
         if row.key is not None:
             state.left[key] = row.value
         elif self.how == "inner":
             out.count("null_key")
-        out.emit(key, self._result(row.value, state.right), max(row.time, state.right_time))
+            return
+        result = self._result(row.value, state.right)
+        if result is not None or row.side == MOVED:
+            out.emit(key, result, max(row.time, state.right_time))
 
     def _retract(self, key: str, left: str, right: str | None, time: int, out: Output) -> None:
         old = self._result(left, right) if self.retracts else None

@@ -1,0 +1,92 @@
+"""Tells foreign-key joins how the foreign keys of their left tables' rows change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.accounting import Mask, truth
+from sluice.engine.batch.rows import SCHEMA
+from sluice.operators.base import LEFT, MOVED
+from sluice.plan import OrderedJob
+from sluice.plan.operators import TableJoin
+
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The task after a stage's operators that marks rows as MOVED for foreign-key joins (see `ForeignKeyJoin`).
+
+    The task has the old and the new value of a change one after the other. Behind it, they go to the workers of
+    their foreign keys.
+    """
+
+    joins: tuple[int, ...]
+    """The foreign-key joins whose left tables are results of the stage."""
+
+    @classmethod
+    def of(cls, job: OrderedJob, stage: int) -> Self:
+        return cls(
+            tuple(
+                operator.number
+                for operator in job.operators
+                if isinstance(operator.action, TableJoin) and operator.action.kind == "foreign-key"
+                if any(edge.stage == stage and edge.side == LEFT for edge in operator.edges)
+            )
+        )
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches are held back while the last row for a join is an old value, because its new value may follow."""
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            held.append(pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA))
+            table = pa.Table.from_batches(held)
+            indices = {join: self._indices(table, join) for join in self.joins}
+            olds = truth(table.column("old"))
+            if not any(len(of_join) and olds[of_join[-1]] for of_join in indices.values()):
+                yield from self._marked(table, indices)
+                held = []
+        if held:
+            table = pa.Table.from_batches(held)
+            yield from self._marked(table, {join: self._indices(table, join) for join in self.joins})
+
+    @staticmethod
+    def _indices(table: pa.Table, join: int) -> Indices:
+        """The indices of the rows of a join's left table."""
+        is_input = pc.and_(pc.equal(table.column("target"), join), pc.equal(table.column("side"), LEFT))
+        return np.flatnonzero(truth(pc.and_(is_input, pc.invert(table.column("emitted")))))
+
+    @staticmethod
+    def _marked(table: pa.Table, indices: dict[int, Indices]) -> Iterator[pa.RecordBatch]:
+        sides = table.column("side").to_numpy().copy()
+        for of_join in indices.values():
+            if len(of_join):
+                sides[of_join[_moved(table.take(pa.array(of_join)))]] = MOVED
+        number = table.schema.get_field_index("side")
+        yield from table.set_column(number, SCHEMA.field("side"), pa.array(sides)).combine_chunks().to_batches()
+
+
+def _moved(rows: pa.Table) -> Mask:
+    """Whether each row of a foreign-key join's left table is MOVED."""
+    old, keyed, valued = (
+        truth(rows.column("old")), truth(rows.column("key").is_valid()), truth(rows.column("value").is_valid()),
+    )  # fmt: skip
+    before, after = rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)
+    same = np.ones(len(after), bool)
+    for name in ("sequence", "origin", "foreign"):
+        same &= truth(pc.fill_null(pc.equal(before.column(name), after.column(name)), False))
+    replaces = np.concatenate(([False], same & old[:-1] & valued[:-1] & ~old[1:]))
+    replaced = np.concatenate((replaces[1:], [False]))
+    same_key = truth(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
+    had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
+    keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
+    return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))
