@@ -88,6 +88,8 @@ class TableJoin:
     kind: Literal["stream-table", "table-table", "foreign-key", "lookup"]
     mapped: bool
     """Whether the left side's key for the join is an expression."""
+    filtered: tuple[bool, bool] = (False, False)
+    """Whether the left and the right side are filtered tables, possibly mapped."""
 
 
 @dataclass(frozen=True)

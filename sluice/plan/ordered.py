@@ -364,6 +364,13 @@ def _is_filtered(node: nodes.Node) -> bool:
     return filtered and isinstance(upstream, nodes.Aggregate)
 
 
+def _follows_filter(node: nodes.Node) -> bool:
+    """Whether the node is a filter or a mapping of a filter's rows."""
+    while isinstance(node, nodes.Select | nodes.MapValues):
+        node = node.parent
+    return isinstance(node, nodes.Filter)
+
+
 _PASSING_ON_OLD = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
 
 
@@ -415,7 +422,8 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return StreamJoin(node.how, within)
         case nodes.Join():
             assert node.kind != "stream-stream"
-            return TableJoin(node.how, node.kind, node.on is not None)
+            filtered = _follows_filter(node.left), _follows_filter(node.right)
+            return TableJoin(node.how, node.kind, node.on is not None, filtered)
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.Process():

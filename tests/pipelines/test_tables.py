@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
@@ -170,3 +173,167 @@ def test_a_failing_mapping_of_a_table_makes_one_dead_letter(drive: Drive) -> Non
     assert [record.value["n"] for record in driver.dead_letters()] == [0]
     assert (driver.store("groups"), driver.counts()["failed/select-2"]) == ({"x": 1}, 1)
     assert [record.key for record in driver.read("out")] == ["b"]
+
+
+class Visit(Struct):
+    g: str | None
+    n: int
+
+
+Row = tuple[str, str | None, tuple[str | None, int] | None]
+"""Topic, key and value."""
+ROWS: list[Row] = [
+    ("visits", "a", ("x", 1)),
+    ("visits", "a", ("x", 2)),
+    ("visits", "b", ("x", 3)),
+    ("visits", "zz", None),
+    ("visits", "a", ("y", 2)),
+    ("places", "x", None),
+    ("places", "x", (None, 7)),
+    ("visits", "a", ("x", 2)),
+    ("visits", "a", (None, 2)),
+    ("visits", "a", ("y", 1)),
+    ("visits", "b", None),
+    ("places", "b", (None, 5)),
+    ("visits", "b", None),
+    ("visits", "c", ("y", 3)),
+    ("places", "c", None),
+    ("places", "y", (None, 8)),
+    ("visits", "c", None),
+    ("visits", "c", None),
+]
+KAFKA_STREAMS: dict[str, list[tuple[str, str | None]]] = {
+    "fk_inner": [
+        ("a", None),
+        ("b", None),
+        ("b", "3+7"),
+        ("a", "2+7"),
+        ("a", None),
+        ("b", None),
+        ("a", "1+8"),
+        ("c", "3+8"),
+        ("c", None),
+    ],
+    "fk_left": [
+        ("a", "1+-"),
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("b", "3+7"),
+        ("a", "2+7"),
+        ("a", "2+-"),
+        ("a", "1+-"),
+        ("b", None),
+        ("c", "3+-"),
+        ("a", "1+8"),
+        ("c", "3+8"),
+        ("c", None),
+    ],
+    "inner": [("b", None), ("c", None)],
+    "left": [
+        ("a", "1+-"),
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("a", "2+-"),
+        ("a", "2+-"),
+        ("a", "2+-"),
+        ("a", "1+-"),
+        ("b", None),
+        ("b", None),
+        ("c", "3+-"),
+        ("c", "3+-"),
+        ("c", None),
+    ],
+    "outer": [
+        ("a", "1+-"),
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("a", "2+-"),
+        ("x", "-+7"),
+        ("a", "2+-"),
+        ("a", "2+-"),
+        ("a", "1+-"),
+        ("b", None),
+        ("b", "-+5"),
+        ("b", "-+5"),
+        ("c", "3+-"),
+        ("c", "3+-"),
+        ("y", "-+8"),
+        ("c", None),
+    ],
+    "filter": [
+        ("a", None),
+        ("a", "2"),
+        ("b", "3"),
+        ("zz", None),
+        ("a", "2"),
+        ("a", "2"),
+        ("a", "2"),
+        ("a", None),
+        ("b", None),
+        ("b", None),
+        ("c", "3"),
+        ("c", None),
+        ("c", None),
+    ],
+    "lf_fk_inner": [
+        ("a", None),
+        ("b", None),
+        ("b", "3+7"),
+        ("a", "2+7"),
+        ("a", None),
+        ("b", None),
+        ("c", "3+8"),
+        ("c", None),
+    ],
+    "lf_fk_left": [
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("a", "2+-"),
+        ("b", "3+-"),
+        ("b", "3+7"),
+        ("a", "2+7"),
+        ("a", "2+-"),
+        ("a", None),
+        ("b", None),
+        ("c", "3+-"),
+        ("c", "3+8"),
+        ("c", None),
+    ],
+    "lf_inner": [("c", None)],
+}
+"""The results of Kafka Streams 4.1.1 for the rows: key, and the numbers of both sides."""
+
+
+@pytest.mark.parametrize("size", [4, len(ROWS)])
+def test_joins_and_filters_send_the_tombstones_of_kafka_streams(drive: Drive, size: int) -> None:
+    pipeline = Pipeline("tombstones", workers=2)
+    visits, places = pipeline.table("visits", value=Visit), pipeline.table("places", value=Visit)
+    tall = visits.filter("n > 1")
+    tables = {
+        "fk_inner": visits.join(places, on="g"), "fk_left": visits.left_join(places, on="g"),
+        "inner": visits.join(places), "left": visits.left_join(places), "outer": visits.outer_join(places),
+        "filter": tall, "lf_fk_inner": tall.join(places, on="g"), "lf_fk_left": tall.left_join(places, on="g"),
+        "lf_inner": tall.join(places),
+    }  # fmt: skip
+    for name, table in tables.items():
+        table.to(name)
+        table.to_stream().group_by_key().windowed_by(tumbling("1 minute")).count(store=f"{name}_changes")
+    driver = drive(pipeline)
+    for number, (topic, key, value) in enumerate(ROWS):
+        driver.pipe(topic, None if value is None else dict(zip("gn", value, strict=True)), key, timestamp=number)
+        if (number + 1) % size == 0:
+            driver.commit()
+    for name, expected in KAFKA_STREAMS.items():
+        found = [(record.key, _numbers(record.value)) for record in driver.read(name)]
+        assert found == expected, name
+        changes = {key: count for (key, *_), count in driver.store(f"{name}_changes").items()}
+        assert changes == Counter(key for key, _ in expected), name
+
+
+def _numbers(value: Any) -> str | None:
+    if value is None:
+        return None
+    sides = [value["left"], value["right"]] if "left" in value else [value]
+    return "+".join("-" if side is None else str(side["n"]) for side in sides)

@@ -18,7 +18,7 @@ from sluice.operators.aggregation.calculation import Calculation, Custom, Functi
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import Operator
+from sluice.operators.base import RIGHT, Operator
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
@@ -68,9 +68,10 @@ def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: b
         case plan.TableJoin(kind="stream-table"):
             return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
         case plan.TableJoin(kind="foreign-key"):
-            return partial(ForeignKeyJoin, _left_or_inner(action), retracts=retracts)
-        case plan.TableJoin(how=how):
-            return partial(TableJoin, how, retracts=retracts)
+            options = {"retracts": retracts, "right_filtered": action.filtered[RIGHT]}
+            return partial(ForeignKeyJoin, _left_or_inner(action), **options)
+        case plan.TableJoin(how=how, filtered=filtered):
+            return partial(TableJoin, how, retracts=retracts, filtered=filtered)
         case plan.Deduplicate(within_ms=within_ms):
             return partial(Deduplicate, within_ms)
         case plan.Process():

@@ -30,14 +30,16 @@ class TableJoin(Timeless):
 
     A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
     in an outer join while either side has one. As in Kafka Streams, a tombstone of a row without a value is sent on if
-    the other side has one; an inner join sends nothing for changes while the other side has none.
+    the other side has one, but not that of a side that is a filtered table (`filtered`). An inner join sends nothing for
+    changes while the other side has no value.
     """
 
     state_type: Any = Pair
 
-    def __init__(self, how: How, *, retracts: bool = False) -> None:
+    def __init__(self, how: How, *, retracts: bool = False, filtered: tuple[bool, bool] = (False, False)) -> None:
         self.how = how
         self.retracts = retracts
+        self.filtered = filtered
 
     def begin(self) -> Pair:
         return Pair()
@@ -47,6 +49,8 @@ class TableJoin(Timeless):
             out.count("null_key")
             return
         if row.old:
+            return
+        if row.value is None and self.filtered[row.side] and (state.right if row.side == RIGHT else state.left) is None:
             return
         old = self._result(state)
         if row.side == RIGHT:

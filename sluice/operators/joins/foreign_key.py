@@ -31,16 +31,18 @@ class ForeignKeyJoin(Timeless):
     - a tombstone of a row that had a value.
 
     As in Kafka Streams, an inner join sends a tombstone for the first, and for the second if there is no right row. It
-    sends nothing for a left row that cannot have had a result. It cannot know whether the right table had a row for the
+    sends nothing for a left row that cannot have had a result. The deletion of an unknown right row sends results
+    unless the right table is filtered. It cannot know whether the right table had a row for the
     old foreign key, so some tombstones delete nothing. A left row without a foreign key has no result in an inner join,
     and a result with a null right side in a left join.
     """
 
     state_type: Any = Referred
 
-    def __init__(self, how: Literal["inner", "left"], *, retracts: bool = False) -> None:
+    def __init__(self, how: Literal["inner", "left"], *, retracts: bool = False, right_filtered: bool = False) -> None:
         self.how = how
         self.retracts = retracts
+        self.right_filtered = right_filtered
 
     def begin(self) -> Referred:
         return Referred()
@@ -68,6 +70,8 @@ class ForeignKeyJoin(Timeless):
             return
         old, state.right = state.right, row.value
         state.right_time = -1 if row.value is None else row.time
+        if self.right_filtered and old is None and row.value is None:
+            return
         for key, left in state.left.items():
             self._retract(key, left, old, row.time, out)
             out.emit(key, self._result(left, row.value), row.time)

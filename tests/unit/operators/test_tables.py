@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
+from sluice.operators.base import LEFT, MOVED
 from sluice.operators.joins.by_key import How, StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.table import Latest
@@ -58,12 +59,29 @@ NO_L, NO_R = Given("k", None, 7), right("k", None, 6)
         ("outer", [L, R, NO_L], [pair("l", None), pair("l", "r"), pair(None, "r")]),
         ("outer", [L, R, NO_L, NO_R], [pair("l", None), pair("l", "r"), pair(None, "r"), None]),
         ("outer", [NO_L], []),
+        ("inner", [NO_L], []),
+        ("inner", [L, NO_R], [None]),
+        ("inner", [R, NO_L], [None]),
+        ("left", [NO_L], []),
+        ("left", [NO_R], []),
+        ("left", [L, NO_R], [pair("l", None), pair("l", None)]),
+        ("left", [R, NO_L], [None]),
+        ("outer", [L, NO_R], [pair("l", None), pair("l", None)]),
+        ("outer", [R, NO_L], [pair(None, "r"), pair(None, "r")]),
     ],
 )
 def test_table_join(how: How, rows: list[Given], expected: list[Any]) -> None:
     ran = run(TableJoin(how), rows, cuts=range(len(rows)))
     assert ran.values == expected
-    assert bool(ran.states) == (rows[-2:] != [NO_L, NO_R] and rows != [NO_L])
+    assert bool(ran.states) == (rows[-2:] != [NO_L, NO_R] and rows not in ([NO_L], [NO_R]))
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "outer"])
+def test_a_filtered_table_sends_no_tombstones_of_unknown_rows(how: How) -> None:
+    join = TableJoin(how, filtered=(True, True))
+    assert run(join, [L, NO_R]).values == run(join, [L]).values
+    assert run(join, [R, NO_L]).values == run(join, [R]).values
+    assert run(join, [L, R, NO_R, NO_L, NO_L]).values[-1] is None
 
 
 def test_the_time_of_a_table_join_is_the_larger_one() -> None:
@@ -117,18 +135,72 @@ def test_a_foreign_look_up_keeps_the_records_key_and_time() -> None:
 FkHow = Literal["inner", "left"]
 
 
-def left(foreign_key: str | None, value: Any, time: int, *, old: bool = False, key: str | None = "o1") -> Given:
-    return Given(foreign_key, value, time, old=old, foreign=key)
+def left(
+    foreign_key: str | None, value: Any, time: int, *, old: bool = False, key: str | None = "o1", moved: bool = False
+) -> Given:
+    return Given(foreign_key, value, time, MOVED if moved else LEFT, old, key)
 
 
-@pytest.mark.parametrize(("how", "unmatched"), [("inner", None), ("left", pair("l", None))])
-def test_a_left_row_joins_its_foreign_key(how: FkHow, unmatched: Any) -> None:
+@pytest.mark.parametrize(("how", "unmatched"), [("inner", []), ("left", [pair("l", None)])])
+def test_a_left_row_joins_its_foreign_key(how: FkHow, unmatched: list[Any]) -> None:
     ran = run(ForeignKeyJoin(how), [left("a", "l", 1), right("a", "r", 2), right("a", None, 3)], cuts=[1, 2])
-    assert [(result.key, result.value) for result in ran.results] == [
-        ("o1", unmatched),
-        ("o1", pair("l", "r")),
-        ("o1", unmatched),
-    ]
+    assert ran.values == [*unmatched, pair("l", "r"), *(unmatched or [None])]
+    assert {result.key for result in ran.results} == {"o1"}
+
+
+X, Y = right("x", "rx", 0), right("y", "ry", 9)
+NEW = left("x", "l", 1)
+UPDATED = [left("x", "l", 2, old=True), left("x", "m", 2)]
+MOVED_TO_Y = [left("x", "l", 2, old=True), left("y", "m", 2, moved=True)]
+MOVED_TO_NONE = [left("x", "l", 2, old=True, moved=True), left(None, "m", 2)]
+DELETED = [left("x", "l", 2, old=True, moved=True), left(None, None, 2, moved=True)]
+UNKNOWN_DELETED = left(None, None, 2)
+KEYLESS = left(None, "l", 1)
+NO_X = right("x", None, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "left_join"),
+    [
+        ([NEW], [], [pair("l", None)]),
+        ([X, NEW], [pair("l", "rx")], [pair("l", "rx")]),
+        ([NEW, *UPDATED], [], [pair("l", None), pair("m", None)]),
+        ([X, NEW, *UPDATED], [pair("l", "rx"), pair("m", "rx")], [pair("l", "rx"), pair("m", "rx")]),
+        ([NEW, *MOVED_TO_Y], [None], [pair("l", None), pair("m", None)]),
+        ([X, NEW, *MOVED_TO_Y], [pair("l", "rx"), None], [pair("l", "rx"), pair("m", None)]),
+        ([Y, NEW, *MOVED_TO_Y], [pair("m", "ry")], [pair("l", None), pair("m", "ry")]),
+        ([X, Y, NEW, *MOVED_TO_Y], [pair("l", "rx"), pair("m", "ry")], [pair("l", "rx"), pair("m", "ry")]),
+        ([NEW, *MOVED_TO_NONE], [None], [pair("l", None), pair("m", None)]),
+        ([X, NEW, *MOVED_TO_NONE], [pair("l", "rx"), None], [pair("l", "rx"), pair("m", None)]),
+        ([NEW, *DELETED], [None], [pair("l", None), None]),
+        ([X, NEW, *DELETED], [pair("l", "rx"), None], [pair("l", "rx"), None]),
+        ([UNKNOWN_DELETED], [], []),
+        ([KEYLESS], [], [pair("l", None)]),
+        ([KEYLESS, left(None, "l", 2, old=True), left("x", "m", 2)], [], [pair("l", None), pair("m", None)]),
+        ([KEYLESS, left(None, "l", 2, old=True, moved=True), DELETED[1]], [], [pair("l", None), None]),
+        ([NO_X], [], []),
+        ([NEW, NO_X], [None], [pair("l", None), pair("l", None)]),
+        ([NEW, *DELETED, X, NO_X], [None], [pair("l", None), None]),
+    ],
+)  # fmt: skip
+def test_a_foreign_key_join_sends_the_tombstones_of_kafka_streams(
+    rows: list[Given], inner: list[Any], left_join: list[Any]
+) -> None:
+    for cuts in ((), range(len(rows))):
+        assert run(ForeignKeyJoin("inner"), rows, cuts).values == inner
+        assert run(ForeignKeyJoin("left"), rows, cuts).values == left_join
+
+
+def test_a_filtered_right_table_sends_no_tombstones_of_unknown_rows() -> None:
+    join = ForeignKeyJoin("inner", right_filtered=True)
+    assert run(join, [NEW, NO_X]).values == []
+    assert run(join, [NEW, X, NO_X, NO_X]).values == [pair("l", "rx"), None]
+
+
+def test_the_time_of_a_foreign_key_joins_tombstone() -> None:
+    rows = [right("x", "rx", 9), NEW, *DELETED]
+    assert [result.time for result in run(ForeignKeyJoin("inner"), rows).results] == [9, 9]
+    assert [result.time for result in run(ForeignKeyJoin("left"), rows).results] == [9, 2]
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["old row first", "new row first"])
@@ -142,14 +214,14 @@ def test_a_changed_foreign_key_joins_the_new_partner(swapped: bool) -> None:
 
 @pytest.mark.parametrize(("how", "result"), [("inner", None), ("left", pair("m", None))])
 def test_a_left_row_without_a_foreign_key(how: FkHow, result: Any) -> None:
-    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, "m", 2)]
+    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True, moved=True), left(None, "m", 2)]
     ran = run(ForeignKeyJoin(how), rows)
     assert ran.values[-1] == result
     assert ran.dropped["null_key"] == (how == "inner")
 
 
 def test_a_deleted_left_row_deletes_its_result() -> None:
-    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, None, 2)]
+    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, None, 2, moved=True)]
     assert run(ForeignKeyJoin("left"), rows).windows == {}
 
 
