@@ -30,7 +30,7 @@ class TableJoin(Timeless):
 
     A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
     in an outer join while either side has one. As in Kafka Streams, a tombstone of a row without a value is sent on if
-    the other side has one, but not that of a side that is a filtered table (`filtered`). An inner join sends nothing for
+    the other side has one, unless the row's side is a filtered table (`filtered`). An inner join sends nothing for
     changes while the other side has no value.
     """
 
