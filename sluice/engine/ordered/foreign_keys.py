@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.accounting import Mask, truth
+from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.rows import SCHEMA
+from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
 from sluice.plan import OrderedJob
 from sluice.plan.operators import TableJoin
