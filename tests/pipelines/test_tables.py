@@ -9,7 +9,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, tumbling
+from sluice import Pipeline, Table, tumbling
 from sluice.testing import TopologyTestDriver
 from sluice.testing.driver import Output
 from tests.pipelines.conftest import Drive
@@ -311,7 +311,7 @@ def test_joins_and_filters_send_the_tombstones_of_kafka_streams(drive: Drive, si
     pipeline = Pipeline("tombstones", workers=2)
     visits, places = pipeline.table("visits", value=Visit), pipeline.table("places", value=Visit)
     tall = visits.filter("n > 1")
-    tables = {
+    tables: dict[str, Table[Any]] = {
         "fk_inner": visits.join(places, on="g"), "fk_left": visits.left_join(places, on="g"),
         "inner": visits.join(places), "left": visits.left_join(places), "outer": visits.outer_join(places),
         "filter": tall, "lf_fk_inner": tall.join(places, on="g"), "lf_fk_left": tall.left_join(places, on="g"),
