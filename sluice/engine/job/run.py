@@ -124,6 +124,7 @@ class JobRun:
         with writing as output:
             if output is not None:
                 output.require_newest()
+                output.require_marker(ledger.audits.newest(storage.ref))
             storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
             sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
             last = _last_published(ledger, storage.ref, published) if sinks else None

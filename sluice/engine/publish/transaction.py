@@ -23,6 +23,7 @@ from sluice.brokers import quiet
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
+from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
 
@@ -144,6 +145,21 @@ class TransactionalOutput:
                 f"generation {generation} is current in the ledger, which was restored from an older backup.",
                 next_step="Rebuild the state from the topics, which does not write that output again: "
                 f"sluice rebuild {name}. If this ledger is new on purpose, give the pipeline another name.",
+            )
+
+    def lacks(self, newest: Audit | None) -> bool:
+        """Whether the marker of the ledger's newest batch is gone, so that an unpublished batch's may be gone too."""
+        return newest is not None and newest.is_written and self.last_batch < newest.batch
+
+    def require_marker(self, newest: Audit | None) -> None:
+        """Raise EngineError if the marker of the ledger's newest batch is gone."""
+        if newest is not None and self.lacks(newest):
+            raise EngineError(
+                f"The topic {self._writer.markers} lacks the marker of batch {newest.batch}, which "
+                f"{newest.pipeline} has published. The topic was deleted, or lost records. Without it, output could be "
+                "written twice, if a driver was killed before it published the output's batch.",
+                next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which also checks "
+                f"whether output may be written twice: sluice rebuild {newest.pipeline}.",
             )
 
     def __enter__(self) -> Self:

@@ -77,7 +77,13 @@ class Audit(OfJob, frozen=True, kw_only=True):
     """Worker number as text → checksum of its operator states."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
     """Phase of the batch → its duration in ms: `start` from the batch's clock until Spark has planned it, `state` until
-    its records are processed and all shards are written, `audit`, and `output`. A replayed batch has no `start`."""
+    its records are processed and all shards are written, `audit`, and `output`. A replayed batch has no `start`,
+    and a batch that was copied from another generation has no phases."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a run has written the batch's output, with a marker of this generation. A replay writes neither."""
+        return "start" in self.phases
 
     @property
     def wrong(self) -> list[str]:

@@ -106,7 +106,9 @@ class Jobs(LedgerPart):
                 connection.execute(delete(table).where(of_ref(table, new)))
                 if values:
                     connection.execute(insert(table), values)
-            connection.execute(update(AUDITS).where(of_ref(AUDITS, new)).values(epoch=epoch, **texts))
+            # The new generation has not run the batch, so it has neither durations nor a marker of it.
+            audits = update(AUDITS).where(of_ref(AUDITS, new))
+            connection.execute(audits.values(epoch=epoch, phases=as_json({}), **texts))
             if times is not None:
                 newest_times = of_ref(TIMES, new), TIMES.c.batch == batch
                 connection.execute(update(TIMES).where(*newest_times).values(times=as_json(dict(times))))

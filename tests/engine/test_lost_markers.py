@@ -1,0 +1,122 @@
+"""The markers of written batches are lost: runs stop, and a rebuild says whether output may be written twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from msgspec import Struct
+
+from sluice import Pipeline
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.repartition import repartition
+from sluice.errors import EngineError
+from sluice.plan import plan
+from sluice.state.ledger.snapshots import Snapshots
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Names
+
+
+class Item(Struct):
+    n: int
+
+
+def copied(names: Names, workers: int = 1) -> Pipeline:
+    pipeline = names.pipeline(workers=workers)
+    items = pipeline.stream(names("items"), value=Item)
+    items.group_by_key().count(store="n")
+    items.to(names("copies"))
+    return pipeline
+
+
+def delete(running: Running) -> None:
+    admin, markers = AdminClient({"bootstrap.servers": running.bootstrap}), running.pipeline.markers
+    admin.delete_topics([markers])[markers].result(20)
+    while markers in admin.list_topics(timeout=20).topics:
+        time.sleep(0.02)
+
+
+def replace_by_older(running: Running) -> None:
+    """Restore a copy of the topic in which only the first batch has a marker."""
+    markers = running.pipeline.markers
+    first = running.messages(markers)[0]
+    delete(running)
+    running.kafka.create_topics({markers: 1})
+    running.producer.produce(markers, first.value(), first.key())
+    assert running.producer.flush(20) == 0
+
+
+def rebuild(running: Running, *, from_topics: bool = False) -> int:
+    return Rebuild(running.spark, plan(running.pipeline).job, running.settings, from_topics=from_topics).run()
+
+
+def copies(running: Running) -> list[int]:
+    return [value["n"] for _, value in running.output("copies")]
+
+
+def crash_before_publishing(running: Running) -> None:
+    def crash(*_: object) -> None:
+        raise RuntimeError("crash")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Snapshots, "publish", crash)
+        with pytest.raises(EngineError, match="crash"):
+            running.run()
+
+
+@pytest.mark.parametrize("lose", [delete, replace_by_older])
+def test_output_of_a_killed_driver_is_not_repeated_silently(start: Start, lose: Callable[[Running], None]) -> None:
+    running = start(copied)
+    for value in (b'{"n":0}', b'{"n":1}'):
+        running.send("items", value)
+        running.run()
+    running.send("items", b'{"n":2}')
+    crash_before_publishing(running)
+    assert copies(running) == [0, 1, 2]
+    lose(running)
+    with pytest.raises(EngineError, match=rf"{running.pipeline.markers} lacks the marker of batch 1.* sluice rebuild"):
+        running.run()
+    with pytest.raises(EngineError, match=r"unknown whether output was written after batch 1.*batch is 2.*from-topics"):
+        rebuild(running)
+    assert copies(running) == [0, 1, 2]
+    assert rebuild(running, from_topics=True) == 2
+    running.send("items", b'{"n":3}')
+    assert running.run() == 2
+    assert running.store("n") == {"key": 4}
+    assert copies(running) == [0, 1, 2, 2, 3], "which the user has accepted"
+    assert running.run() == 0
+
+
+def test_a_rebuild_repeats_nothing_if_every_batch_was_published(start: Start) -> None:
+    running = start(copied)
+    running.send("items", b'{"n":1}')
+    running.run()
+    delete(running)
+    running.send("items", b'{"n":2}')
+    with pytest.raises(EngineError, match="lacks the marker of batch 0"):
+        running.run()
+    assert rebuild(running) == 2
+    assert running.run() == 1
+    delete(running)
+    with pytest.raises(EngineError, match="lacks the marker"):
+        running.run()
+    running.pipeline = copied(running.names, workers=2)  # the topics are not needed for this
+    assert repartition(plan(running.pipeline).job, running.settings).generation == 3
+    running.send("items", b'{"n":3}')
+    assert running.run() == 1
+    assert running.store("n") == {"key": 3}
+    assert copies(running) == [1, 2, 3]
+
+
+def test_a_rebuilt_generation_has_no_markers_before_its_first_batch(start: Start) -> None:
+    running = start(copied)
+    running.send("items", b'{"n":1}')
+    running.run()
+    rebuild(running)
+    delete(running)
+    assert running.run() == 0
+    running.send("items", b'{"n":2}')
+    assert running.run() == 1
+    assert copies(running) == [1, 2]
