@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+from sqlalchemy import insert
+
 from sluice.remote.opening import create_shard
-from sluice.state.ledger.audits import Audit, SourceAudit
+from sluice.state.ledger.audits import Audit, SourceAudit, audit_row
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.tables import AUDITS
 from sluice.state.model import NO_WINDOW, JobInfo, JobRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
@@ -73,7 +77,7 @@ class States:
 
     def info(self, **changed: Any) -> JobInfo:
         workers = tuple(
-            WorkerInfo(pipeline=self.pipeline, job=self.job, number=number, location=self.location(number))
+            WorkerInfo(**structs.asdict(self.ref), number=number, location=self.location(number))
             for number in range(self.workers)
         )
         values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals", "drawing": "flowchart LR"}
@@ -106,12 +110,21 @@ class States:
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]
         rows = list(values)
         everywhere = {store.group_id for store in self.stores if store.kind == "global"}
+        checksums = {}
         for number, place in enumerate(self.written_at):
             own = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
             with create_shard(place) as shard:
                 shard.write(self.batch, own)
+                checksums[str(number)] = shard.checksums(self.batch)
         published = make_snapshot(
             self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot
         )
         assert self.ledger.snapshots.publish(published)
+        audit = Audit(
+            **structs.asdict(self.ref), batch=self.batch, run="", epoch=0, sources=(), outputs={},
+            checksums={worker: sums.state_rows for worker, sums in checksums.items()},
+            states={worker: sums.states for worker, sums in checksums.items()},
+        )  # fmt: skip
+        with self.ledger.engine.begin() as connection:
+            connection.execute(insert(AUDITS), audit_row(audit))
         return published

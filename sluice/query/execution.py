@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import Protocol, TypeVar
 
 from sluice.answers import WorkerStatus
-from sluice.errors import StateError
+from sluice.errors import DamagedState, StateError
 from sluice.remote.worker import RemoteWorker
 from sluice.state.deadlines import deadline
+from sluice.state.ledger.audits import Audits
 from sluice.state.model import WorkerInfo
 from sluice.state.queries import worker_queries
 from sluice.state.queries.worker_queries import Query
@@ -20,6 +22,8 @@ from sluice.state.shard.shard import LocalShard
 
 T = TypeVar("T")
 Own = Callable[[WorkerInfo], str | None]
+Published = Callable[[int], tuple[int, str] | None]
+"""A batch → itself, or the oldest retained batch after it, and the published checksum of a shard's state rows at it."""
 
 WORKER_SECONDS = 15.0
 """Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
@@ -51,8 +55,9 @@ class LocalWorker(Worker):
     Keeps one connection for lookups and one for scans, so that a long scan does not delay lookups.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, published: Published = lambda _: None) -> None:
         self._location = location
+        self._published = published
         self._opening = Lock()
         self._shards: dict[str, LocalShard] = {}
         self._held: LocalShard | None = None
@@ -99,11 +104,11 @@ class LocalWorker(Worker):
 
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
         with deadline(until, worker_queries.QUERY_SECONDS):
-            shard = self._shard(purpose)
+            shard = self._shard(purpose, query.as_of)
             shard.release()  # what is held may not have the query's batch
             return query.execute(shard)
 
-    def _shard(self, purpose: str) -> LocalShard:
+    def _shard(self, purpose: str, as_of: int) -> LocalShard:
         with self._opening:
             shard = self._shards.get(purpose)
             if shard is None or not shard.is_current():
@@ -111,17 +116,34 @@ class LocalWorker(Worker):
                 # still read from it; it closes with its last reference.
                 self._shards.pop(purpose, None)
                 shard = LocalShard.open(self._location)
-                if shard.is_sealed() and not shard.journal().batches:
+                try:
+                    self._require_published(shard, as_of)
+                except StateError:
                     shard.close()
-                    raise StateError("The copy of the shard is not complete yet.")
+                    raise
                 self._shards[purpose] = shard
             return shard
+
+    def _require_published(self, shard: LocalShard, as_of: int) -> None:
+        """Raise StateError if the shard does not have the published state, such as another worker's or an old copy."""
+        if shard.is_sealed() and not shard.journal().batches:
+            raise StateError("The copy of the shard is not complete yet.")
+        if (published := self._published(as_of)) is None:
+            return
+        batch, expected = published
+        if (checksum := shard.checksum(batch)) != expected:
+            raise DamagedState(
+                f"The shard is not the published one: the checksum of its state rows at batch {batch} is {checksum}, "
+                f"but {expected} was published. Another worker's shard or an older copy may be in its place. Put the "
+                "right one back, or start a run, which restores the state."
+            )
 
 
 class Workers:
     """All workers. `own` returns the shard's address if this process's own state server serves the worker."""
 
-    def __init__(self, own: Own = lambda _: None) -> None:
+    def __init__(self, audits: Audits, own: Own = lambda _: None) -> None:
+        self._audits = audits
         self._own = own
         self._workers: dict[str, Worker] = {}
         self._paused: dict[str, tuple[float, str]] = {}
@@ -193,7 +215,8 @@ class Workers:
         worker = self._workers.get(address)
         if worker is None:
             own = self.location(info)
-            worker = self._workers[address] = RemoteWorker(address) if own is None else LocalWorker(own)
+            published = partial(self._audits.checksum, info.ref, info.number)
+            worker = self._workers[address] = RemoteWorker(address) if own is None else LocalWorker(own, published)
         return worker
 
 

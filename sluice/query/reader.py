@@ -42,7 +42,7 @@ class Reader:
 
     def __init__(self, ledger: Ledger, own: Own = lambda _: None) -> None:
         self.catalogue = Catalogue(ledger)
-        self.workers = Workers(own)
+        self.workers = Workers(ledger.audits, own)
         self._gate = Gate()
         self._counts: dict[tuple[str, str, str], tuple[str, int]] = {}
         """Pipeline, job and store → the snapshot and its number of entries."""

@@ -75,11 +75,9 @@ class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The newest batch in the copy; -1 without a complete copy of this generation."""
 
 
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerInfo(OfJob, frozen=True, kw_only=True):
     """A worker, which owns a share of a pipeline's keys, and the address of its shard."""
 
-    pipeline: str
-    job: str
     number: int
     location: str
     """SQLAlchemy URL of the shard. The ledger stores it without a password, and no API response contains it."""

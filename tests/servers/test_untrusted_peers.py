@@ -125,7 +125,7 @@ def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], e
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/totals/1/0"
     workers = [
-        WorkerInfo(pipeline="local", job="totals", number=n, location=at)
+        WorkerInfo(pipeline="local", job="totals", generation=1, number=n, location=at)
         for n, at in enumerate((led_away, local.location(1)))
     ]
     local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
@@ -205,7 +205,7 @@ def test_no_response_or_log_contains_a_database_password(
     away = States(f"sqlite:///{tmp_path}", pipeline="away", workers=1)
     away.publish({"a": "[1]"})
     place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
-    worker = WorkerInfo(pipeline="away", job="totals", number=0, location=place)
+    worker = WorkerInfo(pipeline="away", job="totals", generation=1, number=0, location=place)
     away.ledger.jobs.register(msgspec.structs.replace(away.info(), workers=(worker,)))
     told = texts_of(hosts)
     assert "unavailable" in told

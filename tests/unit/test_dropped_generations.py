@@ -41,7 +41,7 @@ def built(current: Installation, job: Job) -> Storage:
     """The second generation, beside the current one."""
     storage = Storage.of(job, 2, current.settings)
     workers = tuple(
-        WorkerInfo(pipeline="orders", job="main", number=number, location=address)
+        WorkerInfo(pipeline="orders", job="main", generation=2, number=number, location=address)
         for number, address in enumerate(storage.locations)
     )
     current.ledger.jobs.register(

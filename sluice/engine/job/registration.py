@@ -28,7 +28,9 @@ def job_info(storage: Storage, frames: Frames) -> JobInfo:
         job=job.name,
         generation=storage.generation,
         workers=tuple(
-            WorkerInfo(pipeline=pipeline.name, job=job.name, number=number, location=address)
+            WorkerInfo(
+                pipeline=pipeline.name, job=job.name, generation=storage.generation, number=number, location=address
+            )
             for number, address in enumerate(storage.locations)
         ),
         stores=(*stores, *_table_stores(job)),

@@ -71,7 +71,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         ref = ledger.jobs.new_generation(name, of_job)
         storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
         workers = tuple(
-            WorkerInfo(pipeline=name, job=of_job, number=number, location=address)
+            WorkerInfo(pipeline=name, job=of_job, generation=ref.generation, number=number, location=address)
             for number, address in enumerate(storage.locations)
         )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sluice.errors import Refused
 from sluice.query.execution import LocalWorker
@@ -30,6 +31,7 @@ class OwnShards:
         self.database = database_url(base_url).get_backend_name()
         self._placements = ledger.placements
         self._standbys = ledger.standbys
+        self._audits = ledger.audits
         self._base_url = base_url
         self._clock = clock
         self._refreshed_at = float("-inf")
@@ -48,7 +50,7 @@ class OwnShards:
         """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
         address = await self.location(ref, number)
         if (ref, number) not in self._workers:
-            self._workers[ref, number] = LocalWorker(address)
+            self._workers[ref, number] = LocalWorker(address, partial(self._audits.checksum, ref, number))
         return self._workers[ref, number]
 
     def expect(self, ref: JobRef, number: int) -> str:

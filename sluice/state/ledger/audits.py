@@ -113,6 +113,17 @@ class Audits(LedgerPart):
         rows = self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1))
         return _audit(rows[0]) if rows else None
 
+    def checksum(self, ref: JobRef, worker: int, since: int) -> tuple[int, str] | None:
+        """The oldest retained batch since batch `since`, and the published checksum of a worker's state rows at it.
+
+        None if there is no such batch, or the worker had no shard.
+        """
+        c = AUDITS.c
+        statement = select(c.batch, c.checksums).where(of_ref(AUDITS, ref), c.batch >= since).order_by(c.batch)
+        rows = self._read(statement.limit(1))
+        checksum = msgspec.json.decode(rows[0]["checksums"]).get(str(worker)) if rows else None
+        return None if checksum is None else (rows[0]["batch"], checksum)
+
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
     """The summed counts of several batches per partition. The audits must be sorted, oldest first."""

@@ -99,7 +99,7 @@ def place_workers(connection: Connection, ref: JobRef, rows: Sequence[RowMapping
     placements = _of_pipeline(connection, ref.pipeline)
     workers = []
     for row in rows:
-        values: dict[str, Any] = {name: value for name, value in row.items() if name != "generation"}
+        values: dict[str, Any] = dict(row)
         if (placement := placements.get(row["number"])) is not None:
             values |= {"host": placement.host, "port": placement.port, "server": placement.shard(ref)}
             values["location"] = _written_at(placement, ref, row["location"])
