@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import inspect
 
 from sluice.operators.exact_sums import Exact
+from sluice.values import contracts
+from sluice.values.json_limits import (
+    MOST_LEVELS,
+    MOST_UNTYPED_BYTES,
+    Amounts,
+    refuse_inexact_numbers,
+    refuse_long_strings,
+    refuse_nesting,
+    require_time,
+    shortened,
+)
 from sluice.values.records import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
 )
 """Types whose values cannot be modified in place."""
+_WITHOUT_DECIMALS = IMMUTABLE - {Decimal}
 
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
+_encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string").encode
 
 
 def to_json(value: Any) -> str:
     """Encode as JSON text. Raises ValueError for NaN and infinity, which JSON cannot express."""
+    return _to_json(value).decode()
+
+
+def _to_json(value: Any) -> bytes:
     data = _encode_json(value)
+    _refuse_infinite(value, data)
+    return data
+
+
+def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes a float's NaN and infinity as null, and a Decimal's by name.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
-    return data.decode()
 
 
 def _require_finite(value: Any) -> None:
@@ -54,36 +76,96 @@ def require_key(key: str) -> None:
 
 
 class Declared:
-    """A type declared by an author. Later steps decode values as this type, so each value is checked against it."""
+    """A type declared by an author, or Any. Later steps read values as this type, so each value is checked against it.
+
+    Spark reads values, too. A value that it would not read back exactly is rejected.
+    """
 
     def __init__(self, kind: Any) -> None:
-        self._decode = msgspec.json.Decoder(kind).decode if kind is not Any and kind is not None else None
+        self._is_known = kind is not Any and kind is not None
         self._plain = kind if kind in IMMUTABLE else None
+        self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
+        self._encode = _encode_fields if self._is_known and contracts.hides_fields(kind) else _encode_json
+        parts = contracts.parts(kind) if self._is_known else []
+        self._integers = _collector(part for part in parts if isinstance(part.kind, inspect.IntType))
+        self._times = [(part.path, _collector([part])) for part in parts if isinstance(part.kind, inspect.DateTimeType)]
+        self._amounts = [
+            (part.path, _collector([part]), Amounts(*digits))
+            for part in parts
+            if (digits := contracts.digits(part.kind)) is not None
+        ]
 
-    def require(self, value: Any, text: str) -> None:
-        """Raise unless the value's JSON text decodes as the type and its integers fit 64 bits."""
-        if self._decode is None:
-            return
-        if type(value) is not self._plain:
-            value = self._decode(text)
-        if not _fits_64_bits(value):
-            raise OverflowError(f"{text[:100]} contains an integer of more than 64 bits")
+    def json(self, value: Any) -> str:
+        """The value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
+
+        A value of another form, such as a dict in place of a Struct, becomes what it is read as: a field that it leaves
+        out has its default, for example.
+        """
+        data = _to_json(value)
+        if not self._is_known:
+            return _checked_untyped(value, data)
+        if type(value) is self._plain:
+            return self._checked(value, data)
+        decoded = self._decode(data)
+        return self._checked(decoded, self._encode(decoded))
+
+    def typed_json(self, value: Any) -> str:
+        """Like `json`, for a value that has been decoded as the type."""
+        if not self._is_known:
+            return self.json(value)
+        data = self._encode(value)
+        _refuse_infinite(value, data)
+        return self._checked(value, data)
+
+    def _checked(self, value: Any, data: bytes) -> str:
+        refuse_long_strings(data)
+        for integer in self._integers(value):
+            if not -(1 << 63) <= integer < 1 << 63:
+                raise OverflowError(f"{shortened(data.decode(), 100)} contains an integer of more than 64 bits")
+        for path, moments in self._times:
+            for moment in moments(value):
+                require_time(moment, path)
+        for path, decimals, amounts in self._amounts:
+            for amount in decimals(value):
+                amounts.require(amount, path)
+        return data.decode()
 
 
-def _fits_64_bits(value: Any) -> bool:
+def _checked_untyped(value: Any, data: bytes) -> str:
+    refuse_long_strings(data)
+    if len(data) > MOST_UNTYPED_BYTES:
+        raise ValueError(f"a result of {len(data):,} bytes needs a declared type: returns=...")
+    if len(data) > 2 * MOST_LEVELS:
+        refuse_nesting(data)
+    # Only a Decimal can have so many digits. With one, its text is longer than its number.
+    if type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data):
+        refuse_inexact_numbers(data)
+    return data.decode()
+
+
+def _collector(parts: Iterable[contracts.Part]) -> Callable[[Any], list[Any]]:
+    """A function that collects parts of a value."""
+    sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
+    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")  # it has only attribute names
+    return collect
+
+
+def _encode_fields(value: Any) -> bytes:
+    """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
+    return _encode_json(_by_name(value))
+
+
+def _by_name(value: Any) -> Any:
     match value:
-        case str() | float():
-            return True
-        case int():
-            return -(1 << 63) <= value < 1 << 63
         case msgspec.Struct():
-            return all(_fits_64_bits(getattr(value, name)) for name in value.__struct_fields__)
-        case list() | tuple() | set() | frozenset():
-            return all(map(_fits_64_bits, value))
+            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            return {name: _by_name(getattr(value, attribute)) for name, attribute in fields}
+        case list() | tuple() | set():
+            return [*map(_by_name, value)]
         case dict():
-            return all(map(_fits_64_bits, value.values()))
+            return {name: _by_name(inner) for name, inner in value.items()}
         case _:
-            return True
+            return value
 
 
 def _encode_hook(value: Any) -> Any:

@@ -11,9 +11,10 @@ from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, state_decoder, to_json
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, state_decoder
 
 Clock = Literal["event", "wall"]
+_UNDECLARED = Declared(Any)
 V = TypeVar("V", default=Any)
 V_co = TypeVar("V_co", covariant=True, default=Any)
 V_contra = TypeVar("V_contra", contravariant=True, default=Any)
@@ -204,12 +205,10 @@ class Context:
             require_key(key)
         if time is not None:
             _require_time("forward", time)
-        text = None if value is None else to_json(value)
-        if self._outputs is not None:
-            if to not in self._outputs:
-                raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
-            if text is not None:
-                self._outputs[to].require(value, text)
+        if self._outputs is not None and to not in self._outputs:
+            raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
+        declared = _UNDECLARED if self._outputs is None else self._outputs[to]
+        text = None if value is None else declared.json(value)
         self._out.emit(key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -179,32 +180,92 @@ def _total(counts: list[str | None]) -> str | None:
     return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
 
 
+@dataclass(frozen=True)
+class Part:
+    """A number, text or time in values of some type."""
+
+    kind: inspect.Type
+    path: str
+    """Its place, for messages: `$.lines[...].amount`."""
+    item: str
+    """Python source of the part, in terms of the value `v` and of the variables of `loops`."""
+    loops: str
+    """Python source: the loops and conditions of a comprehension in which `item` has the parts; empty for one part."""
+
+
+def parts(kind: Any) -> list[Part]:
+    """The parts of a contract or another field type, including nested ones."""
+    found: list[Part] = []
+
+    def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
+        name = f"i{len(found)}_{loops.count(' for ')}"
+        match kind:
+            case inspect.StructType():
+                for field in kind.fields:
+                    visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
+            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
+                visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
+            case inspect.DictType():
+                visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
+            case inspect.UnionType():
+                for member in kind.types:
+                    visit(member, path, item, f"{loops} if {item} is not None")
+            case inspect.Metadata() if not isinstance(kind.type, inspect.DecimalType):
+                visit(kind.type, path, item, loops)
+            case inspect.NoneType():
+                pass
+            case _:
+                found.append(Part(kind, path, item, loops))
+
+    visit(inspect.type_info(kind), "$", "v", "")
+    return found
+
+
+def digits(kind: inspect.Type) -> tuple[int, int] | None:
+    """Precision and scale of a part that is a Decimal with declared digits."""
+    if isinstance(kind, inspect.Metadata) and kind.extra and "scale" in kind.extra:
+        return kind.extra["precision"], kind.extra["scale"]
+    return None
+
+
+def hides_fields(kind: Any) -> bool:
+    """Whether the JSON of a value of this type may have a Struct without its fields' names, or without its defaults."""
+
+    def hides(kind: inspect.Type) -> bool:
+        match kind:
+            case inspect.StructType(cls=cls, array_like=array_like, fields=fields):
+                return array_like or cls.__struct_config__.omit_defaults or any(hides(field.type) for field in fields)
+            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
+                return hides(kind.item_type)
+            case inspect.DictType():
+                return hides(kind.value_type)
+            case inspect.UnionType():
+                return any(map(hides, kind.types))
+            case inspect.Metadata():
+                return hides(kind.type)
+            case _:
+                return False
+
+    return hides(inspect.type_info(kind))
+
+
 def decimals(contract: Any) -> list[tuple[str, str, str]]:
     """The Decimals with declared digits in a contract or another field type, including nested ones.
 
     Each is a tuple of its path for messages, its Spark SQL type, and Python source that collects its values from
     `values`.
     """
-    amounts: list[tuple[str, str, str]] = []
+    return [
+        (part.path, _sql_type(part.kind, part.path), f"[{part.item} for v in values{part.loops}]")
+        for part in parts(contract)
+        if isinstance(part.kind, inspect.Metadata)
+    ]
 
-    def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
-        match kind:
-            case inspect.StructType():
-                for field in kind.fields:
-                    visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
-            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
-                name = f"i{len(amounts)}_{loops.count(' for ')}"
-                visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
-            case inspect.DictType():
-                name = f"i{len(amounts)}_{loops.count(' for ')}"
-                visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
-            case inspect.UnionType():
-                for member in kind.types:
-                    visit(member, path, item, f"{loops} if {item} is not None")
-            case inspect.Metadata(type=inspect.DecimalType()):
-                amounts.append((path, _sql_type(kind, path), f"[{item} for v in values{loops}]"))
-            case inspect.Metadata():
-                visit(kind.type, path, item, loops)
 
-    visit(inspect.type_info(contract), "$", "v", "")
-    return amounts
+def times(contract: Any) -> list[tuple[str, str]]:
+    """The datetimes in a contract or another field type: paths, and Python source that collects them from `values`."""
+    return [
+        (part.path, f"[{part.item} for v in values{part.loops}]")
+        for part in parts(contract)
+        if isinstance(part.kind, inspect.DateTimeType)
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,15 @@ from sluice.engine.batch.rejected import run_ended
 from sluice.operators.base import rejects_record
 from sluice.plan import Source
 from sluice.values import contracts
+from sluice.values.json_limits import (
+    LONGEST_NAME,
+    MOST_LEVELS,
+    refuse_long,
+    refuse_long_strings,
+    refuse_nesting,
+    require_time,
+    shortened,
+)
 from sluice.values.records import WALL_CLOCK
 
 Key = str | BaseException | None
@@ -69,6 +77,10 @@ class ValueDecoder:
             for path, sql, text in contracts.decimals(self._class)
         ]
 
+    @cached_property
+    def _times(self) -> list[tuple[str, Callable[[list[Any]], list[datetime]]]]:
+        return [(path, eval(f"lambda values: {text}")) for path, text in contracts.times(self._class)]
+
     @property
     def _is_json(self) -> bool:
         return self.source.contract is not None and self.source.decode is None
@@ -93,6 +105,7 @@ class ValueDecoder:
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
         if self._is_json:
             rows, values = self._refuse_extra(raw, rows, values, dead_letters)
+        rows, values = self._refuse_unreadable(raw, rows, values, dead_letters)
         return self._check_digits(rows, values, dead_letters)
 
     def _refuse_extra(
@@ -119,6 +132,53 @@ class ValueDecoder:
                 refused.add(place)
         return _without(rows, refused), _without(values, refused)
 
+    def _refuse_unreadable(
+        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
+    ) -> tuple[list[int], list[Any]]:
+        """Reject values with strings or times that Spark cannot read back. A fast check of all values comes first."""
+        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        if self._have_short_strings(raw, present) and self._have_usual_years(present):
+            return rows, values
+        refused: set[int] = set()
+        for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            text = raw[row]
+            try:
+                if text is not None:
+                    self._require_readable(value, text)
+            except Exception as error:
+                dead_letters.append(DeadLetter(row, "contract", error_text(error)))
+                refused.add(place)
+        return _without(rows, refused), _without(values, refused)
+
+    def _have_short_strings(self, raw: list[bytes | None], values: list[Any]) -> bool:
+        if self.source.decode is None:
+            return max(map(len, filter(None, raw)), default=0) <= LONGEST_NAME
+        try:
+            refuse_long_strings(_encode(values))
+        except Exception:  # an author's decoder may return values of any type
+            return False
+        return True
+
+    def _have_usual_years(self, values: list[Any]) -> bool:
+        """Whether all times are in the years 2 to 9998, which is the case in any zone."""
+        if self.source.contract is None or not self._times:
+            return True
+        try:
+            return all(1 < time.year < 9999 for _, collect in self._times for time in collect(values))
+        except Exception:
+            return False
+
+    def _require_readable(self, value: Any, text: bytes) -> None:
+        if isinstance(value, str) and self.source.decode is None and not self._is_json:
+            refuse_long(text, escaped=False)
+        elif self.source.decode is not None or len(text) > LONGEST_NAME:
+            refuse_long_strings(_encode(value))
+        if self.source.contract is not None:
+            zone = ZoneInfo(self.source.zone)
+            for path, collect in self._times:
+                for time in collect([value]):
+                    require_time(time, path, zone)
+
     def _check_digits(
         self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[msgspec.Struct], list[DeadLetter]]:
@@ -144,8 +204,7 @@ class ValueDecoder:
         for path, kind, collect in self._decimals:
             for amount in collect([value]):
                 if not _fits([amount], kind):
-                    text = str(amount)
-                    yield f"{path}: {text[:40]}{'…' * (len(text) > 40)} is not a decimal({kind.precision},{kind.scale})"
+                    yield f"{path}: {shortened(str(amount))} is not a decimal({kind.precision},{kind.scale})"
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
@@ -306,23 +365,6 @@ def _fits(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
     except (pa.ArrowException, OverflowError, ValueError):
         return False
     return True
-
-
-MOST_LEVELS = 100
-"""Maximum nesting of arrays and objects. It is limited because later readers are recursive."""
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
-
-
-def refuse_nesting(text: bytes) -> None:
-    """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
-    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
-        return
-    depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MOST_LEVELS:
-            raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
 
 
 def refuse_duplicates(text: bytes) -> None:

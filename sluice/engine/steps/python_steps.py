@@ -79,11 +79,7 @@ class Call:
 
     def _json(self, value: Any) -> str | None:
         """The value as JSON. Raises an error if the value is not of the type that the step declares."""
-        if value is None:
-            return None
-        text = to_json(value)
-        self._declared.require(value, text)
-        return text
+        return None if value is None else self._declared.json(value)
 
     @cached_property
     def _declared(self) -> Declared:

@@ -15,7 +15,7 @@ import msgspec
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import CountDistinct
 from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
-from sluice.operators.encoding import IMMUTABLE, encode_state, state_decoder, to_json
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, state_decoder
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -176,6 +176,7 @@ class Custom:
     ) -> None:
         self.kind = value_type | None
         self._plain = value_type
+        self._declared = Declared(value_type)
         self._initializer = initializer
         self._adder = adder
         self._subtractor = subtractor
@@ -221,7 +222,7 @@ class Custom:
         return deepcopy(aggregate)
 
     def result(self, aggregate: Any) -> str | None:
-        return None if aggregate is None else to_json(aggregate)
+        return None if aggregate is None else self._declared.typed_json(aggregate)
 
     def keep(self) -> None:
         if self._before:
@@ -236,12 +237,12 @@ class Custom:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """Return the aggregate. Raise if the next batch could not decode it as the declared type."""
+        """Return the aggregate as the next batch decodes it. Raises an error if it cannot be of the declared type."""
         kind = type(aggregate)
         if kind is int:
             if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:
                 return aggregate
         elif kind is self._plain and kind in IMMUTABLE:
             return aggregate
-        self._decode_kept(encode_state(aggregate))
-        return aggregate
+        decoded = self._decode_kept(encode_state(aggregate))
+        return aggregate if self._plain is Any else decoded

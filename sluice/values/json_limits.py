@@ -1,0 +1,146 @@
+"""Limits of the JSON, and of the times in it, that Spark reads back exactly.
+
+Beyond the limits, `from_json` returns null, and `parse_json` rounds a number or ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded
+
+LONGEST_NAME = 50_000
+"""Maximum length of a name in an object, in UTF-16 code units, as Java counts."""
+LONGEST_STRING = 20_000_000
+"""Maximum length of a string, in UTF-16 code units."""
+LONGEST_NUMBER = 1_000
+"""Maximum length of a number."""
+MOST_DIGITS = 38
+"""Maximum digits of an exact number, and of those after its point."""
+MOST_UNTYPED_BYTES = 40_000_000
+"""Maximum size of JSON without a declared type. Spark stores it in up to three times as many bytes, at most 128 MiB."""
+MOST_LEVELS = 100
+"""Maximum nesting of arrays and objects. It is limited because later readers are recursive."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_COLON = re.compile(rb"\s*:")
+_BRACKET = re.compile(rb"[\[\]{}]")
+_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*+")
+_LARGEST_OFFSET = timedelta(hours=18)
+
+
+def refuse_long_strings(text: bytes) -> None:
+    """Raise ValueError if the JSON has a name or a string that is too long."""
+    if len(text) <= LONGEST_NAME:
+        return
+    # Without escaped quotation marks, every second part between quotation marks is a string.
+    plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in text else text
+    for begin, end in _long_parts(plain):
+        if plain.count(b'"', 0, begin) % 2:
+            refuse_long(text[begin:end], is_name=_COLON.match(text, end + 1) is not None)
+
+
+def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
+    """Begin and end of each part between quotation marks that is longer than a name may be. Looks at few bytes."""
+    begin = 0
+    while len(text) - begin > LONGEST_NAME:
+        quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
+        if quote < 0:
+            quote = text.find(b'"', begin)
+            if quote < 0:
+                return
+            yield begin, quote
+        begin = quote + 1
+
+
+def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -> None:
+    """Raise ValueError if the string, in UTF-8 and without its quotation marks, is too long."""
+    limit = LONGEST_NAME if is_name else LONGEST_STRING
+    if len(string) <= limit:
+        return
+    text = json.loads(b'"%b"' % string, strict=False) if escaped else string.decode()
+    length = len(text.encode("utf-16-le", "surrogatepass")) // 2
+    if length > limit:
+        what = "the name of a field" if is_name else "a string"
+        raise ValueError(f"{what} has {length:,} characters; at most {limit:,} are possible: {text[:40]}…")
+
+
+def refuse_nesting(text: bytes) -> None:
+    """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
+    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_LEVELS:
+            raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+
+
+def refuse_inexact_numbers(text: bytes) -> None:
+    """Raise ValueError if the JSON has a number that is not exact without a declared type."""
+    for number in _NUMBER.findall(_STRING.sub(b"", text)):
+        if not _is_exact(number.decode()):
+            raise ValueError(f"{shortened(number.decode())} has too many digits; declare its type with Digits")
+
+
+def _is_exact(number: str) -> bool:
+    """Whether Spark reads a number exactly: as a decimal, or as a double if it has an exponent or too many digits."""
+    if len(number) > LONGEST_NUMBER:
+        return False
+    value = Decimal(number)
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    if "e" not in number.lower() and len(digits) <= MOST_DIGITS and -exponent <= MOST_DIGITS:
+        return True
+    return Decimal(repr(float(number))) == value
+
+
+class Amounts:
+    """The decimals that fit a type DECIMAL(precision, scale)."""
+
+    def __init__(self, precision: int, scale: int) -> None:
+        self._name = f"decimal({precision},{scale})"
+        self._unit = Decimal((0, (1,), -scale))
+        self._unchanged = Context(prec=precision, traps=[Rounded, InvalidOperation])
+        self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def require(self, amount: Decimal, path: str) -> None:
+        """Raise ValueError if the amount does not fit without rounding."""
+        if not self._fits(amount):
+            raise ValueError(f"{path}: {shortened(str(amount))} is not a {self._name}")
+
+    def _fits(self, amount: Decimal) -> bool:
+        try:
+            return amount.quantize(self._unit, context=self._unchanged).is_finite()
+        except Rounded:  # it may have had only more zeros
+            pass
+        except InvalidOperation:
+            return False
+        try:
+            amount.quantize(self._unit, context=self._equal)
+        except ArithmeticError:
+            return False
+        return len(str(amount)) <= LONGEST_NUMBER
+
+
+def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
+    """Raise ValueError if Spark cannot read the time, or cannot write it with a year of four digits in UTC.
+
+    `zone` is the zone of a time without one.
+    """
+    if 1 < time.year < 9999 and time.tzinfo is UTC:
+        return
+    zoned = time if time.tzinfo else time.replace(tzinfo=zone)
+    if abs(zoned.utcoffset() or timedelta()) > _LARGEST_OFFSET:
+        raise ValueError(f"{path}: {time.isoformat()} has an offset of more than 18 hours")
+    try:
+        zoned.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{path}: {time.isoformat()} is outside the years 1 to 9999 in UTC") from None
+
+
+def shortened(text: str, length: int = 40) -> str:
+    """The text, cut to `length` characters."""
+    return text if len(text) <= length else f"{text[:length]}…"
