@@ -732,3 +732,48 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
     reading.reader = TableReader.of(job, reading.side_outputs, batches, interleaved=False)
     assert [row["key"] for row in reading.read(*values, keys=keys, times=times)] == ["a", "b"]
     assert (reading.counts, len(reading.letters)) == (expected, 5), "the table's records are counted once"
+
+
+class Visit(Struct):
+    at: datetime
+    pages: dict[str, int] = {}
+
+
+LONG_NAME = b'{"at": "2026-01-01T00:00:00Z", "pages": {"%b": 1}}' % (b"k" * 50_001)
+
+
+@pytest.mark.parametrize(
+    ("value", "zone", "detail"),
+    [
+        (b'{"at": "9999-12-31T23:59:59-05:00"}', "UTC", "$.at: 9999-12-31T23:59:59-05:00 is outside the years 1 to"),
+        (b'{"at": "0001-01-01T00:00:00"}', "Europe/Berlin", "$.at: 0001-01-01T00:00:00 is outside the years 1 to 9999"),
+        (LONG_NAME, "UTC", "the name of a field has 50,001 characters"),
+    ],
+)
+def test_times_and_names_that_spark_could_not_read_back_violate_the_contract(
+    value: bytes, zone: str, detail: str
+) -> None:
+    good = b'{"at": "9999-12-31T23:59:59Z", "pages": {"a": 1}}'
+    rows, values, [letter] = decoder(Visit, fields=("pages",), zone=zone).decode([good, value, good])
+    assert (rows, len(values), letter.row, letter.reason) == ([0, 2], 2, 1, "contract")
+    assert letter.detail.startswith(detail)
+    assert len(letter.detail) < 200
+
+
+def test_names_and_strings_outside_the_contract_can_be_long() -> None:
+    value = b'{"at": "2026-01-01T00:00:00Z", "%b": 1}' % (b"k" * 50_001)
+    assert decoder(Visit).decode([value])[0] == [0]
+
+
+def packed(data: bytes) -> Visit:
+    return msgspec.json.decode(LONG_NAME if data == b"long" else data, type=Visit)
+
+
+def test_values_of_an_authors_decoder_have_the_same_limits() -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("t", value=Serde(Visit, decode=packed))
+    (source,) = pipeline.nodes
+    assert isinstance(source, nodes.Source)
+    good, late = b'{"at": "2026-01-01T00:00:00Z"}', b'{"at": "9999-12-31T23:59:59-05:00"}'
+    rows, _, letters = ValueDecoder(source_of(source, tuple(source.fields))).decode([good, b"long", good, late])
+    assert (rows, [(letter.row, letter.reason) for letter in letters]) == ([0, 2], [(1, "contract"), (3, "contract")])
