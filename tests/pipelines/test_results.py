@@ -80,7 +80,7 @@ def test_results_that_spark_cannot_read_exactly_are_dead_letters(drive: Drive) -
     driver = drive(pipeline)
     for kind in RESULTS:
         driver.pipe("given", {"kind": kind}, key=kind, timestamp=0)
-    whole = {"price": 1.5, "at": None, "pages": {}}
+    whole: dict[str, Any] = {"price": 1.5, "at": None, "pages": {}}
     expected = {
         "mapped": {"fine": whole, "a dict": whole},
         "several": {"fine": whole, "a dict": whole},
