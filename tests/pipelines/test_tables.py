@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, Table, tumbling
+from sluice import Decimal2, Pipeline, Table, tumbling
 from sluice.testing import TopologyTestDriver
 from sluice.testing.driver import Output
 from tests.pipelines.conftest import Drive
@@ -337,3 +338,32 @@ def _numbers(value: Any) -> str | None:
         return None
     sides = [value["left"], value["right"]] if "left" in value else [value]
     return "+".join("-" if side is None else str(side["n"]) for side in sides)
+
+
+class Address(Struct):
+    city: str
+    opened: datetime | None = None
+    floors: int = 3
+    fee: Decimal2 | None = None
+
+
+def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) -> None:
+    """With the contract's defaults, and the pipeline's zone."""
+    pipeline = Pipeline("found", workers=1, zone="Europe/Berlin")
+    addresses = pipeline.global_table("addresses", value=Address)
+    visits = pipeline.stream("visits", value=Shop)
+    fields: dict[str, Any] = {name: f"right.{name}" for name in ("city", "opened", "floors", "fee")}
+    visits.join(addresses).select(**fields).to("of_stream")
+    visits.group_by_key().count(store="n").join(addresses).select(**fields).to("of_store")
+    driver = drive(pipeline)
+    driver.pipe("addresses", b'{"city":"Oslo","more":1}', "a")
+    driver.pipe("addresses", b'{"city":"Bonn","opened":"2026-01-01T12:00:00","fee":" 1.5"}', "b")
+    driver.commit()
+    for key in "abc":
+        driver.pipe("visits", {"city": "", "floors": 0}, key)
+    found = {record.key: record.value for record in driver.output("of_store")}
+    assert found == {
+        "a": {"city": "Oslo", "opened": None, "floors": 3, "fee": None},
+        "b": {"city": "Bonn", "opened": "2026-01-01T11:00:00.000000Z", "floors": 3, "fee": 1.5},
+    }
+    assert found == {record.key: record.value for record in driver.output("of_stream")}

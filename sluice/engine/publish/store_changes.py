@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row
 from sluice.engine.batch.shards import worker_shard
+from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
+from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
 from sluice.state.shard.protocol import Shard
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
@@ -173,17 +174,33 @@ def _typed(
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
     # The state row's array becomes an object, since a group's store columns differ in type.
     objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
-    rights = {_right(n): step.table.value for n, step in enumerate(sink.steps) if isinstance(step, Lookup)}
-    state_rows = spark.createDataFrame(
-        changed.select(["key", "window_start", "window_end", "time", *rights]).append_column("json", objects)
-    )
-    return state_rows.selectExpr(
+    state_rows = changed.select(["key", "window_start", "window_end", "time"]).append_column("json", objects)
+    rights = {}
+    for number, step in enumerate(sink.steps):
+        if isinstance(step, Lookup):
+            name = _right(number)
+            found, rights[name] = _found(step.table, name, changed.column(name))
+            state_rows = state_rows.append_column(name, found)
+    frame = spark.createDataFrame(state_rows)
+    return frame.selectExpr(
         "key AS _key",
         *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
         "time",
-        *(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}" for name, kind in rights.items()),
+        *(f"{value} AS {name}" for name, value in rights.items()),
         f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
     )
+
+
+def _found(table: TableInput, name: str, texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, str]:
+    """What lookups found in a table, as the column `name`, and the SQL of the values.
+
+    A state row has the text of the table's record. Only the decoder knows the defaults of its missing fields, and the
+    zone of its times.
+    """
+    decoder = ValueDecoder(table.source)
+    if decoder.is_json:
+        return pa.chunked_array([decoder.column_of_arrays(texts.to_pylist())]), name
+    return texts, f"from_json({name}, {literal(f'ARRAY<{table.value}>')})[0]"
 
 
 def _as_object(array: str) -> str:

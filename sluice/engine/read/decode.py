@@ -82,7 +82,8 @@ class ValueDecoder:
         return [(path, eval(f"lambda values: {text}")) for path, text in contracts.times(self._class)]
 
     @property
-    def _is_json(self) -> bool:
+    def is_json(self) -> bool:
+        """Whether the values are JSON of a contract, which Sluice decodes."""
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
@@ -103,7 +104,7 @@ class ValueDecoder:
                 row = len(values) + len(dead_letters)
                 dead_letters.append(DeadLetter(row, *_reason(raw[row], error)))
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
-        if self._is_json:
+        if self.is_json:
             rows, values = self._refuse_extra(raw, rows, values, dead_letters)
         rows, values = self._refuse_unreadable(raw, rows, values, dead_letters)
         return self._check_digits(rows, values, dead_letters)
@@ -161,15 +162,15 @@ class ValueDecoder:
 
     def _have_usual_years(self, values: list[Any]) -> bool:
         """Whether all times are in the years 2 to 9998, which is the case in any zone."""
-        if self.source.contract is None or not self._times:
+        if self.source.contract is None:
             return True
         try:
-            return all(1 < time.year < 9999 for _, collect in self._times for time in collect(values))
-        except Exception:
+            return all({*map(_YEAR, collect(values))} <= _USUAL_YEARS for _, collect in self._times)
+        except Exception:  # an author's decoder may return values of any type
             return False
 
     def _require_readable(self, value: Any, text: bytes) -> None:
-        if isinstance(value, str) and self.source.decode is None and not self._is_json:
+        if isinstance(value, str) and self.source.decode is None and not self.is_json:
             refuse_long(text, escaped=False)
         elif self.source.decode is not None or len(text) > LONGEST_NAME:
             refuse_long_strings(_encode(value))
@@ -221,6 +222,16 @@ class ValueDecoder:
             fields = _in_zone(fields, ZoneInfo(self.source.zone))
         return pa.array(fields, arrow_type(sql))
 
+    def column_of_arrays(self, texts: Sequence[str | None]) -> pa.Array:
+        """Valid values, each as the JSON of an array of one value, as a column: a struct if they are objects."""
+        decode = msgspec.json.Decoder(list[self._class]).decode  # type: ignore[name-defined]
+        values = [decode(text)[0] for text in texts if text is not None]
+        columns = {name: self.column(values, name) for name in self.source.types}
+        fields = [*columns.values()]
+        column = pa.StructArray.from_arrays(fields, names=[*columns]) if self.source.is_object else fields[0]
+        rows = iter(range(len(values)))
+        return column.take(pa.array([None if text is None else next(rows) for text in texts], pa.int64()))
+
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
         """Index of a value → why one of its fields does not fit the type of its column."""
 
@@ -254,7 +265,7 @@ class ValueDecoder:
 
     def json(self, value: Any, raw: bytes) -> str:
         """The value as JSON. Returns the record's own text if it is JSON."""
-        return raw.decode() if self._is_json else _encode(value).decode()
+        return raw.decode() if self.is_json else _encode(value).decode()
 
     def text(self, value: Any, name: str) -> str | None:
         """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams."""
@@ -277,6 +288,7 @@ class ValueDecoder:
 
 _ARROW_TYPES = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+_YEAR, _USUAL_YEARS = attrgetter("year"), frozenset(range(2, 9999))
 
 
 def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:
