@@ -137,10 +137,28 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         raise ValueError(f"a result of {len(data):,} bytes needs a declared type: returns=...")
     if len(data) > 2 * MOST_LEVELS:
         refuse_nesting(data)
+    if type(value) not in IMMUTABLE:
+        _require_names(value)
     # Only a Decimal can have so many digits. With one, its text is longer than its number.
     if type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data):
         refuse_inexact_numbers(data)
     return data.decode()
+
+
+def _require_names(value: Any) -> None:
+    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON, which Spark refuses."""
+    if isinstance(value, dict):
+        if not all(type(key) is str for key in value) and len(msgspec.json.decode(_encode_json(value))) < len(value):
+            raise ValueError(f"two keys of a dict have the same name in JSON: {shortened(str([*value]))}")
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set):
+        inner = value
+    elif isinstance(value, msgspec.Struct):
+        inner = msgspec.structs.astuple(value)
+    else:
+        return
+    for each in inner:
+        _require_names(each)
 
 
 def _collector(parts: Iterable[contracts.Part]) -> Callable[[Any], list[Any]]:

@@ -134,22 +134,23 @@ def test_a_result_has_all_fields_although_its_type_leaves_out_defaults_or_names(
         "x" * 20_000_001,
         [["x" * 19_000_000] * 3],
         json.loads("[" * 101 + "]" * 101),
+        [{"a": {1: "x", "1": "y"}}],
     ],
-    ids=["39 digits", "1001 digits", "exponent", "decimals", "name", "string", "size", "depth"],
+    ids=["39 digits", "1001 digits", "exponent", "decimals", "name", "string", "size", "depth", "equal names"],
 )
 def test_a_result_without_a_declared_type_is_rejected_if_spark_cannot_store_it_exactly(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested") as error:
+    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested|same name") as error:
         Declared(Any).json(value)
     assert len(str(error.value)) < 200
-    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested"):
+    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested|same name"):
         of_aggregate(Any, value)
 
 
 @pytest.mark.parametrize(
     "value",
     [Decimal("1" * 38), Decimal("1.5E-10"), Decimal("1E+300"), 5e-324, 1.2345678901234567e300, 2**64 - 1,
-     {"id": "1" * 50, "price": Decimal("2.5")}, {"k" * 50_000: 1}, "x" * 20_000_000],
-    ids=range(9),
+     {"id": "1" * 50, "price": Decimal("2.5")}, {"k" * 50_000: 1}, "x" * 20_000_000, {1: 2, 3: 4}],
+    ids=range(10),
 )  # fmt: skip
 def test_other_results_without_a_declared_type_are_kept(value: Any) -> None:
     assert json.loads(Declared(Any).json(value), parse_float=Decimal) is not None
