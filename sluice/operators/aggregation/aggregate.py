@@ -108,7 +108,8 @@ class TableAggregate(Timeless, Adding):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
-    table's row has the new one. When the row changes again, the value that the aggregate includes is subtracted.
+    table's row has the new one, or is gone. When the row changes or comes again, the value that the aggregate includes is
+    subtracted.
     """
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
@@ -133,7 +134,7 @@ class TableAggregate(Timeless, Adding):
         self.calculation.keep()
         row = new or old
         assert row is not None
-        held = None if old is None else state.instead.pop(_own(old), old.value)
+        held = state.instead.pop(_own(row), None if old is None else old.value)
         added = None if new is None else new.value
         out.hold()
         try:
@@ -144,9 +145,8 @@ class TableAggregate(Timeless, Adding):
                 self._update(state.windows, row.key, row.time, held, added, out)
         except BaseException as error:
             self._undo(state.windows, before)
-            if added is not None:
-                assert new is not None
-                state.instead[_own(new)] = held
+            if held is not None or added is not None:
+                state.instead[_own(row)] = held
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()

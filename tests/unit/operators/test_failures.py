@@ -132,9 +132,36 @@ def test_a_failing_merger_leaves_both_sessions_unchanged() -> None:
 def test_a_failing_subtractor_leaves_the_group_unchanged() -> None:
     custom = Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int)
     operator = TableAggregate(custom)
-    ran = run(operator, [Given("g", POISON, 0), Given("g", 1, 1), Given("g", POISON, 2, old=True), Given("g", 2, 3)])
+    rows = [
+        Given("g", POISON, 0, foreign="a"),
+        Given("g", 1, 1, foreign="b"),
+        Given("g", POISON, 2, old=True, foreign="a"),
+        Given("g", 2, 3, foreign="c"),
+    ]
+    ran = run(operator, rows)
     assert ran.values == [[POISON], [POISON, 1], [POISON, 1, 2]]
     assert [one.value for one in ran.rejected] == [POISON]
+
+
+@pytest.mark.parametrize("cuts", [[], [2, 3]], ids=str)
+def test_a_row_that_comes_again_replaces_the_value_that_could_not_be_subtracted(cuts: Sequence[int]) -> None:
+    failing = [1]
+
+    def take_out(key: str, so_far: list[int], value: int) -> list[int]:
+        if failing:
+            raise ValueError(failing.pop())
+        return [other for other in so_far if other != value]
+
+    custom = Custom(list, lambda key, so_far, value: [*so_far, value], take_out, None, list[int], int)
+    rows = [
+        Given("g", 5, 0, foreign="a"),
+        Given("g", 5, 1, old=True, foreign="a"),
+        Given("g", 6, 2, foreign="a"),
+        Given("g", 6, 3, old=True, foreign="a"),
+    ]
+    ran = run(TableAggregate(custom), rows, cuts)
+    assert ran.values == [[5], [6], []]
+    assert [one.why for one in ran.rejected] == ["ValueError: 1"]
 
 
 def test_a_change_within_a_group_is_atomic() -> None:
