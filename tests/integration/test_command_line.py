@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from sluice.processes import has_ended
 from sluice.settings import settings
 from sluice.submission import FIRST_RUN
 from sluice.testing.kafka import EmbeddedKafka
+from tests.signals import reset_signals
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -103,18 +105,26 @@ def test_a_signal_ends_a_run_with_its_driver_and_workers(
     command = [sys.executable, "-m", "sluice", "run", name]
     with subprocess.Popen(
         command, env=environment_of(tmp_path, kafka), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
+        text=True, start_new_session=True, preexec_fn=reset_signals,
     ) as run:  # fmt: skip
-        while not begun.exists():
-            assert run.poll() is None
-            time.sleep(0.1)
-        started = psutil.Process(run.pid).children(recursive=True)
-        assert len(started) >= 3, "the JVM, the driver, and Python's daemon and workers"
-        if number == signal.SIGINT:
-            os.killpg(run.pid, number)
-        else:
-            run.send_signal(number)
-        out, err = run.communicate(timeout=60)
+        started: list[psutil.Process] = []
+        try:
+            while not begun.exists():
+                assert run.poll() is None
+                time.sleep(0.1)
+            started = psutil.Process(run.pid).children(recursive=True)
+            assert len(started) >= 3, "the JVM, the driver, and Python's daemon and workers"
+            if number == signal.SIGINT:
+                os.killpg(run.pid, number)
+            else:
+                run.send_signal(number)
+            out, err = run.communicate(timeout=60)
+        except BaseException:
+            run.kill()
+            for process in started:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            raise
     deadline = time.monotonic() + 30
     while not all(map(has_ended, started)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -26,6 +26,7 @@ from sluice.submission import (
     submission,
     without_noise,
 )
+from tests.signals import reset_signals
 
 pytestmark = pytest.mark.unit
 
@@ -173,7 +174,7 @@ except Interrupted as interrupted:
 def test_a_signal_ends_the_command_and_all_its_processes_even_if_they_ignore_sigterm(number: signal.Signals) -> None:
     """As in a run: the JVM's workers are in another process group, so that they do not get the terminal's SIGINT."""
     command = [sys.executable, "-c", WAITING]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=reset_signals) as waiting:
         assert waiting.stderr is not None
         ignores_sigint, *pids = waiting.stderr.readline().split()
         started = [psutil.Process(int(pid)) for pid in pids]
