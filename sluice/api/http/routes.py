@@ -97,7 +97,7 @@ class Route:
     @property
     def pattern(self) -> re.Pattern[str]:
         """A regular expression for the path."""
-        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.*' if part[2] else '[^/]+'})", self.path)
+        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.+' if part[2] else '[^/]+'})", self.path)
         return re.compile(parts, re.DOTALL)
 
 
