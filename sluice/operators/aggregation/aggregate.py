@@ -108,8 +108,8 @@ class TableAggregate(Timeless, Adding):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
-    table's row has the new one, or is gone. When the row changes or comes again, the value that the aggregate includes is
-    subtracted.
+    table's row has the new one, or is gone. When the row changes or comes again, the value that the aggregate includes
+    is subtracted.
     """
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
