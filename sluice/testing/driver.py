@@ -35,6 +35,7 @@ from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
 from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
 from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
+from sluice.values.json_limits import refuse_nesting
 
 log = structlog.get_logger(__name__)
 
@@ -185,8 +186,10 @@ def _value(value: str | bytes | None) -> Any:
     if value is None:
         return None
     try:
+        # How deep Python can decode depends on how deep it has been called, and on the limit that the process has set.
+        refuse_nesting(value.encode() if isinstance(value, str) else value)
         return msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError):
         return value
 
 
