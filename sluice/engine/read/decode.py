@@ -137,7 +137,7 @@ class ValueDecoder:
         self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[Any]]:
         """Reject values with strings or times that Spark cannot read back. A fast check of all values comes first."""
-        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        present = self._present(values)
         if self._have_short_strings(raw, present) and self._have_usual_years(present):
             return rows, values
         refused: set[int] = set()
@@ -150,6 +150,10 @@ class ValueDecoder:
                 dead_letters.append(DeadLetter(row, "contract", error_text(error)))
                 refused.add(place)
         return _without(rows, refused), _without(values, refused)
+
+    def _present(self, values: list[Any]) -> list[Any]:
+        """The values that are not null."""
+        return [value for value in values if value is not None] if self.keeps_nulls else values
 
     def _have_short_strings(self, raw: list[bytes | None], values: list[Any]) -> bool:
         if self.source.decode is None:
@@ -186,7 +190,7 @@ class ValueDecoder:
         """Reject values with decimals of more digits than declared. A fast check of all values comes first."""
         if self.source.contract is None:
             return rows, values, dead_letters
-        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        present = self._present(values)
         if all(_surely_fit(collect(present), kind) for _, kind, collect in self._decimals):
             return rows, values, dead_letters
         unfit = {*failing(len(values), lambda begin, end: self._all_fit(values[begin:end]))}
@@ -197,7 +201,7 @@ class ValueDecoder:
 
     def _all_fit(self, values: list[msgspec.Struct]) -> bool:
         """Whether no decimal of the values has more digits than declared."""
-        present = [value for value in values if value is not None] if self.keeps_nulls else values
+        present = self._present(values)
         return all(_fits(collect(present), kind) for _, kind, collect in self._decimals)
 
     def _excess(self, value: msgspec.Struct) -> Iterator[str]:
