@@ -16,10 +16,12 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.job.driver_lease import this_process
 from sluice.engine.job.run import JobRun
+from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import JobRef, Snapshot, StoreInfo
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology.pipeline import Pipeline
@@ -126,6 +128,17 @@ class Running:
             for file in (self.checkpoint / folder).iterdir():
                 if file.name.isdigit() and int(file.name) >= first:
                     file.unlink()
+
+    def crash_before_publishing(self) -> None:
+        """Run until a batch's shards and output are written, and end as after a crash right before the ledger."""
+
+        def crash(*_: object) -> None:
+            raise RuntimeError("crash")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Snapshots, "publish", crash)
+            with pytest.raises(EngineError, match="crash"):
+                self.run()
 
     def take_lease(self) -> None:
         """Another driver takes the job's lease."""

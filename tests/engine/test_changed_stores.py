@@ -24,7 +24,6 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.ledger.jobs import Jobs
-from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
@@ -38,6 +37,11 @@ def change(running: Running, build: Build, **how: bool) -> Running:
     job = plan(pipeline).job
     ChangedStores(running.spark, job, lambda only: plan(pipeline, only).job, running.settings, **how).run()
     return replace(running, pipeline=pipeline)
+
+
+def stream_times(running: Running) -> dict[str, int]:
+    """The stream times of the newest snapshot, without the prefix of the test's topics."""
+    return {name.replace(running.names.prefix, ""): at for name, at in running.snapshot().stream_times.items()}
 
 
 def counted(names: Names) -> Pipeline:
@@ -112,9 +116,7 @@ def test_added_stores_are_as_if_they_had_always_been_there(before: Build, after:
     changed.send("sales", *AFTER)
     assert changed.run() == len(AFTER)
     assert changed.everything()["stores"] == fresh.everything()["stores"]
-    assert changed.snapshot().stream_times == {
-        name.replace(fresh.names.prefix, running.names.prefix): at for name, at in fresh.snapshot().stream_times.items()
-    }
+    assert stream_times(changed) == stream_times(fresh)
 
 
 def many(names: Names) -> Pipeline:
@@ -392,15 +394,10 @@ def test_a_call_that_was_killed_can_be_repeated(
     assert generations(changed) == [1, newest], "generation 2, of the changed stores, is continued; later ones are not"
 
 
-def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(start: Start) -> None:
     running = run_before(start, last)
     running.send("sales", *AFTER)
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshots, "publish", killed)
-        with pytest.raises(Exception, match="killed"):
-            running.run()
+    running.crash_before_publishing()
     changed = replace(running, pipeline=joined(running.names))
     undo = f"run it once: sluice run {running.pipeline.name}"
     with pytest.raises(CompatibilityError) as caught:
@@ -414,15 +411,10 @@ def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(
     assert "--changed-only" in caught.value.next_step
 
 
-def test_after_an_interrupted_run_a_changed_pipeline_can_be_rebuilt(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupted_run_a_changed_pipeline_can_be_rebuilt(start: Start) -> None:
     running, fresh = run_before(start, last), start(joined)
     running.send("sales", *AFTER)
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshots, "publish", killed)
-        with pytest.raises(Exception, match="killed"):
-            running.run()
+    running.crash_before_publishing()
     changed = replace(running, pipeline=joined(running.names))
     job = plan(changed.pipeline).job
     Rebuild(changed.spark, job, changed.settings).run()
@@ -460,9 +452,7 @@ def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.
     assert next(rest, None) is None
     assert changed.everything()["stores"] == fresh.everything()["stores"]
     assert changed.store("shops") == fresh.store("shops")
-    assert changed.snapshot().stream_times == {
-        name.replace(fresh.names.prefix, running.names.prefix): at for name, at in fresh.snapshot().stream_times.items()
-    }
+    assert stream_times(changed) == stream_times(fresh)
 
 
 def killed(*_: object, **__: object) -> None:

@@ -14,7 +14,6 @@ from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
 from sluice.plan import plan
-from sluice.state.ledger.snapshots import Snapshots
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 
@@ -56,16 +55,6 @@ def copies(running: Running) -> list[int]:
     return [value["n"] for _, value in running.output("copies")]
 
 
-def crash_before_publishing(running: Running) -> None:
-    def crash(*_: object) -> None:
-        raise RuntimeError("crash")
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Snapshots, "publish", crash)
-        with pytest.raises(EngineError, match="crash"):
-            running.run()
-
-
 @pytest.mark.parametrize("lose", [delete, replace_by_older])
 def test_output_of_a_killed_driver_is_not_repeated_silently(start: Start, lose: Callable[[Running], None]) -> None:
     running = start(copied)
@@ -73,7 +62,7 @@ def test_output_of_a_killed_driver_is_not_repeated_silently(start: Start, lose: 
         running.send("items", value)
         running.run()
     running.send("items", b'{"n":2}')
-    crash_before_publishing(running)
+    running.crash_before_publishing()
     assert copies(running) == [0, 1, 2]
     lose(running)
     with pytest.raises(EngineError, match=rf"{running.pipeline.markers} lacks the marker of batch 1.* sluice rebuild"):

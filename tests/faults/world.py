@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.batch.checkpoint import last_batch
 from sluice.examples.orders.topics import produce_orders
+from sluice.processes import has_ended, with_descendants
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB
@@ -77,7 +78,7 @@ class Driver:
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        if not wait_until(lambda: all(map(_has_ended, processes)), 15):
+        if not wait_until(lambda: all(map(has_ended, processes)), 15):
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -85,11 +86,7 @@ class Driver:
 
     def members(self) -> list[psutil.Process]:
         """The processes: the JVM, the program, and Spark's Python workers."""
-        try:
-            parent = psutil.Process(self.process.pid)
-            return [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return with_descendants(self.process.pid)
 
 
 @dataclass
@@ -225,14 +222,6 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0, every: floa
             return True
         time.sleep(every)
     return False
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, even if the machine's init process has not read its exit status yet."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _command(process: psutil.Process) -> list[str]:
