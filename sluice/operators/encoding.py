@@ -87,12 +87,14 @@ class Declared:
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
         self._encode = _encode_fields if self._is_known and contracts.hides_fields(kind) else _encode_json
         parts = contracts.parts(kind) if self._is_known else []
-        self._integers = _collector(part for part in parts if isinstance(part.kind, inspect.IntType))
-        self._times = [(part.path, _collector([part])) for part in parts if isinstance(part.kind, inspect.DateTimeType)]
+        self._integers = contracts.collector(part for part in parts if isinstance(part.kind, inspect.IntType))
+        self._times = [
+            (part.path, contracts.collector([part])) for part in parts if isinstance(part.kind, inspect.DateTimeType)
+        ]
         self._amounts = [
-            (part.path, _collector([part]), Amounts(*digits))
+            (part.path, contracts.collector([part]), Amounts(*digits))
             for part in parts
-            if (digits := contracts.digits(part.kind)) is not None
+            if (digits := part.digits) is not None
         ]
 
     def json(self, value: Any) -> str:
@@ -159,13 +161,6 @@ def _require_names(value: Any) -> None:
         return
     for each in inner:
         _require_names(each)
-
-
-def _collector(parts: Iterable[contracts.Part]) -> Callable[[Any], list[Any]]:
-    """A function that collects parts of a value."""
-    sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
-    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")  # it has only attribute names
-    return collect
 
 
 def _encode_fields(value: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
@@ -192,6 +192,27 @@ class Part:
     loops: str
     """Python source: the loops and conditions of a comprehension in which `item` has the parts; empty for one part."""
 
+    @property
+    def digits(self) -> tuple[int, int] | None:
+        """Precision and scale of a Decimal with declared digits."""
+        if isinstance(self.kind, inspect.Metadata) and self.kind.extra and "scale" in self.kind.extra:
+            return self.kind.extra["precision"], self.kind.extra["scale"]
+        return None
+
+    def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """A function that collects the part from each of some values."""
+        collect: Callable[[Sequence[Any]], list[Any]] = eval(
+            f"lambda values: [{self.item} for v in values{self.loops}]"
+        )
+        return collect  # its source has only attribute names
+
+
+def collector(parts: Iterable[Part]) -> Callable[[Any], list[Any]]:
+    """A function that collects some parts of one value."""
+    sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
+    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")
+    return collect
+
 
 def parts(kind: Any) -> list[Part]:
     """The parts of a contract or another field type, including nested ones."""
@@ -221,13 +242,6 @@ def parts(kind: Any) -> list[Part]:
     return found
 
 
-def digits(kind: inspect.Type) -> tuple[int, int] | None:
-    """Precision and scale of a part that is a Decimal with declared digits."""
-    if isinstance(kind, inspect.Metadata) and kind.extra and "scale" in kind.extra:
-        return kind.extra["precision"], kind.extra["scale"]
-    return None
-
-
 def hides_fields(kind: Any) -> bool:
     """Whether the JSON of a value of this type may have a Struct without its fields' names, or without its defaults."""
 
@@ -247,25 +261,3 @@ def hides_fields(kind: Any) -> bool:
                 return False
 
     return hides(inspect.type_info(kind))
-
-
-def decimals(contract: Any) -> list[tuple[str, str, str]]:
-    """The Decimals with declared digits in a contract or another field type, including nested ones.
-
-    Each is a tuple of its path for messages, its Spark SQL type, and Python source that collects its values from
-    `values`.
-    """
-    return [
-        (part.path, _sql_type(part.kind, part.path), f"[{part.item} for v in values{part.loops}]")
-        for part in parts(contract)
-        if isinstance(part.kind, inspect.Metadata)
-    ]
-
-
-def times(contract: Any) -> list[tuple[str, str]]:
-    """The datetimes in a contract or another field type: paths, and Python source that collects them from `values`."""
-    return [
-        (part.path, f"[{part.item} for v in values{part.loops}]")
-        for part in parts(contract)
-        if isinstance(part.kind, inspect.DateTimeType)
-    ]

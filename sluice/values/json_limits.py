@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded
+from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded, localcontext
 
 LONGEST_NAME = 50_000
 """Maximum length of a name in an object, in UTF-16 code units, as Java counts."""
@@ -97,14 +97,32 @@ def _is_exact(number: str) -> bool:
     return Decimal(repr(float(number))) == value
 
 
+_ADD = Context(prec=200, traps=[Inexact, InvalidOperation])
+
+
 class Amounts:
     """The decimals that fit a type DECIMAL(precision, scale)."""
 
     def __init__(self, precision: int, scale: int) -> None:
         self._name = f"decimal({precision},{scale})"
+        self._scale = scale
         self._unit = Decimal((0, (1,), -scale))
+        self._end = Decimal((0, (1,), precision - scale))
         self._unchanged = Context(prec=precision, traps=[Rounded, InvalidOperation])
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
+        """Whether all amounts fit, which a few sums over them prove. False says nothing."""
+        present = [*filter(None, amounts)]
+        try:
+            with localcontext(_ADD):
+                total = sum(map(abs, present), Decimal(0))
+        except ArithmeticError:
+            return False
+        exponent = total.as_tuple().exponent
+        if not isinstance(exponent, int) or -exponent > self._scale:
+            return False
+        return total < self._end or max(map(abs, present)) < self._end
 
     def require(self, amount: Decimal, path: str) -> None:
         """Raise ValueError if the amount does not fit without rounding."""

@@ -122,6 +122,11 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
     "NaN as text": (order(amount='"NaN"'), "digits", "$.amount: NaN is not a decimal(12,2)"),
     "Infinity as text": (order(amount='"-Infinity"'), "digits", "$.amount: -Infinity is not a decimal(12,2)"),
     "three decimals": (order(amount="27.005"), "digits", "$.amount: 27.005 is not a decimal(12,2)"),
+    "41 decimals, which Arrow takes for 0.00": (
+        order(amount="7.72494492966110701419525414426E-12"),
+        "digits",
+        "$.amount: 7.72494492966110701419525414426E-12 is not a decimal(12,2)",
+    ),
     "a nested third decimal": (
         order(lines='[{"item": "x", "amount": 2.00}, {"item": "y", "amount": 0.001}]'),
         "digits",

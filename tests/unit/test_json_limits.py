@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2
-from sluice.engine.batch.arrow import arrow_type
-from sluice.engine.read.decode import _fits
 from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.encoding import Declared
 from sluice.values.json_limits import (
@@ -186,14 +185,31 @@ def test_strings_and_names_have_the_limits_of_java(text: str, fits: bool) -> Non
         assert len(str(error.value)) < 200
 
 
-@given(st.decimals(allow_nan=True, allow_infinity=True) | st.decimals(-20_000, 20_000, places=2))
-def test_the_amounts_of_results_are_those_of_inputs(amount: Decimal) -> None:
-    fits = True
-    try:
-        Amounts(6, 2).require(amount, "$")
-    except ValueError:
-        fits = False
-    assert fits == _fits([amount], arrow_type("DECIMAL(6,2)"))
+@given(
+    st.lists(
+        st.decimals(allow_nan=True, allow_infinity=True)
+        | st.decimals(-20_000, 20_000, places=2)
+        | st.decimals(-20_000, 20_000, places=0).map(lambda amount: amount.scaleb(-2) * Decimal("1.000")),
+        max_size=3,
+    )
+)
+@example([Decimal("7.72494492966110701419525414426E-12")])  # Arrow converts it to 0.00
+@example([Decimal("9999.99"), Decimal("9999.99")])
+@example([Decimal("9999.990"), Decimal("1E3"), Decimal("0.000")])
+def test_amounts_fit_if_neither_their_fraction_nor_their_size_changes(amounts: list[Decimal]) -> None:
+    def fits(amount: Decimal) -> bool:
+        return amount.is_finite() and abs(amount) < 10_000 and (Fraction(amount) * 100).denominator == 1
+
+    def is_accepted(amount: Decimal) -> bool:
+        try:
+            Amounts(6, 2).require(amount, "$")
+        except ValueError:
+            return False
+        return True
+
+    assert [*map(is_accepted, amounts)] == [*map(fits, amounts)]
+    if Amounts(6, 2).surely_include(amounts):
+        assert all(map(fits, amounts))
 
 
 @pytest.mark.parametrize(

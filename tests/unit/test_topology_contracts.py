@@ -14,7 +14,7 @@ from msgspec import Struct
 from sluice import Decimal2
 from sluice.errors import TopologyError
 from sluice.topology import Digits
-from sluice.values.contracts import attributes, decimals, fields, quote_counter
+from sluice.values.contracts import attributes, fields, parts, quote_counter
 
 
 class Colour(Enum):
@@ -167,7 +167,7 @@ def test_amounts_are_found_at_any_depth() -> None:
     rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
     full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)
     bare = Deep(Decimal(10), None, line, [], {}, None, [])
-    results = {path: eval(text, {"values": [full, bare]}) for path, _, text in decimals(Deep)}
+    results = {part.path: part.collector()([full, bare]) for part in parts(Deep) if part.digits}
     assert results == {
         "$.one": [1, 10],
         "$.perhaps": [2],
@@ -177,4 +177,4 @@ def test_amounts_are_found_at_any_depth() -> None:
         "$.part.price": [6],
         "$.rows[...][...]": [7, 8, 9],
     }
-    assert {kind for _, kind, _ in decimals(Deep)} == {"DECIMAL(12,2)"}
+    assert {part.digits for part in parts(Deep)} - {None} == {(12, 2)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Context, Decimal, Inexact, InvalidOperation, localcontext
+from decimal import Decimal
 from enum import Enum
 from functools import cached_property, partial
 from operator import attrgetter
@@ -27,11 +27,11 @@ from sluice.values import contracts
 from sluice.values.json_limits import (
     LONGEST_NAME,
     MOST_LEVELS,
+    Amounts,
     refuse_long,
     refuse_long_strings,
     refuse_nesting,
     require_time,
-    shortened,
 )
 from sluice.values.records import WALL_CLOCK
 
@@ -71,15 +71,20 @@ class ValueDecoder:
         return contracts.attributes(self._class)
 
     @cached_property
-    def _decimals(self) -> list[tuple[str, pa.DataType, Callable[[list[msgspec.Struct]], list[Any]]]]:
+    def _decimals(self) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
         return [
-            (path, arrow_type(sql), eval(f"lambda values: {text}"))  # the text contains only attribute names
-            for path, sql, text in contracts.decimals(self._class)
+            (part.path, Amounts(*digits), part.collector())
+            for part in contracts.parts(self._class)
+            if (digits := part.digits) is not None
         ]
 
     @cached_property
-    def _times(self) -> list[tuple[str, Callable[[list[Any]], list[datetime]]]]:
-        return [(path, eval(f"lambda values: {text}")) for path, text in contracts.times(self._class)]
+    def _times(self) -> list[tuple[str, Callable[[Sequence[Any]], list[datetime]]]]:
+        return [
+            (part.path, part.collector())
+            for part in contracts.parts(self._class)
+            if isinstance(part.kind, msgspec.inspect.DateTimeType)
+        ]
 
     @property
     def is_json(self) -> bool:
@@ -190,26 +195,24 @@ class ValueDecoder:
         """Reject values with decimals of more digits than declared. A fast check of all values comes first."""
         if self.source.contract is None:
             return rows, values, dead_letters
-        present = self._present(values)
-        if all(_surely_fit(collect(present), kind) for _, kind, collect in self._decimals):
-            return rows, values, dead_letters
-        unfit = {*failing(len(values), lambda begin, end: self._all_fit(values[begin:end]))}
-        dead_letters += [
-            DeadLetter(rows[place], "digits", next(self._excess(values[place]))) for place in sorted(unfit)
-        ]
-        return _without(rows, unfit), _without(values, unfit), dead_letters
+        refused: set[int] = set()
+        for place in failing(len(values), lambda begin, end: self._surely_fit(values[begin:end])):
+            try:
+                self._require_digits(values[place])
+            except ValueError as error:
+                dead_letters.append(DeadLetter(rows[place], "digits", str(error)))
+                refused.add(place)
+        return _without(rows, refused), _without(values, refused), dead_letters
 
-    def _all_fit(self, values: list[msgspec.Struct]) -> bool:
-        """Whether no decimal of the values has more digits than declared."""
+    def _surely_fit(self, values: list[msgspec.Struct]) -> bool:
         present = self._present(values)
-        return all(_fits(collect(present), kind) for _, kind, collect in self._decimals)
+        return all(amounts.surely_include(collect(present)) for _, amounts, collect in self._decimals)
 
-    def _excess(self, value: msgspec.Struct) -> Iterator[str]:
-        """Messages about the decimals with more digits than declared."""
-        for path, kind, collect in self._decimals:
+    def _require_digits(self, value: msgspec.Struct) -> None:
+        for path, amounts, collect in self._decimals:
             for amount in collect([value]):
-                if not _fits([amount], kind):
-                    yield f"{path}: {shortened(str(amount))} is not a decimal({kind.precision},{kind.scale})"
+                if amount is not None:
+                    amounts.require(amount, path)
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
@@ -358,29 +361,6 @@ def failing(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
         else:
             middle = (begin + end) // 2
             ranges += [(middle, end), (begin, middle)]
-
-
-_ADD = Context(prec=200, traps=[Inexact, InvalidOperation])
-
-
-def _surely_fit(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
-    """Whether the sum of absolute amounts fits the Arrow type, which proves that each amount fits."""
-    try:
-        with localcontext(_ADD):
-            total = sum(map(abs, filter(None, amounts)), Decimal(0))
-    except ArithmeticError:
-        return False
-    places = total.as_tuple().exponent
-    return isinstance(places, int) and -places <= kind.scale and total < Decimal(10) ** (kind.precision - kind.scale)
-
-
-def _fits(amounts: Iterable[Decimal | None], kind: pa.DataType) -> bool:
-    """Whether all amounts convert to the Arrow type without loss."""
-    try:
-        pa.array(amounts, kind)
-    except (pa.ArrowException, OverflowError, ValueError):
-        return False
-    return True
 
 
 def refuse_duplicates(text: bytes) -> None:
