@@ -49,7 +49,7 @@ FIRST = (
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
-    Half of the processes prefer files of `SPARK`, and the others prefer all other files.
+    Half of the processes begin with files of `SPARK`. The others have only other files, so that they need no Spark.
     """
 
     def __init__(self, config: pytest.Config, log: object) -> None:
@@ -62,17 +62,22 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
         super().add_node(node)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        prefers_spark = self._nodes.index(node) % 2 == 1
-        preferred = (scope for scope in self.workqueue if scope.startswith(SPARK) == prefers_spark)
-        if (scope := next(preferred, None)) is not None:
+        if (scope := self._next(node)) is not None:
             self.workqueue.move_to_end(scope, last=False)
-        super()._assign_work_unit(node)
+            super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
+        if self._next(node) is None:
+            node.shutdown()
         # A process runs a test as soon as it knows the next one, so it needs no more than one in advance. pytest-xdist
         # would give it a whole file more, for which no other process could then begin.
-        if self._pending_of(self.assigned_work[node]) < 2 or not self.workqueue:
+        elif self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
+
+    def _next(self, node: WorkerController) -> str | None:
+        has_spark = self._nodes.index(node) % 2 == 0
+        preferred = (scope for scope in self.workqueue if scope.startswith(SPARK) == has_spark)
+        return next(preferred, next(iter(self.workqueue), None) if has_spark else None)
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])

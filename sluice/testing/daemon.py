@@ -6,8 +6,6 @@ from contextlib import suppress
 from sluice.startup import importing
 
 with importing():
-    from pyspark.daemon import manager
-
     import sluice.engine.daemon
 
     # What modules of tests import.
@@ -24,5 +22,8 @@ def freeze(phase: str, info: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
+    # Only now, because the engine chooses which PySpark is imported.
+    from pyspark.daemon import manager
+
     gc.callbacks.append(freeze)
     manager()

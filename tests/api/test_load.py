@@ -7,6 +7,7 @@ import itertools
 import statistics
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import httpx
@@ -19,6 +20,8 @@ from tests.states import States
 pytestmark = pytest.mark.api
 
 QUERIES = 500
+CLIENTS = 50
+"""A client looks at all of its connections whenever a request begins or ends."""
 ROWS = 30_000
 TRIES = 3
 """Other processes can disturb one attempt; a server that blocks its UI fails all of them."""
@@ -62,11 +65,11 @@ def heavy(states: States) -> str:
     return "/sluice/v1/stores/windows/combine?pipeline=payroll"
 
 
-async def load(client: httpx.AsyncClient, path: str, seen: Seen) -> None:
+async def load(user: httpx.AsyncClient, crowd: list[httpx.AsyncClient], path: str, seen: Seen) -> None:
     """Send all queries at once, each one uncached, and load the UI meanwhile."""
     began = time.monotonic()
 
-    async def ask() -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
         answer = await client.get(f"{path}&to={next(ENDS)}")
         seen.statuses[answer.status_code] += 1
         if answer.status_code == 200:
@@ -76,9 +79,9 @@ async def load(client: httpx.AsyncClient, path: str, seen: Seen) -> None:
             assert answer.headers["Retry-After"]
             seen.refused_after = time.monotonic() - began
 
-    asking = asyncio.gather(*(ask() for _ in range(QUERIES)))
+    asking = asyncio.gather(*(ask(client) for client in crowd for _ in range(QUERIES // CLIENTS)))
     while not asking.done():
-        seen.ui.append(await look(client))
+        seen.ui.append(await look(user))
         await asyncio.sleep(0.05)
     await asking
 
@@ -93,14 +96,21 @@ async def look(client: httpx.AsyncClient) -> float:
 
 async def measure(address: str, token: str, heavy: str) -> Seen:
     """Measure the UI alone, cheap requests all at once, and the heavy load."""
-    limits = httpx.Limits(max_connections=QUERIES + len(UI))
+    limits = httpx.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120) as client:
-        alone = statistics.median([await look(client) for _ in range(10)])
+    async with AsyncExitStack() as stack:
+        user, *crowd = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=address, headers=headers, limits=limits, timeout=120)
+            )
+            for _ in range(1 + CLIENTS)
+        ]
+        alone = statistics.median([await look(user) for _ in range(10)])
         began = time.monotonic()
-        await asyncio.gather(*(client.get("/api/v2/version") for _ in range(QUERIES)))
+        cheap = (client.get("/api/v2/version") for client in crowd for _ in range(QUERIES // CLIENTS))
+        await asyncio.gather(*cheap)
         seen = Seen(alone, time.monotonic() - began)
-        await load(client, heavy, seen)
+        await load(user, crowd, heavy, seen)
         return seen
 
 
