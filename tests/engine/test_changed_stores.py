@@ -271,6 +271,7 @@ def visits(names: Names, kind: type[Any] = int, *, more: bool = False) -> Pipeli
     return pipeline
 
 
+@pytest.mark.heavy
 def test_a_processor_keeps_its_stores_together_with_its_state(start: Start) -> None:
     running = run_before(start, visits)
     changed = change(running, partial(visits, kind=float))

@@ -97,6 +97,7 @@ def test_rows_are_replaced_deleted_and_written_once(lake: Lake) -> None:
     assert lake.rows()[0] == ("a", 4), "a batch with other records is another batch"
 
 
+@pytest.mark.heavy
 def test_appended_rows_are_not_repeated_in_another_batch(lake: Lake) -> None:
     """As after a rebuild: the rows of a batch that was not published come again in batches with other ids."""
     target = lake.target(None, AMOUNTS)

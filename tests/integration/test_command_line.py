@@ -90,7 +90,7 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
             assert complaint not in process.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
 def test_a_signal_ends_a_run_with_its_driver_and_workers(
     tmp_path: Path, kafka: EmbeddedKafka, number: signal.Signals
 ) -> None:

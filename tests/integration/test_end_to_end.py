@@ -198,6 +198,7 @@ def test_the_next_burst_starts_one_more_run(
     assert dead_letters(platform.kafka_config) == expected.dead_letters
 
 
+@pytest.mark.heavy  # test_trigger.py restarts a trigger
 def test_restarting_the_triggerer_starts_no_run(platform: LocalPlatform, totals: Totals) -> None:
     before = len(wait_for_runs(platform, 1))
     platform.stop_component("triggerer")

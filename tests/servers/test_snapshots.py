@@ -15,7 +15,7 @@ from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.states import States, make_snapshot
 
-CUTS = int(os.environ.get("CUTS", "60"))
+SNAPSHOTS = int(os.environ.get("SNAPSHOTS", "25"))
 PATHS = [
     "/sluice/v1/stores/general_orders_count",
     "/sluice/v1/stores/general_orders_count/keys?" + "&".join(f"key={location}" for location in LOCATIONS),
@@ -53,14 +53,14 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     assert states.ledger.snapshots.publish(make_snapshot(batch))
 
 
-@pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (CUTS=1000 for as many)")
+@pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (SNAPSHOTS=1000 for as many)")
 def test_responses_are_from_one_snapshot_and_never_older_than_the_last(hosts: list[Host], states: States) -> None:
     places = tuple(open_shard(place, to_write=True) for place in states.written_at)
     publish(states, places, 1)
     readers = [Reader(host, path) for host, path in zip(hosts, PATHS, strict=True)]
     for reader in readers:
         reader.start()
-    for batch in range(2, CUTS + 1):
+    for batch in range(2, SNAPSHOTS + 1):
         publish(states, places, batch)
     for reader in readers:
         reader.done.set()

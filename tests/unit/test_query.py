@@ -211,7 +211,7 @@ class Publisher(threading.Thread):
 @pytest.fixture
 def published(database: str) -> Iterator[Publisher]:
     states = States(database, workers=4)
-    publisher = Publisher(states, [f"k{number}" for number in range(12)], snapshots=50)
+    publisher = Publisher(states, [f"k{number}" for number in range(12)], snapshots=20)
     states.publish(dict.fromkeys(publisher.keys, "[0]"))
     publisher.start()
     yield publisher
@@ -229,4 +229,4 @@ def test_no_reader_sees_a_partial_or_older_snapshot(published: Publisher) -> Non
         assert answer.pin.snapshot.batch >= newest
         newest, looks = answer.pin.snapshot.batch, looks + 1
     assert looks > 5
-    assert set(values(everything(reader)).values()) == {"50"}
+    assert set(values(everything(reader)).values()) == {"20"}
