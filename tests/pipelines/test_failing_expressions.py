@@ -21,6 +21,13 @@ class Trip(Struct):
     people: str = "1"
 
 
+class Photo(Struct):
+    """Two texts whose bytes are in base64."""
+
+    tag: bytes
+    other: bytes
+
+
 GOOD = [Trip(4, 2), Trip(6, 3), Trip(7, 7)]
 NO_TIME = Trip(5, 0)
 MISTYPED = Trip(9, 3, "two")
@@ -169,6 +176,24 @@ def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
         ("key_too_long", "the key has 1025 bytes; a key has at most 1024"),
         ("processing", "KEY_TOO_LONG: a key has at most 1024 bytes"),
     ]
+
+
+def test_bytes_that_are_not_text_are_rejected_as_a_key(drive: Drive) -> None:
+    pipeline = Pipeline("photos", workers=1)
+    photos = pipeline.stream("photos", value=Photo)
+    photos.group_by("tag").count(store="by_field")
+    photos.select(tag="CAST(other AS STRING)").group_by("tag").count(store="by_expression")
+    pipeline.global_table("albums", value=Photo, key="tag")
+    driver = drive(pipeline)
+    for topic in ("photos", "albums"):
+        driver.pipe(topic, {"tag": "YQ==", "other": "Yg=="}, "k")
+        driver.pipe(topic, {"tag": "/w==", "other": "Yg=="}, "k")
+    driver.pipe("photos", {"tag": "YQ==", "other": "/w=="}, "k")
+    assert driver.store("by_field") == {"a": 2}
+    assert driver.store("by_expression") == {"b": 1}
+    assert [*driver.store("albums")] == ["a"]
+    reasons = [(letter.headers["sluice.topic"], letter.headers["sluice.reason"]) for letter in driver.dead_letters()]
+    assert sorted(reasons) == [("albums", "key_not_utf8"), ("photos", "key_not_utf8"), ("photos", "processing")]
 
 
 def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> None:

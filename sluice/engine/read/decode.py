@@ -275,7 +275,10 @@ class ValueDecoder:
         return raw.decode() if self.is_json else _encode(value).decode()
 
     def text(self, value: Any, name: str) -> str | None:
-        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams."""
+        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams.
+
+        Raises UnicodeDecodeError for bytes that are not UTF-8.
+        """
         (field,) = self.column([value], name).to_pylist()
         return None if field is None else _text(field)
 
@@ -311,6 +314,8 @@ def _text(value: Any) -> str:
     match value:
         case str():
             return value
+        case bytes():
+            return value.decode()
         case bool():
             return str(value).lower()
         case datetime():

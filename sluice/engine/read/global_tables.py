@@ -62,7 +62,12 @@ class TableReader(Reader):
             if place in unfit:
                 dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
                 continue
-            key = keys[row] if field_key is None or value is None else decoder.text(value, field_key)
+            key = keys[row]
+            if field_key is not None and value is not None:
+                try:
+                    key = decoder.text(value, field_key)
+                except UnicodeDecodeError as error:
+                    key = error
             if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
                 dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
             elif isinstance(key, str):

@@ -222,7 +222,7 @@ class StreamReader(Reader):
         columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
         for read in source.fields:
             if read.is_key:
-                _require_short(read.name, columns[read.column])
+                _require_key(read.name, columns[read.column])
         columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
             is_valid = pc.fill_null(pc.greater_equal(columns["_time"], 0), False)
@@ -231,7 +231,7 @@ class StreamReader(Reader):
             if name != "_partition":
                 columns[name] = self._metadata(name, kept, decoder)
         if "_key" in columns:
-            _require_short("the key", columns["_key"])
+            _require_key("the key", columns["_key"])
         for name in self.extra:
             columns[name] = self._extra(name, kept)
         return columns
@@ -300,22 +300,32 @@ class StreamReader(Reader):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
             columns = self._columns(decoder, record, value, share, clock)
-        except KeyTooLongError as error:
-            return "key_too_long", str(error)
+        except UnusableKeyError as error:
+            return error.reason, str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
         latest = clock + decoder.source.max_future_skew_ms
         return next(iter(invalid_times(columns["_time"], latest)), None)
 
 
-class KeyTooLongError(ValueError):
-    """A key is too long for a database's index."""
+class UnusableKeyError(ValueError):
+    """A key that no store can have: `reason` is the reason of the dead letter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
-def _require_short(name: str, keys: pa.Array) -> None:
+def _require_key(name: str, keys: pa.Array) -> None:
+    """Raise UnusableKeyError for bytes that are not text, and for a key that is too long for a database's index."""
+    if pa.types.is_binary(keys.type):
+        try:
+            keys = keys.cast(pa.string())
+        except pa.ArrowInvalid:
+            raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
     if pa.types.is_string(keys.type) and len(keys) and (pc.max(pc.binary_length(keys)).as_py() or 0) > MOST_KEY_BYTES:
         longest = pc.max(pc.binary_length(keys)).as_py()
-        raise KeyTooLongError(f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
+        raise UnusableKeyError("key_too_long", f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:

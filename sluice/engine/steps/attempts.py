@@ -92,6 +92,7 @@ def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple
     if is_key:
         too_long = f"octet_length(CAST({sql} AS STRING)) > {MOST_KEY_BYTES}"
         yield too_long, f"KEY_TOO_LONG: a key has at most {MOST_KEY_BYTES} bytes"
+        yield f"NOT is_valid_utf8(CAST({sql} AS STRING))", "KEY_NOT_UTF8: a key is text"
 
 
 def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:
