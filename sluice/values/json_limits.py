@@ -112,7 +112,7 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Whether all amounts fit, which a few sums over them prove. False says nothing."""
+        """Whether the sum or the largest of the amounts proves that all fit. They may also fit without such a proof."""
         present = [*filter(None, amounts)]
         try:
             with localcontext(_ADD):

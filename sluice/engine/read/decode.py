@@ -195,6 +195,8 @@ class ValueDecoder:
         """Reject values with decimals of more digits than declared. A fast check of all values comes first."""
         if self.source.contract is None:
             return rows, values, dead_letters
+        if self._surely_fit(values):
+            return rows, values, dead_letters
         refused: set[int] = set()
         for place in failing(len(values), lambda begin, end: self._surely_fit(values[begin:end])):
             try:
@@ -274,13 +276,13 @@ class ValueDecoder:
         """The value as JSON. Returns the record's own text if it is JSON."""
         return raw.decode() if self.is_json else _encode(value).decode()
 
-    def text(self, value: Any, name: str) -> str | None:
-        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams.
-
-        Raises UnicodeDecodeError for bytes that are not UTF-8.
-        """
+    def key(self, value: Any, name: str) -> Key:
+        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams."""
         (field,) = self.column([value], name).to_pylist()
-        return None if field is None else _text(field)
+        try:
+            return None if field is None else _text(field)
+        except UnicodeDecodeError as error:
+            return error
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
         """Event times in ms: of the declared field, or the record's timestamp if there is no such field or no value.

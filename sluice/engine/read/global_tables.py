@@ -62,12 +62,7 @@ class TableReader(Reader):
             if place in unfit:
                 dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
                 continue
-            key = keys[row]
-            if field_key is not None and value is not None:
-                try:
-                    key = decoder.text(value, field_key)
-                except UnicodeDecodeError as error:
-                    key = error
+            key = keys[row] if field_key is None or value is None else decoder.key(value, field_key)
             if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
                 dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
             elif isinstance(key, str):
