@@ -67,6 +67,8 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
             super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
+        if node.shutting_down:
+            return
         if self._next(node) is None:
             node.shutdown()
         # A process runs a test as soon as it knows the next one, so it needs no more than one in advance. pytest-xdist
