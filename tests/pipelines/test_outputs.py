@@ -1,4 +1,4 @@
-"""Outputs of a stream beside a store of the same stream, whoever computes the store."""
+"""A stream's output has all of its records, also if Spark computes a store of the same stream."""
 
 from __future__ import annotations
 
