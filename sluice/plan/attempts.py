@@ -1,7 +1,8 @@
 """Find the author's expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query. Expressions that can
-fail are therefore wrapped (`jobs.Attempt`), so that only their record fails. All others are computed directly.
+fail are therefore wrapped (`jobs.Attempt`), so that only their record fails. All others are computed directly. Text
+made of bytes that are not UTF-8 fails too: Spark would replace these bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sluice.plan.value_types import (
     precision_and_scale,
     tree_of,
 )
+from sluice.topology.calls import Part, aggregate_calls, casts_to_text, replace
 
 _ALWAYS_SAFE = (
     exp.Column | exp.Identifier | exp.Literal | exp.Null | exp.Boolean | exp.Paren | exp.And | exp.Or | exp.Not
@@ -30,6 +32,14 @@ _COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.Null
 _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 _CHOICES = exp.Coalesce | exp.If | exp.Case
 _SAFE_FUNCTIONS = frozenset({"isnull", "isnotnull"})
+
+
+def validated(text: str, types: Types) -> str:
+    """The expression, so that text made of bytes that are not UTF-8 is an error, or null if it uses TRY_CAST."""
+    of_bytes = [cast for cast, argument in casts_to_text(text) if _may_be_bytes(argument.tree(), types)]
+    opened = [(cast.start, f"{'try_' * cast.text.lower().startswith('try_')}validate_utf8(") for cast in of_bytes]
+    closed = [(cast.stop, ")") for cast in of_bytes]
+    return replace(text, [(Part("", at, at), added) for at, added in sorted(opened + closed)])
 
 
 def may_fail(text: str, types: Types) -> bool:
@@ -62,7 +72,10 @@ def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
     match node:
         case exp.Cast():
             # sqlglot parses Spark's CAST as a TryCast; only TRY_CAST sets `safe`.
-            return bool(node.args.get("safe")) or node.to.sql(dialect="spark") == "STRING" or _is_widening(node, types)
+            if node.args.get("safe"):
+                return True
+            is_text = node.to.sql(dialect="spark") == "STRING"
+            return not _may_be_bytes(node.this, types) if is_text else _is_widening(node, types)
         case exp.Anonymous():
             return node.name.lower() in _SAFE_FUNCTIONS
         case exp.Add() | exp.Sub() | exp.Mul():
@@ -83,6 +96,11 @@ def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
         return kind_of(node, types) != ""
     # Each branch of a CASE is an If without a type.
     return isinstance(node, _ALWAYS_SAFE) or (isinstance(node, exp.If) and isinstance(node.parent, exp.Case))
+
+
+def _may_be_bytes(node: exp.Expr, types: Types) -> bool:
+    kind = kind_of(node, types)
+    return kind == "BINARY" or (not kind and not isinstance(node, exp.Null))
 
 
 def _is_widening(node: exp.Cast, types: Types) -> bool:
@@ -109,6 +127,8 @@ def _why(node: exp.Expr) -> str:
             return "INVALID_ARRAY_INDEX"
         case exp.Anonymous() if name == "pmod":
             return "DIVIDE_BY_ZERO"
+        case exp.Anonymous() if name == "validate_utf8":
+            return "NOT_UTF8"
     if isinstance(node, _COMPARISONS | _CHOICES):
         return "CAST_INVALID_INPUT"
     return "NO_RESULT" if isinstance(node, exp.Func) else ""
@@ -120,21 +140,24 @@ def without_risk(text: str, types: Types) -> tuple[str, dict[str, str]]:
     Replaces arguments that can fail, and summed integers, which become decimals so that their sum cannot overflow 64
     bits.
     """
-    tree = tree_of(text).copy()
     arguments: dict[str, str] = {}
-    for argument in [part for function in functions_of(tree) for part in _arguments(function)]:
-        is_summed = isinstance(argument.parent, exp.Sum) and kind_of(argument, types) in ("BIGINT", "INT")
-        if _is_safe(argument, types) and not is_summed:
-            continue
-        sql = argument.sql(dialect="spark")
-        sql = f"CAST({sql} AS DECIMAL(20, 0))" if is_summed else sql
-        name = next(
-            (name for name, argument_sql in arguments.items() if argument_sql == sql), f"__argument_{len(arguments)}"
-        )
-        arguments[name] = sql
-        if argument is not tree:
-            argument.replace(exp.column(name))
-    return (tree.sql(dialect="spark"), arguments) if arguments else (text, {})
+    replaced: list[tuple[Part, str]] = []
+    for call in aggregate_calls(text):
+        for part in (*call.arguments, *([call.condition] if call.condition else [])):
+            is_summed = isinstance(call.tree(), exp.Sum) and kind_of(part.tree(), types) in ("BIGINT", "INT")
+            if not is_summed and (_is_safe(part.tree(), types) or not _reads(part.tree())):
+                continue
+            sql = f"CAST({part.text} AS DECIMAL(20, 0))" if is_summed else part.text
+            named = (name for name, argument_sql in arguments.items() if argument_sql == sql)
+            name = next(named, f"__argument_{len(arguments)}")
+            arguments[name] = sql
+            replaced.append((part, name))
+    return replace(text, replaced), arguments
+
+
+def _reads(tree: exp.Expr) -> bool:
+    """Whether an expression reads a field. Functions such as `percentile` require constants."""
+    return tree.find(exp.Column) is not None
 
 
 def result_may_fail(text: str, types: Types) -> bool:
@@ -164,14 +187,3 @@ def _adds_up(kind: str) -> bool:
 
 _SUM_DIGITS = 10
 """A sum has this many more digits than its argument, enough for 10^10 values."""
-
-
-def _arguments(function: exp.Expr) -> Iterator[exp.Expr]:
-    if isinstance(function, exp.Filter):
-        yield function.expression.this
-        function = function.this
-    for argument in list(function.iter_expressions()):
-        if isinstance(argument, exp.Distinct):
-            yield from argument.expressions
-        elif not isinstance(argument, exp.Star | exp.Literal | exp.Order | exp.WithinGroup):
-            yield argument

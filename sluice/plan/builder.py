@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.plan.attempts import causes, may_fail
+from sluice.plan.attempts import causes, may_fail, validated
 from sluice.plan.jobs import Attempt, Column, Failure, Transformation
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
@@ -132,8 +132,9 @@ def tried(
 
     The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
     """
-    sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     types = types_after(before) | METADATA | CHANGE_METADATA
+    texts = {name: validated(text, types) for name, text in texts.items()}
+    sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     risky = [
         name
         for name, text in texts.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.errors import TopologyError
-from sluice.plan.attempts import causes, may_fail, without_risk
+from sluice.plan.attempts import causes, may_fail, validated, without_risk
 from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, final, masked, tried
 from sluice.plan.columns import scope_of
 from sluice.plan.jobs import (
@@ -328,11 +328,10 @@ def _table_sink(
             steps.append(Lookup(next(t for t in tables if t.source.number == node.right.number), node.how))
             columns = {"left": "v.left", "right": "v.right"}
         elif isinstance(node, nodes.Select):
-            made = ", ".join(
-                f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in node.columns.items()
-            )
             types = types_after(node.parent) | CHANGE_METADATA
-            risky = [text for text in node.columns.values() if may_fail(text, types)]
+            texts = {name: validated(text, types) for name, text in node.columns.items()}
+            made = ", ".join(f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in texts.items())
+            risky = [text for text in texts.values() if may_fail(text, types)]
             blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
             steps.append(Select(f"named_struct({made})", node.number, tuple(blamed)))
             columns = {name: f"v.{quoted(name)}" for name in node.columns}

@@ -11,7 +11,8 @@ import sqlglot
 from sqlglot import exp
 
 from sluice.topology import nodes
-from sluice.topology.expressions import aggregates, struct_fields
+from sluice.topology.calls import aggregates
+from sluice.topology.expressions import struct_fields
 from sluice.values.records import METADATA, TEXT_FIELD
 
 Types = Mapping[str, str]

@@ -14,7 +14,8 @@ import sqlglot
 from sqlglot import exp
 
 from sluice.errors import TopologyError
-from sluice.topology.expressions import aggregates, struct_fields
+from sluice.topology.calls import aggregates
+from sluice.topology.expressions import struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
 
 Need = Literal["condition", "array", "key", ""]
@@ -23,6 +24,10 @@ Need = Literal["condition", "array", "key", ""]
 _OURS = frozenset({"top"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
 _ADDED_UP = exp.Sum | exp.Avg
+_OF_TEXT = (
+    exp.Upper | exp.Lower | exp.Initcap | exp.Trim | exp.Like | exp.ILike | exp.RegexpLike | exp.RegexpReplace
+    | exp.RegexpExtract | exp.RegexpSplit | exp.Replace | exp.Translate | exp.StrPosition | exp.Concat | exp.DPipe
+)  # fmt: skip
 _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP", "STRUCT")
 
 
@@ -37,6 +42,8 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
             _path(node, known, where)
         elif isinstance(node, _ADDED_UP):
             _require_number(node, known, where)
+        elif isinstance(node, _OF_TEXT) or (isinstance(node, exp.Cast) and _is_short_cast_to_text(node, text)):
+            _require_text(node, known, where)
         elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
             raise TopologyError(
                 f"{where}: DISTINCT is supported only in count, with one field.",
@@ -84,6 +91,24 @@ def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> Non
             f"{where}: {name} needs a number, but {node.this.sql(dialect='spark')} is {kind}.",
             next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
         )
+
+
+def _is_short_cast_to_text(node: exp.Cast, text: str) -> bool:
+    """Whether a node may be written `...::STRING`, which `casts_to_text` does not find."""
+    return "::" in text and node.to.this is exp.DType.TEXT
+
+
+def _require_text(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
+    """Spark would convert bytes to text without a check, and replace those that are not UTF-8."""
+    kinds = {part: _kind(part, known) for part in node.iter_expressions() if not isinstance(part, exp.DataType)}
+    if isinstance(node, exp.Concat) and set(kinds.values()) == {"BINARY"}:
+        return
+    for part, kind in kinds.items():
+        if kind == "BINARY":
+            name = part.sql(dialect="spark")
+            raise TopologyError(
+                f"{where} uses {name}, which is BINARY, as text.", next_step=f"Write CAST({name} AS STRING)."
+            )
 
 
 def _misplaced(tree: exp.Expr) -> Iterator[str]:

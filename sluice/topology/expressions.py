@@ -13,6 +13,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sluice.errors import TopologyError
+from sluice.topology.calls import Call, Part, aggregate_calls, aggregates, replace
 from sluice.values.sql import literal, quoted
 
 
@@ -93,69 +94,41 @@ def in_order(text: str) -> Parts | str:
     Returns the SQL of the function if the aggregate uses a function that only Spark implements.
     """
     functions: list[tuple[str, str | None, int]] = []
-    tree = sqlglot.parse_one(text, dialect="spark")
-
-    def replaced(node: exp.Expr) -> exp.Expr:
-        if not aggregates(node) and not isinstance(node, exp.Filter):
-            return node
-        function = _in_order(_conditional(node) if isinstance(node, exp.Filter) else node)
+    replaced: list[tuple[Part, str]] = []
+    for call in aggregate_calls(text):
+        function = _in_order(call)
         if function is None:
-            raise _NotInOrderError(node.sql(dialect="spark"))
+            return call.whole.text
         if function not in functions:
             functions.append(function)
-        return exp.column(f"a{functions.index(function)}")
-
-    try:
-        outer = tree.transform(replaced)
-    except _NotInOrderError as error:
-        return str(error)
-    return Parts(outer.sql(dialect="spark"), tuple(functions))
-
-
-class _NotInOrderError(Exception):
-    """Only Spark implements the aggregate function."""
+        replaced.append((call.whole, f"a{functions.index(function)}"))
+    return Parts(replace(text, replaced), tuple(functions))
 
 
 _IN_ORDER: dict[type[exp.Expr], str] = {
     exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg", exp.ArrayAgg: "collect_list",
-    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
+    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last", exp.Count: "count",
 }  # fmt: skip
 ORDER_MATTERS = frozenset({"collect_list", "collect_set", "count_distinct", "first", "last", "top"})
 """Functions that depend on the order of the records or need all of them; Spark's aggregation guarantees neither."""
 
 
-def _conditional(node: exp.Filter) -> exp.Expr:
-    """Rewrite `sum(x) FILTER (WHERE c)` as `sum(IF(c, x, NULL))`: aggregates ignore nulls."""
-    function: exp.Expr = node.this.copy()
-    condition = node.expression.this
-    if function.expressions:
-        function.set(
-            "expressions", [exp.func("if", condition, function.expressions[0], exp.null()), *function.expressions[1:]]
-        )
-        return function  # top(x, 3)
-    of = function.this
-    if isinstance(of, exp.Distinct):
-        of.set("expressions", [exp.func("if", condition, value, exp.null()) for value in of.expressions])
-    else:
-        function.set("this", exp.func("if", condition, exp.true() if isinstance(of, exp.Star) else of, exp.null()))
-    return function
-
-
-def _in_order(node: exp.Expr) -> tuple[str, str | None, int] | None:
-    if isinstance(node, exp.Count):
-        if isinstance(node.this, exp.Star):
-            return "count", None, 0
-        if isinstance(node.this, exp.Distinct):
-            (distinct, *more) = node.this.expressions
-            return None if more else ("count_distinct", distinct.sql(dialect="spark"), 0)
-        return None if node.expressions else ("count", node.this.sql(dialect="spark"), 0)
-    if isinstance(node, exp.Anonymous) and node.name.lower() == "top":
-        value, number = node.expressions
-        return "top", value.sql(dialect="spark"), int(number.name)
-    name = _IN_ORDER.get(type(node))
-    if name is None or isinstance(node.this, exp.Distinct | exp.Order):
+def _in_order(call: Call) -> tuple[str, str | None, int] | None:
+    tree = call.tree()
+    first, *more = (part.text for part in call.arguments)
+    if call.condition is not None:
+        # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
+        first = f"IF({call.condition.text}, {'TRUE' if first == '*' else first}, NULL)"
+    if isinstance(tree, exp.Anonymous) and tree.name.lower() == "top":
+        return "top", first, int(more[0])
+    name = _IN_ORDER.get(type(tree))
+    if name in ("first", "last") and call.nulls != "RESPECT" and [part.lower() for part in more] == ["true"]:
+        more = []  # these functions ignore nulls
+    if name is None or more or call.nulls == "RESPECT":
         return None
-    return name, node.this.sql(dialect="spark"), 0
+    if call.quantifier == "DISTINCT":
+        return ("count_distinct", first, 0) if name == "count" else None
+    return (name, None, 0) if first == "*" else (name, first, 0)
 
 
 Column: TypeAlias = "str | Mapping[str, Column]"
@@ -207,11 +180,6 @@ def struct_fields(struct: str) -> dict[str, str]:
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
-# Aggregates that sqlglot parses as ordinary functions.
-_MORE_AGGREGATES = {
-    "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
-    "vector_sum",
-}  # fmt: skip
 
 
 def _refusal(tree: exp.Expr) -> str:
@@ -230,17 +198,6 @@ def _refusal(tree: exp.Expr) -> str:
         if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
             return "contains a star; name the fields"
     return ""
-
-
-def aggregates(node: exp.Expr) -> bool:
-    if isinstance(node, exp.AggFunc):
-        return True
-    name = _name(node) if isinstance(node, exp.Func) else ""
-    return name in _MORE_AGGREGATES or "_agg" in name
-
-
-def _name(function: exp.Func) -> str:
-    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 
 def _unnamed(tree: exp.Expr) -> Iterator[int]:

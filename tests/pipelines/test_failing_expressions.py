@@ -196,6 +196,29 @@ def test_bytes_that_are_not_text_are_rejected_as_a_key(drive: Drive) -> None:
     assert sorted(reasons) == [("albums", "key_not_utf8"), ("photos", "key_not_utf8"), ("photos", "processing")]
 
 
+def test_bytes_that_are_not_text_are_rejected_as_text(drive: Drive) -> None:
+    pipeline = Pipeline("captions", workers=1)
+    photos = pipeline.stream("photos", value=Photo)
+    captions = {"cast": "CAST(tag AS STRING)", "inner": "concat('tag ', upper(string(tag)))"}
+    for name, expression in captions.items():
+        photos.select(caption=expression).to(name)
+    photos.select(caption="TRY_CAST(tag AS STRING)").to("tried")
+    photos.select(caption="IF(other = tag, '', CAST(tag AS STRING))").to("chosen")
+    photos.select(bytes="tag", size="length(tag)").to("bytes")
+    photos.group_by_key().aggregate({"last": "max(CAST(tag AS STRING))"}, store="captions")
+    driver = drive(pipeline)
+    for tag in ("YQ==", "/w=="):
+        driver.pipe("photos", {"tag": tag, "other": "Yg=="}, "k")
+    driver.pipe("photos", {"tag": "/w==", "other": "/w=="}, "k")
+    values = {
+        name: [record.value["caption"] for record in driver.output(name)] for name in (*captions, "tried", "chosen")
+    }
+    assert values == {"cast": ["a"], "inner": ["tag A"], "tried": ["a", None, None], "chosen": ["a", ""]}
+    assert [record.value["bytes"] for record in driver.output("bytes")] == ["YQ==", "/w==", "/w=="]
+    assert driver.store("captions") == {"k": {"last": "a"}}
+    assert {letter.headers["sluice.detail"][:8] for letter in driver.dead_letters()} == {"NOT_UTF8"}
+
+
 def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> None:
     pipeline = Pipeline("common")
     trips = pipeline.stream("trips", value=Trip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime
 
+import pytest
 from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, Serde, session, tumbling
@@ -118,6 +119,37 @@ def test_ordered_aggregates_of_objects_keep_their_field_names(drive: Drive) -> N
     assert driver.store("ordered") == {
         ("Oslo", 0, 0): {"last": "2024-01-01T10:00:00.120000Z", "all": [{"day": "2024-01-01"}]}
     }
+
+
+FORMATTED = "max(to_char(amount, '$99.9'))"
+AGGREGATES = {
+    "by Spark": (
+        {
+            "formatted": FORMATTED, "listed": "listagg(to_char(amount, '099'))", "two": "max_by(item, amount + 1, 2)",
+            "quartiles": "percentile(amount + 0, array(0.25, 0.75))",
+        },
+        {"formatted": "$ 3.0", "listed": "001002003", "two": ["c", "b"], "quartiles": [1.5, 2.5]},
+    ),
+    "in order": (
+        {
+            "first": f"first(item, true) || {FORMATTED} FILTER (WHERE amount IN (1, 2))",
+            "last": "last(item) IGNORE NULLS",
+        },
+        {"first": "a$ 2.0", "last": "c"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", AGGREGATES)
+def test_aggregates_are_computed_as_the_author_wrote_them(drive: Drive, how: str) -> None:
+    """Even if sqlglot, which parses the expressions, would write them with another format, delimiter or argument."""
+    columns, results = AGGREGATES[how]
+    pipeline = Pipeline("formats")
+    pipeline.stream("sales", value=Sale).group_by_key().aggregate(columns, store="formats")
+    driver = drive(pipeline)
+    for amount, item in enumerate("abc", 1):
+        driver.pipe("sales", {"item": item, "amount": amount}, "k")
+    assert driver.store("formats") == {"k": results}
 
 
 def test_a_stream_looks_up_a_global_table_by_the_keys_text(drive: Drive) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.topology.expressions import parse, reference
+from sluice.topology.expressions import Parts, in_order, parse, reference
 
 READS = {
     "amount > 1": {"amount"},
@@ -91,6 +91,38 @@ def test_aggregates_are_distinguished_from_other_functions(name: str) -> None:
 )
 def test_other_functions_do_not_aggregate(text: str) -> None:
     assert not parse(text).aggregates
+
+
+WRITTEN: dict[str, tuple[str, list[tuple[str, str | None, int]]]] = {
+    "sum(a + b) / count(*)": ("a0 / a1", [("sum", "a + b", 0), ("count", None, 0)]),
+    "max(to_char(a, '99')) FILTER ( WHERE b IN (1, 2) )": (
+        "a0",
+        [("max", "IF(b IN (1, 2), to_char(a, '99'), NULL)", 0)],
+    ),
+    "count(*) FILTER (WHERE a > 0) + count(*)": (
+        "a0 + a1",
+        [("count", "IF(a > 0, TRUE, NULL)", 0), ("count", None, 0)],
+    ),
+    "count(DISTINCT struct(a, b))": ("a0", [("count_distinct", "struct(a, b)", 0)]),
+    "if(sum(a) > 1, top(a, 3)[0], -sum(a))": ("if(a0 > 1, a1[0], -a0)", [("sum", "a", 0), ("top", "a", 3)]),
+    "first(a, true) || first(a IGNORE NULLS) || first(a) ignore nulls": ("a0 || a0 || a0", [("first", "a", 0)]),
+    "sum(ALL `c d`)": ("a0", [("sum", "`c d`", 0)]),
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_aggregates_are_split_up_as_the_author_wrote_them(text: str) -> None:
+    outer, functions = WRITTEN[text]
+    assert in_order(text) == Parts(outer, tuple(functions))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["avg(DISTINCT a)", "first(a) RESPECT NULLS", "count(a, b)", "listagg(a)", "max_by(a, b)",
+     "percentile_cont(0.5) WITHIN GROUP (ORDER BY a) FILTER (WHERE b)"],
+)  # fmt: skip
+def test_an_aggregate_that_only_spark_implements_is_named(text: str) -> None:
+    assert in_order(f"1 + {text} - sum(c)") == text
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ class Shop(Struct):
     city: str
 
 
+class Photo(Struct):
+    file: bytes
+
+
 class Tree(Struct):
     left: Tree | None = None
 
@@ -229,6 +233,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().group_by("shop").aggregate(store="s", x="sum(shop)"),
         r"sum needs a number, but shop is STRING\. .*CAST",
     ),
+    **{
+        f"bytes as text in {text}": (
+            lambda text=text: Pipeline("p").stream("photos", value=Photo).select(x=text),  # type: ignore[misc]
+            r"uses file, which is BINARY, as text\. .*Write CAST\(file AS STRING\)",
+        )
+        for text in ("upper(file)", "concat('a', file)", "file || 'a'", "file LIKE 'a%'", "file::STRING")
+    },
     "an aggregate of an aggregate": (
         lambda: sales().group_by("shop").aggregate(store="s", x="sum(max(amount))"),
         r"aggregates the aggregate",

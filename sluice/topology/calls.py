@@ -1,0 +1,188 @@
+"""The calls in an SQL expression, with their arguments as the author wrote them.
+
+sqlglot parses an expression, but the text that it writes for the parsed tree can have another result: it drops the
+format of `to_char` and the third argument of `max_by`, and gives `listagg` a delimiter. So parts of expressions that
+Spark computes are cut out of the author's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import SqlglotError
+from sqlglot.tokenizer_core import Token, TokenType
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an expression's text, and its first and last position there."""
+
+    text: str
+    start: int
+    stop: int
+
+    def tree(self) -> exp.Expr:
+        """The parsed part."""
+        return _parsed(self.text)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function, with its FILTER, WITHIN GROUP and IGNORE NULLS."""
+
+    whole: Part
+    function: Part
+    """Without what follows the parenthesis."""
+    arguments: tuple[Part, ...]
+    quantifier: str
+    """DISTINCT, ALL, or empty."""
+    nulls: str
+    """IGNORE or RESPECT, or empty."""
+    condition: Part | None
+    """The condition of FILTER (WHERE ...)."""
+
+    def tree(self) -> exp.Expr:
+        """The parsed function."""
+        tree = self.function.tree()
+        return tree.this if isinstance(tree, exp.IgnoreNulls | exp.RespectNulls) else tree
+
+
+# Aggregates that sqlglot parses as ordinary functions.
+_MORE_AGGREGATES = {
+    "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
+    "vector_sum",
+}  # fmt: skip
+
+
+def aggregates(node: exp.Expr) -> bool:
+    """Whether a node of a parsed expression is an aggregate function."""
+    if isinstance(node, exp.AggFunc):
+        return True
+    name = _name(node) if isinstance(node, exp.Func) else ""
+    return name in _MORE_AGGREGATES or "_agg" in name
+
+
+def _name(function: exp.Func) -> str:
+    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
+
+
+@cache
+def aggregate_calls(text: str) -> tuple[Call, ...]:
+    """The outermost aggregates of an expression, in order."""
+    tokens, closing = _tokens(text)
+    calls: list[Call] = []
+    position = 0
+    while position < len(tokens):
+        call = _call(text, tokens, closing, position)
+        if call is not None and aggregates(call.tree()):
+            calls.append(call)
+            position = next(i for i, token in enumerate(tokens) if token.end + 1 == call.whole.stop)
+        position += 1
+    return tuple(calls)
+
+
+def replace(text: str, parts: Sequence[tuple[Part, str]]) -> str:
+    """The text with some parts, in order, replaced."""
+    out, end = [], 0
+    for part, by in parts:
+        out += [text[end : part.start], by]
+        end = part.stop
+    return "".join([*out, text[end:]])
+
+
+@cache
+def casts_to_text(text: str) -> tuple[tuple[Part, Part], ...]:
+    """Each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
+    tokens, closing = _tokens(text)
+    found = []
+    for i, name in enumerate(tokens[:-1]):
+        if tokens[i + 1].token_type is not TokenType.L_PAREN:
+            continue
+        close = closing[i + 1]
+        whole = _part(text, name.start, tokens[close].end + 1)
+        if name.text.upper() == "STRING":
+            found.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close].start)))
+        elif name.text.upper() in ("CAST", "TRY_CAST") and _words(tokens, close - 2) == ["AS", "STRING"]:
+            found.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close - 2].start)))
+    return tuple(found)
+
+
+def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
+    """The tokens, and the position of the bracket that closes the one at a position."""
+    tokens = Spark().tokenize(text)
+    closing: dict[int, int] = {}
+    opened = []
+    for i, token in enumerate(tokens):
+        if token.token_type in _OPENING:
+            opened.append(i)
+        elif token.token_type in _CLOSING:
+            closing[opened.pop()] = i
+    return tokens, closing
+
+
+_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
+_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+
+
+def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> Call | None:
+    if (
+        at + 1 not in closing
+        or tokens[at + 1].token_type is not TokenType.L_PAREN
+        or not tokens[at].text.isidentifier()
+    ):
+        return None
+    end = closing[at + 1]
+    function = _part(text, tokens[at].start, tokens[end].end + 1)
+    try:
+        function.tree()
+    except SqlglotError:
+        return None  # such as `IN (1, 2)`
+    first, last, quantifier, nulls = at + 2, end, "", ""
+    if tokens[first].text.upper() in ("DISTINCT", "ALL"):
+        quantifier = tokens[first].text.upper()
+        first += 1
+    if _words(tokens, last - 2)[1:] == ["NULLS"]:
+        nulls = tokens[last - 2].text.upper()
+        last -= 2
+    arguments = tuple(_arguments(text, tokens, closing, first, last))
+    condition = None
+    while True:
+        following = _words(tokens, end + 1)
+        if following[1:] == ["NULLS"]:
+            nulls, end = following[0], end + 2
+        elif following == ["FILTER", "("]:
+            condition = _part(text, tokens[end + 3].end + 1, tokens[closing[end + 2]].start)
+            end = closing[end + 2]
+        elif following[:1] in (["WITHIN"], ["WITHIN GROUP"]):
+            end = closing[next(i for i in range(end + 1, len(tokens)) if i in closing)]
+        else:
+            break
+    whole = _part(text, tokens[at].start, tokens[end].end + 1)
+    return Call(whole, function, arguments, quantifier, nulls, condition)
+
+
+def _words(tokens: list[Token], at: int) -> list[str]:
+    return [token.text.upper() for token in tokens[at : at + 2]]
+
+
+def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: int, last: int) -> Iterator[Part]:
+    start, i = first, first
+    while i <= last and start < last:
+        if i == last or tokens[i].token_type is TokenType.COMMA:
+            yield _part(text, tokens[start].start, tokens[i - 1].end + 1)
+            start = i + 1
+        i = closing.get(i, i) + 1
+
+
+def _part(text: str, start: int, stop: int) -> Part:
+    return Part(text[start:stop].strip(), start, stop)
+
+
+@cache
+def _parsed(text: str) -> exp.Expr:
+    return sqlglot.parse_one(text, dialect="spark")
