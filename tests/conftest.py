@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
+_MEMORY = Path("/dev/shm")
+"""Tests wait for the disk again and again, because databases, brokers and checkpoints flush what they write."""
+_ROOM = 8 << 30
+"""Bytes. All tests together need up to GiB."""
 _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 
@@ -51,9 +55,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the folder of the broker, before pytest-xdist starts its processes."""
+    """Choose the folders of files and of the broker, before pytest-xdist starts its processes."""
     if not hasattr(config, "workerinput"):
+        if "TMPDIR" not in os.environ and _is_usable(_MEMORY):
+            os.environ["TMPDIR"] = str(_MEMORY)
+            tempfile.tempdir = None
         os.environ[_BROKER] = tempfile.mkdtemp(prefix="sluice-tests-broker-")
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether tests can write all their files to a folder and run programs there."""
+    if not os.access(folder, os.W_OK):
+        return False
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize >= _ROOM and not system.f_flag & os.ST_NOEXEC
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
+from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import Call, Part, aggregate_calls, aggregates, replace
@@ -51,13 +54,28 @@ def parse(text: str) -> Expression:
         where = f" (column {problem['col']})" if problem.get("col") else ""
         description = str(problem.get("description") or error)
         mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
-        raise TopologyError(f"{text!r} is not a Spark SQL expression{where}: {mistake}.") from None
+        quotes = next(_with_a_quoted_keyword(text), "")
+        raise TopologyError(
+            f"{text!r} is not a Spark SQL expression{where}: {mistake}.",
+            next_step=f"Fields whose names are SQL keywords need backticks: {quotes}" if quotes else "",
+        ) from None
     if tree is None or more:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
     if why := _refusal(tree):
         raise TopologyError(f"{text!r} {why}.")
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
     return Expression(text, tuple(names), any(map(aggregates, tree.walk())), frozenset(_unnamed(tree)))
+
+
+def _with_a_quoted_keyword(text: str) -> Iterator[str]:
+    """The texts with a keyword in backticks that are expressions."""
+    with suppress(SqlglotError):
+        for token in Spark().tokenize(text):
+            quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
+            if token.token_type is not TokenType.VAR and token.text.isidentifier():
+                with suppress(SqlglotError, LookupError, TypeError, ValueError):
+                    sqlglot.parse_one(quotes, dialect="spark")
+                    yield quotes
 
 
 @cache

@@ -142,3 +142,19 @@ def test_only_single_expressions_are_accepted(text: str) -> None:
 def test_an_error_names_its_column() -> None:
     with pytest.raises(TopologyError, match=r"\(column 12\)"):
         parse("amount + 1 )")
+
+
+@pytest.mark.parametrize(
+    ("text", "quotes"), [("inner > 1", "`inner` > 1"), ("a + on", "a + `on`"), ("upper(from)", "upper(`from`)")]
+)
+def test_an_error_suggests_backticks_for_keywords(text: str, quotes: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        parse(text)
+    assert refused.value.next_step.endswith(quotes)
+    assert parse(quotes).fields
+
+
+def test_an_error_without_a_keyword_suggests_nothing() -> None:
+    with pytest.raises(TopologyError) as refused:
+        parse("(a + b")
+    assert not refused.value.next_step
