@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 _MEMORY = Path("/dev/shm")
 """Tests wait for the disk again and again, because databases, brokers and checkpoints flush what they write."""
-_ROOM = 8 << 30
-"""Bytes. All tests together need up to GiB."""
+_ROOM = 2 << 30
+"""Bytes. All tests at once need a quarter of a GiB."""
 _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 

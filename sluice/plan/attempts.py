@@ -19,9 +19,9 @@ from sluice.plan.value_types import (
     functions_of,
     kind_of,
     precision_and_scale,
-    tree_of,
 )
 from sluice.topology.calls import Part, aggregate_calls, casts_to_text, replace
+from sluice.values.dialect import text_of, tree_of
 
 _ALWAYS_SAFE = (
     exp.Column | exp.Identifier | exp.Literal | exp.Null | exp.Boolean | exp.Paren | exp.And | exp.Or | exp.Not
@@ -56,9 +56,9 @@ def causes(text: str) -> Iterator[tuple[str, str]]:
     for node in reversed(list(tree.walk())):
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda | _ALWAYS_SAFE):
             continue
-        part = node.sql(dialect="spark")
+        part = text_of(node)
         if isinstance(node, _DIVISIONS):
-            divisor = node.right.sql(dialect="spark")
+            divisor = text_of(node.right)
             yield f"1 DIV IF(({divisor}) = 0, 0, 1)", f"DIVIDE_BY_ZERO in {part}"
         if why := _why(node):
             yield part, f"{why} in {part}"
@@ -74,7 +74,7 @@ def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
             # sqlglot parses Spark's CAST as a TryCast; only TRY_CAST sets `safe`.
             if node.args.get("safe"):
                 return True
-            is_text = node.to.sql(dialect="spark") == "STRING"
+            is_text = text_of(node.to) == "STRING"
             return not _may_be_bytes(node.this, types) if is_text else _is_widening(node, types)
         case exp.Anonymous():
             return node.name.lower() in _SAFE_FUNCTIONS
@@ -104,7 +104,7 @@ def _may_be_bytes(node: exp.Expr, types: Types) -> bool:
 
 
 def _is_widening(node: exp.Cast, types: Types) -> bool:
-    kind, to = kind_of(node.this, types), node.to.sql(dialect="spark")
+    kind, to = kind_of(node.this, types), text_of(node.to)
     return (to == "DOUBLE" and kind.startswith(NUMBERS)) or (to == "DECIMAL(20, 0)" and kind in ("BIGINT", "INT"))
 
 

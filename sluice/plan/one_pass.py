@@ -15,8 +15,9 @@ from functools import reduce
 from sqlglot import exp
 
 from sluice.plan.jobs import Attempt, Edge, Job, OrderedJob, Transformation
-from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale, tree_of
+from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale
 from sluice.topology.expressions import struct_fields
+from sluice.values.dialect import text_of, tree_of
 from sluice.values.records import METADATA
 from sluice.values.sql import TO_JSON, VALUE_JSON, quoted
 
@@ -135,7 +136,7 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
         value: exp.Expr = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
         return None
-    return value if node == tree_of(VALUE_JSON.format(value.sql(dialect="spark"))) else None
+    return value if node == tree_of(VALUE_JSON.format(text_of(value))) else None
 
 
 def common_decimal(*kinds: str) -> tuple[int, int]:
@@ -216,7 +217,7 @@ def _negative(node: exp.Neg, types: Mapping[str, str]) -> str:
 
 
 def _cast(node: exp.Cast, types: Mapping[str, str]) -> str:
-    of, to = kind(node.this, types), node.to.sql(dialect="spark").replace(" ", "")
+    of, to = kind(node.this, types), text_of(node.to).replace(" ", "")
     if to == "STRING" and (of in _AS_TEXT or _is_plain(of)):
         return to
     if to == "DECIMAL(20,0)" and of in _INTEGERS:
@@ -247,7 +248,7 @@ def _require_json(of: str) -> None:
 
 
 def _text(node: exp.Expr) -> str:
-    text: str = node.sql(dialect="spark")
+    text: str = text_of(node)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

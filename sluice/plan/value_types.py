@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, reduce
+from functools import reduce
 from weakref import WeakKeyDictionary
 
-import sqlglot
 from sqlglot import exp
 
 from sluice.topology import nodes
 from sluice.topology.calls import aggregates
 from sluice.topology.expressions import struct_fields
+from sluice.values.dialect import text_of, tree_of
 from sluice.values.records import METADATA, TEXT_FIELD
 
 Types = Mapping[str, str]
@@ -31,12 +31,6 @@ def type_of(text: str, types: Types) -> str:
     return kind_of(tree_of(text), types)
 
 
-@cache
-def tree_of(text: str) -> exp.Expr:
-    """The parsed expression. It is cached, so copy it before changing it."""
-    return sqlglot.parse_one(text, dialect="spark")
-
-
 def kind_of(tree: exp.Expr, types: Types) -> str:
     """Like `type_of`, for a parsed expression."""
     match tree:
@@ -47,7 +41,7 @@ def kind_of(tree: exp.Expr, types: Types) -> str:
         case exp.Literal():
             return _literal(tree)
         case exp.Cast():
-            return tree.to.sql(dialect="spark").upper().replace(" ", "")
+            return text_of(tree.to).upper().replace(" ", "")
         case exp.Coalesce():
             return _one_of([tree.this, *tree.expressions], types)
         case exp.If():

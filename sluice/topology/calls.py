@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
+
+from sluice.values.dialect import tokens_of, tree_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Part:
 
     def tree(self) -> exp.Expr:
         """The parsed part."""
-        return _parsed(self.text)
+        return tree_of(self.text)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def casts_to_text(text: str) -> tuple[tuple[Part, Part], ...]:
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
     """The tokens, and the position of the bracket that closes the one at a position."""
-    tokens = Spark().tokenize(text)
+    tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []
     for i, token in enumerate(tokens):
@@ -181,8 +181,3 @@ def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: i
 
 def _part(text: str, start: int, stop: int) -> Part:
     return Part(text[start:stop].strip(), start, stop)
-
-
-@cache
-def _parsed(text: str) -> exp.Expr:
-    return sqlglot.parse_one(text, dialect="spark")

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Literal
 
-import sqlglot
 from sqlglot import exp
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import aggregates
 from sluice.topology.expressions import struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
+from sluice.values.dialect import text_of, tree_of
 
 Need = Literal["condition", "array", "key", ""]
 """The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
@@ -33,7 +33,7 @@ _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP"
 
 def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text)
     where = f"{where}: {text!r}"
     for node in tree.walk():
         if isinstance(node, exp.Anonymous):
@@ -88,7 +88,7 @@ def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> Non
     if kind.startswith(_NOT_ADDED):
         name = type(node).__name__.lower()
         raise TopologyError(
-            f"{where}: {name} needs a number, but {node.this.sql(dialect='spark')} is {kind}.",
+            f"{where}: {name} needs a number, but {text_of(node.this)} is {kind}.",
             next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
         )
 
@@ -105,7 +105,7 @@ def _require_text(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
         return
     for part, kind in kinds.items():
         if kind == "BINARY":
-            name = part.sql(dialect="spark")
+            name = text_of(part)
             raise TopologyError(
                 f"{where} uses {name}, which is BINARY, as text.", next_step=f"Write CAST({name} AS STRING)."
             )
@@ -116,10 +116,10 @@ def _misplaced(tree: exp.Expr) -> Iterator[str]:
     inner = [node for node in tree.walk() if aggregates(node)]
     for node in inner:
         if any(aggregates(above) for above in _above(node)):
-            yield f"aggregates the aggregate {node.sql(dialect='spark')}"
+            yield f"aggregates the aggregate {text_of(node)}"
     for column in tree.find_all(exp.Column) if inner else ():
         if not any(aggregates(above) or isinstance(above, exp.Filter | exp.WithinGroup) for above in _above(column)):
-            yield f"reads {column.sql(dialect='spark')} outside of an aggregate: write for example max(...)"
+            yield f"reads {text_of(column)} outside of an aggregate: write for example max(...)"
 
 
 def _above(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -138,7 +138,7 @@ def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
         case exp.Literal():
             return "STRING" if node.is_string else "DOUBLE"
         case exp.Cast():
-            return "NULL" if isinstance(node.this, exp.Null) else node.to.sql(dialect="spark")
+            return "NULL" if isinstance(node.this, exp.Null) else text_of(node.to)
         case exp.Null():
             return "NULL"
         case exp.Boolean() | exp.Predicate() | exp.And() | exp.Or() | exp.Not():

@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import Call, Part, aggregate_calls, aggregates, replace
+from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.sql import literal, quoted
 
 
@@ -48,7 +48,7 @@ class Expression:
 def parse(text: str) -> Expression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
     try:
-        tree, *more = sqlglot.parse(text, dialect="spark")
+        tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except (SqlglotError, LookupError, TypeError, ValueError) as error:  # a call like date_part() can raise any of them
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
@@ -70,11 +70,11 @@ def parse(text: str) -> Expression:
 def _with_a_quoted_keyword(text: str) -> Iterator[str]:
     """The texts with a keyword in backticks that are expressions."""
     with suppress(SqlglotError):
-        for token in Spark().tokenize(text):
+        for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
             if token.token_type is not TokenType.VAR and token.text.isidentifier():
                 with suppress(SqlglotError, LookupError, TypeError, ValueError):
-                    sqlglot.parse_one(quotes, dialect="spark")
+                    tree_of(quotes)
                     yield quotes
 
 
@@ -84,7 +84,7 @@ def mergeable(text: str) -> tuple[str, str | None] | None:
 
     Returns None for any other expression, such as `sum(a + b)` or `count(DISTINCT a)`.
     """
-    tree = sqlglot.parse_one(text, dialect="spark")
+    tree = tree_of(text)
     functions: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"}
     function = functions.get(type(tree))
     if function is None or tree.expressions:

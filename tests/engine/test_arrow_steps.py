@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan.one_pass import NeedsSparkError, kind
-from sluice.plan.value_types import tree_of
+from sluice.values.dialect import tree_of
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 Strategy = st.SearchStrategy[str]
@@ -36,7 +36,7 @@ COLUMNS = {
     "tags": "ARRAY<STRING>",
 }
 TEXTS = st.sampled_from(
-    ["", "a", "ab", "A", "b%", "_", "ä", "日本", "😀", 'say "x"', "back\\slash", "line\nbreak", "\x01", "\x7f"]
+    ["", "a", "ab", "A", "b%", "_", "ä", "日本", "😀", 'say "x"', "it's", "back\\slash", "line\nbreak", "\x01", "\x7f"]
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 CENTS = st.integers(-(10**12) + 1, 10**12 - 1) | st.integers(-200, 200)
@@ -72,6 +72,10 @@ COMPARED = (("STRING",), ("BOOLEAN",), ("TIMESTAMP",), ("DATE",), NUMBERS)
 PATTERNS = st.text("ab%_ä😀\n", max_size=4).map(literal)
 
 
+def with_doubled_quotes(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
 def columns(of: str) -> list[str]:
     names = [name for name, named in COLUMNS.items() if named == of]
     return names + {"STRING": ["place.city"], "BIGINT": ["place.zip"]}.get(of, [])
@@ -81,7 +85,7 @@ def leaves(of: str) -> Strategy:
     found: Strategy = st.sampled_from(columns(of))
     match of:
         case "STRING":
-            found |= TEXTS.map(literal)
+            found |= TEXTS.map(literal) | TEXTS.map(with_doubled_quotes)
         case "INT":
             found |= st.integers(0, 2**31 - 1).map(str)
         case "BIGINT":

@@ -121,6 +121,23 @@ def test_ordered_aggregates_of_objects_keep_their_field_names(drive: Drive) -> N
     }
 
 
+QUOTES = {"'it''s'": "it's", r"'it\'s'": "it's", '"it\'s"': "it's", '"say ""x"""': 'say "x"', "'say \"\"x'": 'say ""x'}
+
+
+@pytest.mark.parametrize("condition", ["item = 'it''s'", "item = 'it''s' AND rlike(item, 't')"])
+def test_a_doubled_quote_in_a_text_is_one_quote(drive: Drive, condition: str) -> None:
+    """Spark, which computes the second condition, reads SQL texts so. The first one is computed on Arrow."""
+    pipeline = Pipeline("quotes")
+    sales = pipeline.stream("sales", value=Sale)
+    sales.filter(condition).select({f"t{number}": text for number, text in enumerate(QUOTES)}).to("texts")
+    driver = drive(pipeline)
+    for item in ("it's", "its"):
+        driver.pipe("sales", {"item": item, "amount": 1}, "k")
+    assert [record.value for record in driver.output("texts")] == [
+        {f"t{number}": text for number, text in enumerate(QUOTES.values())}
+    ]
+
+
 FORMATTED = "max(to_char(amount, '$99.9'))"
 AGGREGATES = {
     "by Spark": (
@@ -133,9 +150,9 @@ AGGREGATES = {
     "in order": (
         {
             "first": f"first(item, true) || {FORMATTED} FILTER (WHERE amount IN (1, 2))",
-            "last": "last(item) IGNORE NULLS",
+            "last": "last(item) IGNORE NULLS", "quoted": "collect_list(concat(item, '''s'))",
         },
-        {"first": "a$ 2.0", "last": "c"},
+        {"first": "a$ 2.0", "last": "c", "quoted": ["a's", "b's", "c's"]},
     ),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sluice import Decimal2, Pipeline
 from sluice.plan import explain, plan
 from sluice.plan.one_pass import NeedsSparkError, kind, why_spark
-from sluice.plan.value_types import tree_of
+from sluice.values.dialect import tree_of
 
 TYPES = {
     "text": "STRING",

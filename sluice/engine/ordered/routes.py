@@ -15,8 +15,8 @@ from sluice.engine.batch.rows import ROW, SCHEMA
 from sluice.engine.steps.arrow_steps import evaluate
 from sluice.plan import Edge, OrderedJob
 from sluice.plan.one_pass import NeedsSparkError, kind
-from sluice.plan.value_types import tree_of
 from sluice.values import paths
+from sluice.values.dialect import tree_of
 
 
 @dataclass(frozen=True)

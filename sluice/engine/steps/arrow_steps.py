@@ -20,7 +20,8 @@ from sluice.engine.batch.arrow_json import json_object, json_values
 from sluice.plan import Column, Job, Layers
 from sluice.plan.jobs import columns_of
 from sluice.plan.one_pass import common_decimal, json_of, why_spark
-from sluice.plan.value_types import kind_of, precision_and_scale, tree_of
+from sluice.plan.value_types import kind_of, precision_and_scale
+from sluice.values.dialect import text_of, tree_of
 
 Value: TypeAlias = Any
 """An Arrow array, or a scalar that applies to every row."""
@@ -140,7 +141,7 @@ def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:  # noqa: C9
         case exp.Neg():
             return pc.negate(of(node.this))
         case exp.Cast():
-            return _cast(of(node.this), node.to.sql(dialect="spark"))
+            return _cast(of(node.this), text_of(node.to))
         case exp.Struct():
             fields = {part.name: _array(of(part.expression), count) for part in node.expressions}
             return pa.StructArray.from_arrays(list(fields.values()), list(fields))

@@ -1,0 +1,35 @@
+"""The SQL of the author's expressions, for sqlglot."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.tokenizer_core import Token
+
+
+class SparkSQL(Spark):
+    """Spark's SQL, in which `'it''s'` is a text with a quote. For sqlglot, these are two texts."""
+
+    class Tokenizer(Spark.Tokenizer):
+        """Reads a doubled quote as one quote."""
+
+        STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
+
+
+@cache
+def tree_of(text: str) -> exp.Expr:
+    """The parsed expression. It is cached, so copy it before changing it. Raises what `sqlglot.parse_one` raises."""
+    return sqlglot.parse_one(text, dialect=SparkSQL)
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of an expression, with their places in the text. Raises SqlglotError."""
+    return SparkSQL().tokenize(text)
+
+
+def text_of(tree: exp.Expr) -> str:
+    """A text for a parsed expression, for messages and types: its result may differ from that of the author's text."""
+    return tree.sql(dialect=SparkSQL)
