@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from sluice.plan.attempts import causes, may_fail, validated
 from sluice.plan.jobs import Attempt, Column, Failure, Transformation
 from sluice.plan.steps import PythonFunction, Step
-from sluice.plan.value_types import types_after
+from sluice.plan.value_types import Types, types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
@@ -132,7 +132,20 @@ def tried(
 
     The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
     """
-    types = types_after(before) | METADATA | CHANGE_METADATA
+    return tried_with(builder, scope, node, types_after(before) | METADATA | CHANGE_METADATA, texts, key=key)
+
+
+def tried_with(
+    builder: PlanBuilder,
+    scope: Scope,
+    node: nodes.Node,
+    types: Types,
+    texts: Mapping[str, str],
+    *,
+    key: str = "",
+    reported: bool = True,
+) -> tuple[Scope, dict[str, str]]:
+    """Like `tried`, for expressions over fields of these types. Failures without a report are left out silently."""
     texts = {name: validated(text, types) for name, text in texts.items()}
     sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     risky = [
@@ -155,7 +168,8 @@ def tried(
     if same is None:
         builder.attempts.append(attempt)
         add(builder, scope.stage, scope.depth + 1, attempt)
-        may_fail_here(builder, scope, node, attempt.error)
+        if reported:
+            may_fail_here(builder, scope, node, attempt.error)
     attempt = same or attempt
     after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {attempt.error} IS NULL)")
     return after, sqls | {name: attempt.result(number) for number, name in enumerate(risky)}

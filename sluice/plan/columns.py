@@ -17,7 +17,7 @@ each computed from the previous layers, so that a step is computed only once eve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sluice.plan.builder import (
     PlanBuilder,
@@ -30,10 +30,13 @@ from sluice.plan.builder import (
     may_fail_here,
     null_read,
     tried,
+    tried_with,
     turned,
 )
 from sluice.plan.jobs import Column, Transformation, result_column
+from sluice.plan.operators import AggregateFunction
 from sluice.plan.steps import PythonFunction
+from sluice.plan.value_types import type_of, types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
 from sluice.topology.serdes import is_object
@@ -137,10 +140,14 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
     """The scope after an ordered operator. The value is a single column, whose type the engine determines."""
     scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
     column = result_column(node.number)
+    is_inline = node.number in builder.inline
     while node.number in builder.inline:
         (node,) = nodes.parents(node)
-    if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)):
-        columns = {name: parse(text).on({a: f"{column}.{a}" for a in parse(text).fields}) for name, text in made}
+    if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)) is not None:
+        functions = {call: f"{column}.a{number}" for number, call in enumerate(made.functions)}
+        scope = _noted(builder, replace(scope, columns=functions | RESULT_METADATA), column)
+        # What a suppress holds back has failed before it came there.
+        scope, columns = tried_with(builder, scope, node, made.types, dict(made.columns), reported=not is_inline)
         if node.scalar:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
         scope = replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar)
@@ -168,21 +175,33 @@ def _noted(builder: PlanBuilder, scope: Scope, column: str) -> Scope:
     return scope
 
 
-def made_of(node: nodes.Aggregate) -> tuple[tuple[str, str], ...]:
-    """An ordered aggregate's columns as expressions over the results `a0`, `a1`, ... of its functions.
+@dataclass(frozen=True)
+class Made:
+    """How an ordered aggregate's columns are computed from the results of its functions."""
 
-    Empty if each column is one function's result.
-    """
-    parts = {name: in_order(text) for name, text in node.columns.items()}
-    functions: dict[tuple[str, str | None, int], None] = {}
+    functions: tuple[str, ...]
+    """The author's text for each function, which is the name of its result in `columns`."""
+    types: Mapping[str, str]
+    """The type of each function's result; empty if unknown."""
+    columns: tuple[tuple[str, str], ...]
+    """Name and expression of each column."""
+
+
+def made_of(node: nodes.Aggregate) -> Made | None:
+    """How an ordered aggregate's columns are computed; None if each column is one function's result."""
+    types = types_after(node.parent) | METADATA
+    functions: dict[AggregateFunction, str] = {}
     columns = []
-    for name, aggregate in parts.items():
-        assert isinstance(aggregate, Parts)
-        functions |= dict.fromkeys(aggregate.functions)
-        places = {f"a{i}": f"a{list(functions).index(function)}" for i, function in enumerate(aggregate.functions)}
-        columns.append((name, parse(aggregate.text).on(places)))
-    plain = [text for _, text in columns] == [f"a{i}" for i in range(len(functions))]
-    return () if plain else tuple(columns)
+    for name, text in node.columns.items():
+        parts = in_order(text)
+        assert isinstance(parts, Parts)
+        for function, call in zip(parts.functions, parts.calls, strict=True):
+            functions.setdefault(function, call)
+        results = {f"a{i}": quoted(functions[function]) for i, function in enumerate(parts.functions)}
+        columns.append((name, parse(parts.text).on(results)))
+    if [text for _, text in columns] == [*map(quoted, functions.values())]:
+        return None
+    return Made(tuple(functions.values()), {call: type_of(call, types) for call in functions.values()}, tuple(columns))
 
 
 def _typed(scope: Scope, column: str, passed: str, fields: Mapping[str, str]) -> Scope:

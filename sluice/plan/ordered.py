@@ -400,7 +400,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
     """The operator of a node, as a value of the plan."""
     match node:
         case nodes.Aggregate(python=None):
-            plain = not functions or not made_of(node)
+            plain = not functions or made_of(node) is None
             table = nodes.is_table(node.parent)
             return Aggregate(node.window, functions, tuple(node.columns), node.scalar, plain, table, node.retention_ms)
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):

@@ -34,7 +34,7 @@ def type_of(text: str, types: Types) -> str:
 def kind_of(tree: exp.Expr, types: Types) -> str:
     """Like `type_of`, for a parsed expression."""
     match tree:
-        case exp.Paren() | exp.Neg() | exp.Abs() | exp.Min() | exp.Max() | exp.First() | exp.Last():
+        case exp.Filter() | exp.Paren() | exp.Neg() | exp.Abs() | exp.Min() | exp.Max() | exp.First() | exp.Last():
             return kind_of(tree.this, types)
         case exp.Column():
             return _field(tree, types)

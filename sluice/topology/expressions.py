@@ -103,6 +103,8 @@ class Parts:
 
     text: str
     functions: tuple[tuple[str, str | None, int], ...]
+    calls: tuple[str, ...]
+    """The author's text for each function."""
 
 
 @cache
@@ -111,16 +113,15 @@ def in_order(text: str) -> Parts | str:
 
     Returns the SQL of the function if the aggregate uses a function that only Spark implements.
     """
-    functions: list[tuple[str, str | None, int]] = []
+    functions: dict[tuple[str, str | None, int], str] = {}
     replaced: list[tuple[Part, str]] = []
     for call in aggregate_calls(text):
         function = _in_order(call)
         if function is None:
             return call.whole.text
-        if function not in functions:
-            functions.append(function)
-        replaced.append((call.whole, f"a{functions.index(function)}"))
-    return Parts(replace(text, replaced), tuple(functions))
+        functions.setdefault(function, call.whole.text)
+        replaced.append((call.whole, f"a{list(functions).index(function)}"))
+    return Parts(replace(text, replaced), tuple(functions), tuple(functions.values()))
 
 
 _IN_ORDER: dict[type[exp.Expr], str] = {

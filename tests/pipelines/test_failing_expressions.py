@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, Stream
+from sluice import Pipeline, Stream, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.values.records import OnError
@@ -146,6 +146,41 @@ def test_a_step_may_end_the_run(drive: Drive, step: str) -> None:
     driver = drive(pipeline)
     send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
     with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
+        driver.commit()
+
+
+@pytest.mark.parametrize("cut", ["one batch", pytest.param("each", marks=pytest.mark.heavy)])
+def test_an_expression_over_aggregates_without_a_result_rejects_the_last_record(drive: Drive, cut: str) -> None:
+    """The store keeps the key's last result. The functions include the record, so that later results do, too."""
+    pipeline = Pipeline("averages")
+    trips = pipeline.stream("trips", value=Trip).group_by("people")
+    trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", km="sum(km)").to_stream().to("speeds")
+    trips.aggregate(store="skipped", ratio="max(km) DIV min(hours)", on_error="skip")
+    windows = trips.windowed_by(tumbling("10 ms")).aggregate(store="windows", people="CAST(max(people) AS INT)")
+    windows.suppress_until_window_closes().to("closed")
+    driver = drive(pipeline)
+    send(driver, [NO_TIME, GOOD[0], Trip(8, 0), MISTYPED, *[GOOD[2]] * 20], cut)
+    speeds = {record.key: record.value for record in driver.output("speeds")}
+    assert speeds["two"] == {"speed": 3.0, "km": 9}
+    assert driver.output("speeds")[0].value == {"speed": 4.5, "km": 9}
+    assert driver.store("speeds") == {"1": speeds["1"], "two": speeds["two"]}
+    assert driver.store("skipped") == {"two": {"ratio": 3}}
+    assert {record.key for record in driver.output("closed")} == {"1"}
+    at_speeds, at_windows = driver.dead_letters()
+    assert at_speeds.headers["sluice.step"] == "store speeds"
+    assert at_speeds.headers["sluice.detail"] == "DIVIDE_BY_ZERO in `sum(km)` / `sum(hours)`"
+    assert (at_speeds.headers["sluice.offset"], at_speeds.value) == ("0", {"sum(km)": 5, "sum(hours)": 0})
+    assert at_windows.headers["sluice.detail"] == "CAST_INVALID_INPUT in CAST(`max(people)` AS INT)"
+    assert at_windows.headers["sluice.offset"] == "3"
+
+
+def test_an_expression_over_aggregates_may_end_the_run(drive: Drive) -> None:
+    pipeline = Pipeline("ends")
+    trips = pipeline.stream("trips", value=Trip).group_by_key()
+    trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", on_error="fail")
+    driver = drive(pipeline)
+    send(driver, [NO_TIME], "one batch")
+    with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*DIVIDE_BY_ZERO"):
         driver.commit()
 
 

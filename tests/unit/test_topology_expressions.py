@@ -113,7 +113,9 @@ WRITTEN: dict[str, tuple[str, list[tuple[str, str | None, int]]]] = {
 @pytest.mark.parametrize("text", WRITTEN)
 def test_aggregates_are_split_up_as_the_author_wrote_them(text: str) -> None:
     outer, functions = WRITTEN[text]
-    assert in_order(text) == Parts(outer, tuple(functions))
+    parts = in_order(text)
+    assert isinstance(parts, Parts)
+    assert (parts.text, [*parts.functions]) == (outer, functions)
 
 
 @pytest.mark.parametrize(
