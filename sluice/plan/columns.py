@@ -94,7 +94,8 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
         case nodes.Select(columns=texts):
             return _map(builder, node, scope, texts)
         case nodes.MapValues(value=text):
-            return replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True)
+            scope = replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True)
+            return as_table(builder, scope) if nodes.is_table(node) else scope
         case nodes.SelectKey(parent=parent, key=key):
             scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
             return _rekeyed(builder, node, scope, f"IF({scope.passed}, CAST({sqls['key']} AS STRING), NULL)")
@@ -131,8 +132,21 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
 
 
+def as_table(builder: PlanBuilder, scope: Scope) -> Scope:
+    """The scope of a stream's records as changes of a table: JSON's null deletes a key as a missing value does."""
+    if not scope.scalar:
+        return scope
+    is_null = "value = 'null'" if scope.raw is not None else f"{column_read(builder, scope, TEXT_FIELD)} IS NULL"
+    return replace(scope, is_null=_either(null_read(builder, scope), is_null))
+
+
+def _either(condition: str, other: str) -> str:
+    return f"({other})" if condition == "false" else f"({condition} OR {other})"
+
+
 def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
     """The scope of a table's records, without records that have no key."""
+    scope = as_table(builder, scope)
     return replace(scope, passed=f"({scope.passed} AND {column_read(builder, scope, '_key')} IS NOT NULL)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import datetime
 from typing import Any
@@ -367,3 +368,38 @@ def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) 
         "b": {"city": "Bonn", "opened": "2026-01-01T11:00:00.000000Z", "floors": 3, "fee": 1.5},
     }
     assert found == {record.key: record.value for record in driver.output("of_stream")}
+
+
+@pytest.mark.parametrize("name", ["expression", "function", "contract", "object", "mapped"])
+def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
+    """As in Kafka Streams' `toTable` and `mapValues`: from the store, the output, and the group."""
+    pipeline = Pipeline("nothing", workers=1)
+    match name:
+        case "expression":
+            table: Table[Any] = pipeline.stream("items", value=Item).map_values("n").to_table(store="latest")
+        case "function":
+            table = pipeline.stream("items", value=Item).map_values(_number).to_table(store="latest")
+        case "contract":
+            table = pipeline.stream("items", value=int | None).to_table(store="latest")
+        case "object":
+            table = pipeline.stream("items", value=Item | None).to_table(store="latest")
+        case _:
+            table = pipeline.table("items", value=Item).map_values("n")
+    table.to("changes")
+    table.group_by("'all'").count(store="number")
+    driver = drive(pipeline)
+    values: dict[str, tuple[Any, Any]] = {"contract": (1, None), "object": ({"n": 1, "g": None}, None)}
+    some, none = values.get(name, ({"n": 1, "g": None}, {"n": None, "g": None}))
+    for key, value in (("a", some), ("b", some), ("a", none), ("c", none)):
+        driver.pipe("items", json.dumps(value), key)
+    left = some if name == "object" else 1
+    assert [(change.key, change.value) for change in driver.output("changes")] == [
+        ("a", left), ("b", left), ("a", None), ("c", None),
+    ]  # fmt: skip
+    assert driver.store("number") == {"all": 1}
+    if name != "mapped":
+        assert driver.store("latest") == {"b": left}
+
+
+def _number(item: Item) -> Any:
+    return item.n

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, JobRef, StateRow
+from sluice.state.queries.worker_queries import Count, Scan
 from sluice.state.shard import postgres as postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
@@ -159,6 +160,14 @@ def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[st
     assert shard.count(0, 0, within) == len(expected)
     results = [group_id.key for group_id in shard.scan(0, 0)]
     assert results == sorted(keys, key=lambda key: key.encode())
+
+
+def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> None:
+    shard.write(
+        0, [row("a", "[null]"), row("b", "[null,1]"), row("c", '["null"]'), row("d", "[[null]]"), row("e", "[0]")]
+    )
+    assert shard.count(0, 0) == 3
+    assert Count(0, 0, 0, Range()).execute(shard) == len(Scan(0, 0, 0, Range(), None, 10).execute(shard))
 
 
 def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:

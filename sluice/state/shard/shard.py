@@ -305,9 +305,9 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows in a range."""
+        """The number of state rows in a range whose first value is not JSON's null, which is no entry of a store."""
         where, values = conditions(within, None)
-        sql = f"SELECT count(*) {statements.AS_OF}{where}"
+        sql = f"SELECT count(*) {statements.AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
         counted: int = self._driver.fetch(sql, (group_id, as_of, as_of, *values))[0][0]
         return counted
 
