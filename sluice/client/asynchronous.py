@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from typing_extensions import override
 
-from sluice.client.queries import Connection, Queries, Query, error_of, unreachable
+from sluice.client.queries import Connection, Queries, Query, error_of, invalid, unreachable
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ class AsyncClient(Queries):
                 response = await self._http.get(**connection.request(query))
         except httpx.TransportError as error:
             raise unreachable(error) from error
+        except httpx.InvalidURL as error:
+            raise invalid(error) from error
         return query.decode(response)
 
     @override

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 import httpx
 from typing_extensions import override
 
-from sluice.client.queries import Connection, Queries, Query, error_of, unreachable
+from sluice.client.queries import Connection, Queries, Query, error_of, invalid, unreachable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -133,6 +133,8 @@ class _BlockingQueries(Queries):
                 response = self.http.get(**connection.request(query))
         except httpx.TransportError as error:
             raise unreachable(error) from error
+        except httpx.InvalidURL as error:
+            raise invalid(error) from error
         return query.decode(response)
 
     @override

@@ -13,7 +13,20 @@ import httpx
 import msgspec
 from typing_extensions import Unpack
 
-from sluice.answers import BatchHistory, Change, Count, Diff, Entries, Entry, Generation, Groups, Overview, Run, Store
+from sluice.answers import (
+    BatchHistory,
+    Change,
+    Count,
+    Diff,
+    Entries,
+    Entry,
+    Generation,
+    Groups,
+    Overview,
+    Run,
+    Store,
+    WorkerStatus,
+)
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
 
 T = TypeVar("T")
@@ -22,6 +35,10 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     401: Refused, 403: Refused, 404: NotFound, 410: Gone, 412: NotReached, 429: Busy, 502: StateError, 503: StateError,
 }  # fmt: skip
+_QUERY_LENGTH = 6_000
+"""Most characters of the keys in a request. Servers and proxies commonly allow 8 KB for the first line of a request."""
+_MOST_KEYS = 1_000
+"""Most keys that the REST view takes in a request."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
 """Parameters that have another name in the REST view."""
 
@@ -89,8 +106,17 @@ class Queries:
         return await self._send(_query(_path(store, "keys", key), Entries, moment))
 
     async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
-        """The values of up to 1,000 keys, in the given order. Omits keys without a value."""
-        return await self._send(_query(_path(store, "keys"), Entries, moment, key=list(keys)))
+        """The values of several keys, in the given order. Omits keys without a value.
+
+        Sends several requests if the keys make one too long; all answers are from one snapshot.
+        """
+        first, *others = _parts(list(keys))
+        answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
+        pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
+        if "require" in moment:
+            pinned["require"] = moment["require"]
+        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=part)) for part in others]
+        return _joined(answers) if others else answers[0]
 
     async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
@@ -229,6 +255,34 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
     return Query(path, answer, pairs)
 
 
+def _parts(keys: list[str]) -> list[list[str]]:
+    """The keys of each request of `multi_get`."""
+    parts: list[list[str]] = [[]]
+    length = 0
+    for key in keys:
+        length += len(quote(key, safe="")) + len("&key=")
+        if parts[-1] and (length > _QUERY_LENGTH or len(parts[-1]) == _MOST_KEYS):
+            parts.append([])
+            length = len(quote(key, safe="")) + len("&key=")
+        parts[-1].append(key)
+    return parts
+
+
+def _joined(answers: list[Entries]) -> Entries:
+    """One answer with the entries of several. A worker is unavailable if it was so for any of them."""
+    workers: dict[int, WorkerStatus] = {}
+    for worker in (worker for answer in answers for worker in answer.workers):
+        known = workers.get(worker.number, worker)
+        workers[worker.number] = max(known, worker, key=lambda each: (each.status != "ok", each.standby))
+    return msgspec.structs.replace(
+        answers[0],
+        entries=[entry for answer in answers for entry in answer.entries],
+        workers=tuple(workers[number] for number in sorted(workers)),
+        partial=any(answer.partial for answer in answers),
+        standby=any(answer.standby for answer in answers),
+    )
+
+
 def _path(store: str, *parts: str) -> str:
     return "/".join((STORES, *map(_segment, (store, *parts))))
 
@@ -258,6 +312,11 @@ def error_of(response: httpx.Response) -> SluiceError:
         problem, detail, next_step = {}, f"The server answered {response.status_code}.", ""
     kind = _ERRORS.get(response.status_code, QueryError)
     return kind(detail, next_step=next_step, extensions=problem)
+
+
+def invalid(error: httpx.InvalidURL) -> QueryError:
+    """The error for a request whose URL is too long, or whose address is not one."""
+    return QueryError(f"The request has no valid URL: {error}.", next_step="Correct the address, or shorten the key.")
 
 
 def unreachable(error: httpx.TransportError) -> StateError:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from sluice import AsyncClient, Client
 from sluice.api.views import changes as changes_module
 from sluice.cli import app
 from sluice.client import Change, ChangedKey
+from sluice.client.queries import Connection, Query
 from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
 from sluice.settings import settings
 from sluice.state.model import JobRef
@@ -66,6 +68,38 @@ def test_keys_may_contain_any_character(client: Client, states: States) -> None:
         states.publish(totals("general", {key: (5, "1.00")}))
         (entry,) = client.get(COUNT, key, min_snapshot=f"1.{states.batch}").entries
         assert (entry.key, entry.value) == (key, 5)
+
+
+def test_a_key_may_be_empty(client: Client, sluice: CliRunner, states: States) -> None:
+    states.publish([*totals("general", {"": (5, "1.00")}), *windows("general", "", {"2022-12-05T08:55:15": (7, "1.00")})])
+    assert [client.get(COUNT, "").value, client.multi_get(COUNT, [""]).value] == [5, 5]
+    assert [client.get(WINDOWS, "").value, client.windows(WINDOWS, "").value] == [7, 7]
+    assert json.loads(query(sluice, "get", COUNT, "", "--format", "json").stdout) == [{"key": "", "value": 5}]
+
+
+def test_many_long_keys_are_read_from_one_snapshot(
+    client: Client, states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{number:04}{'é' * 70}" for number in range(1_000)]
+    states.publish(totals("general", dict.fromkeys(keys, (1, "1.00"))))
+    snapshots, lengths = set(), []
+    send = Connection.request
+
+    def publish_more(connection: Connection, asked: Query[Any]) -> dict[str, Any]:
+        lengths.append(len(str(httpx.URL("http://x", params=asked.parameters))))
+        snapshots.update(value for name, value in asked.parameters if name == "as_of")
+        if len(lengths) == 2:
+            states.publish(totals("general", dict.fromkeys(keys, (2, "2.00"))))
+        return send(connection, asked)
+
+    monkeypatch.setattr(Connection, "request", publish_more)
+    answer = client.multi_get(COUNT, [*keys, "none"], require="complete")
+    assert [(entry.key, entry.value) for entry in answer.entries] == [(key, 1) for key in keys]
+    assert snapshots == {answer.snapshot.id}
+    assert [worker.number for worker in answer.workers] == [*range(4)]
+    assert max(lengths) < 8_000
+    with pytest.raises(QueryError, match="no valid URL"):
+        client.get(COUNT, "x" * 70_000)
 
 
 def test_the_client_raises_the_servers_errors(client: Client, states: States, hosts: list[Host]) -> None:

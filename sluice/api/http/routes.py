@@ -96,8 +96,8 @@ class Route:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """A regular expression for the path."""
-        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.+' if part[2] else '[^/]+'})", self.path)
+        """A regular expression for the path. A parameter that may have slashes may also be empty, as a key may."""
+        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.*' if part[2] else '[^/]+'})", self.path)
         return re.compile(parts, re.DOTALL)
 
 
