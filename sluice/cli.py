@@ -11,7 +11,7 @@ import typer
 
 from sluice.commands import backups, health, project, queries, samples, servers, topics
 from sluice.commands.console import Commands, Form, err, errors_as_messages, out, print_rows, show, wide
-from sluice.errors import SettingsError, SluiceError, TopologyError
+from sluice.errors import NotFound, SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.startup import importing
 from sluice.topology.pipeline import Pipeline
@@ -206,6 +206,8 @@ def list_generations(pipeline: Name) -> None:
             }
             for made in monitoring.generations(ledger, pipeline)
         ]
+        if not rows:
+            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
         print_rows(rows, Form.TABLE)
 
 

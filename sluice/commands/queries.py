@@ -108,7 +108,10 @@ def scan(
     with errors_as_messages():
         if local:
             from sluice.query.local import read_store
+            from sluice.query.times import parse_time
 
+            for option, text in (("--from", start), ("--to", end)):
+                parse_time(option, text)  # `read_store` would name its own parameter
             entries = read_store(store, **part)
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from sluice.errors import Gone, NotFound, NotReached, QueryError
 from sluice.query.times import parse_time
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
+from sluice.values.times import moment
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
@@ -45,13 +45,30 @@ class AsOf:
             for partition, offset in partitions.items()
         )
 
+    def demand_topics(self, topics: Collection[str]) -> None:
+        """Raise QueryError if a minimum position is of a topic that the job does not read: it is never reached."""
+        for topic in self.min_positions:
+            if topic not in topics:
+                raise QueryError(
+                    f"min_position: the store is not made from topic {topic[:100]!r}.",
+                    next_step=f"Its topics: {', '.join(sorted(topics))}.",
+                )
+
     def demand(self, snapshot: Snapshot) -> None:
         """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
-        if not self.is_reached(snapshot):
-            progress = {"snapshot": snapshot.id, "positions": snapshot.positions}
-            raise NotReached(
-                f"The state is at snapshot {snapshot.id}, which is before the requested minimum.", extensions=progress
-            )
+        if self.is_reached(snapshot):
+            return
+        unread = [
+            f"{topic}:{partition}"
+            for topic, partitions in self.min_positions.items()
+            for partition in partitions
+            if partition not in snapshot.positions.get(topic, {})
+        ]
+        raise NotReached(
+            f"The state is at snapshot {snapshot.id}, which is before the requested minimum.",
+            next_step=f"No run has read {', '.join(unread)}: check that the partition exists." if unread else "",
+            extensions={"snapshot": snapshot.id, "positions": snapshot.positions},
+        )
 
 
 NEWEST = AsOf()
@@ -75,12 +92,12 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         last = ledger.snapshots.last_batch(JobRef(pipeline, job, number))
         as_of = f"{number}.{last or 0}"
     if "." in as_of and not _is_time(as_of):
-        generation, batch = parse_snapshot(as_of)
+        generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
         snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
         return snapshot or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
-    moment = datetime.fromtimestamp((_time(as_of) or 0) / 1_000, UTC)
-    snapshot = ledger.snapshots.at(pipeline, job, moment)
-    return snapshot or _missing(ledger, newest, f"The snapshot of {moment.isoformat()} is not kept", (-1, -1))
+    when = moment(_time(as_of) or 0)
+    snapshot = ledger.snapshots.at(pipeline, job, when)
+    return snapshot or _missing(ledger, newest, f"The snapshot of {when.isoformat()} is not kept", (-1, -1))
 
 
 def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
@@ -99,12 +116,19 @@ def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
     return snapshot or _missing(ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches)))
 
 
-def parse_snapshot(text: str) -> tuple[int, int]:
+_NO_READ_POINT = (
+    "is not a snapshot, run or time",
+    "Write generation.batch, for example 1.42 or 1.newest, or run:NAME, standby, or a time.",
+)
+_NO_SNAPSHOT = ("is not a snapshot", "Write generation.batch, for example 1.42.")
+
+
+def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[int, int]:
     """Parse a snapshot's id into generation and batch. Raises QueryError if the text is invalid."""
     left, _, right = text.partition(".")
     generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
     if generation is None or batch is None:
-        raise _no_snapshot(text)
+        raise _refused(text, *or_else)
     return generation, batch
 
 
@@ -146,11 +170,8 @@ def _time(text: str) -> int | None:
     try:
         return parse_time("as_of", text)
     except QueryError:
-        raise _no_snapshot(text) from None
+        raise _refused(text, *_NO_READ_POINT) from None
 
 
-def _no_snapshot(text: str) -> QueryError:
-    return QueryError(
-        f"{text[:40]!r} is not a snapshot, run or time.",
-        next_step="Write generation.batch, for example 1.42 or 1.newest, or run:NAME, standby, or a time.",
-    )
+def _refused(text: str, why: str, next_step: str) -> QueryError:
+    return QueryError(f"{text[:40]!r} {why}.", next_step=next_step)

@@ -24,7 +24,9 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
     Does not check values of unknown type, or keys of a map.
     """
     kind = store.value
-    for name in path.split(".") if path else ():
+    names = path.split(".") if path else []
+    for number, name in enumerate(names):
+        rest = ".".join(names[number:])
         if kind == "" or re.match(r"map\s*<|variant$", kind, re.IGNORECASE):
             return
         fields = _fields(kind)
@@ -34,6 +36,8 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
             next_step = (
                 f"Its fields are: {', '.join(fields)}." if fields else "The values have no fields: omit the parameter."
             )
+            if dotted := next((field for field in fields if "." in field and f"{rest}.".startswith(f"{field}.")), None):
+                next_step = f"A dot leads to a nested field: rename the field {dotted!r} in the pipeline to query it."
             raise UnknownField(
                 f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=next_step
             )

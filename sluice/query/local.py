@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from decimal import Decimal
 
 import msgspec
@@ -20,6 +19,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW
 from sluice.state.queries.entries import Entry
 from sluice.state.shard.ranges import Range
+from sluice.values.times import moment
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
@@ -66,5 +66,5 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> 
 def _decoded(entry: Entry) -> answers.Entry:
     if entry.window_start == NO_WINDOW:
         return answers.Entry(entry.key, _DECODER.decode(entry.value))
-    start, end = (datetime.fromtimestamp(ms / 1_000, UTC) for ms in (entry.window_start, entry.window_end))
+    start, end = map(moment, (entry.window_start, entry.window_end))
     return answers.Entry(entry.key, _DECODER.decode(entry.value), start, end)

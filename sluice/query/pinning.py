@@ -113,7 +113,7 @@ class Catalogue:
         """Pin a store to the newest snapshot of its job, or to the snapshot that `when` selects.
 
         Raises NotReady before the job's first snapshot, NotFound if the snapshot never existed, Gone if it is no longer
-        kept, and NotReached if it has not reached the requested bounds.
+        kept, NotReached if it has not reached the requested bounds, and QueryError if it can never reach them.
         """
         job = (store.pipeline, store.job)
         newest = await self.newest(*job)
@@ -122,6 +122,8 @@ class Catalogue:
             newest = await self._fresh(job, lambda: self._newest(*job), since=self._clock())
         if newest is None:
             raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
+        if when.min_positions:
+            when.demand_topics({*newest.job.topics, *newest.snapshot.positions})
         if when.as_of is not None and when.as_of != newest.snapshot.id:
             newest = await asyncio.to_thread(self._earlier, newest.snapshot, when.as_of)
         when.demand(newest.snapshot)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sluice.errors import QueryError
+from sluice.values.times import moment
 
 
 def time_text(ms: int) -> str:
     """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
-    moment = datetime.fromtimestamp(ms / 1_000, UTC).replace(tzinfo=None)
-    return moment.isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+    return moment(ms).replace(tzinfo=None).isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
 
 
 def parse_time(name: str, text: str | None) -> int | None:
@@ -21,13 +21,20 @@ def parse_time(name: str, text: str | None) -> int | None:
         return _milliseconds(text)
     except (ValueError, OverflowError, OSError):
         raise QueryError(
-            f"{name} is not a time.", next_step="Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds."
+            f"{name} is not a time.",
+            next_step="Write 2022-12-05T08:55:15 (UTC), or epoch milliseconds with at least 10 digits.",
         ) from None
 
 
+_FEWEST_DIGITS = 10
+"""Fewest digits of epoch milliseconds: 2022 is a year, and 20221205 a date."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 def _milliseconds(text: str) -> int:
-    if text.isascii() and text.lstrip("-").isdigit():
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and (len(digits) >= _FEWEST_DIGITS or digits != text or text == "0"):
         datetime.fromtimestamp(int(text) / 1_000, UTC)  # raises an error for a time that cannot be shown
         return int(text)
-    moment = datetime.fromisoformat(text)
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+    time = datetime.fromisoformat(text)
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

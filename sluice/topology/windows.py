@@ -89,7 +89,7 @@ def _checked(window: W) -> W:
 def milliseconds(duration: Duration) -> int:
     """A duration in whole milliseconds. Raises TopologyError for anything else, such as a number without a unit."""
     if isinstance(duration, timedelta):
-        return duration // timedelta(milliseconds=1)
+        return _limited(duration, duration // timedelta(milliseconds=1))
     text = str(duration).strip().lower()
     match = re.fullmatch(r"(\d+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
@@ -98,4 +98,19 @@ def milliseconds(duration: Duration) -> int:
             f"{duration!r} at {source_line()} is not a duration.",
             next_step=f'Write for example "{number} seconds" or "{number} ms".',
         )
-    return int(match[1]) * _UNITS[match[2]]
+    return _limited(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])
+
+
+_LONGEST_DAYS = 100_000_000
+"""With longer windows, the ends of windows in microseconds would not fit into 64 bits."""
+_DIGITS = 30
+"""Digits after which a number is too large in every unit; Python refuses to parse thousands of digits."""
+
+
+def _limited(duration: Duration, ms: int) -> int:
+    if abs(ms) > _LONGEST_DAYS * _UNITS["day"]:
+        raise TopologyError(
+            f"{str(duration)[:100]!r} at {source_line()} is too long.",
+            next_step=f"A duration has at most {_LONGEST_DAYS} days.",
+        )
+    return ms

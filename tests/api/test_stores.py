@@ -95,7 +95,7 @@ def test_an_earlier_snapshot(viewer: httpx.Client) -> None:
 
 @pytest.mark.fault("F17", "positions and a snapshot that are not there yet, asked for over HTTP")
 @pytest.mark.parametrize(
-    "bound", [{"min_position": "orders:0:21"}, {"min_position": "other:0:1"}, {"min_snapshot": "1.2"}]
+    "bound", [{"min_position": "orders:0:21"}, {"min_position": "orders:7:1"}, {"min_snapshot": "1.2"}]
 )
 def test_a_bound_that_is_not_reached_is_412_with_the_current_state(viewer: httpx.Client, bound: dict[str, str]) -> None:
     for path in ("", "/keys/store_1234", "/count", "/combine", "/keys"):

@@ -374,15 +374,16 @@ def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) 
 def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
     """As in Kafka Streams' `toTable` and `mapValues`: from the store, the output, and the group."""
     pipeline = Pipeline("nothing", workers=1)
+    optional: dict[str, Any] = {"number": int | None, "object": Item | None}
     match name:
         case "expression":
             table: Table[Any] = pipeline.stream("items", value=Item).map_values("n").to_table(store="latest")
         case "function":
             table = pipeline.stream("items", value=Item).map_values(_number).to_table(store="latest")
         case "contract":
-            table = pipeline.stream("items", value=int | None).to_table(store="latest")
+            table = pipeline.stream("items", value=optional["number"]).to_table(store="latest")
         case "object":
-            table = pipeline.stream("items", value=Item | None).to_table(store="latest")
+            table = pipeline.stream("items", value=optional["object"]).to_table(store="latest")
         case _:
             table = pipeline.table("items", value=Item).map_values("n")
     table.to("changes")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_keys_may_contain_any_character(client: Client, states: States) -> None:
 
 
 def test_a_key_may_be_empty(client: Client, sluice: CliRunner, states: States) -> None:
-    states.publish([*totals("general", {"": (5, "1.00")}), *windows("general", "", {"2022-12-05T08:55:15": (7, "1.00")})])
+    states.publish(
+        [*totals("general", {"": (5, "1.00")}), *windows("general", "", {"2022-12-05T08:55:15": (7, "1.00")})]
+    )
     assert [client.get(COUNT, "").value, client.multi_get(COUNT, [""]).value] == [5, 5]
     assert [client.get(WINDOWS, "").value, client.windows(WINDOWS, "").value] == [7, 7]
     assert json.loads(query(sluice, "get", COUNT, "", "--format", "json").stdout) == [{"key": "", "value": 5}]
@@ -82,7 +85,8 @@ def test_many_long_keys_are_read_from_one_snapshot(
 ) -> None:
     keys = [f"{number:04}{'é' * 70}" for number in range(1_000)]
     states.publish(totals("general", dict.fromkeys(keys, (1, "1.00"))))
-    snapshots, lengths = set(), []
+    snapshots = set[str]()
+    lengths = list[int]()
     send = Connection.request
 
     def publish_more(connection: Connection, asked: Query[Any]) -> dict[str, Any]:
@@ -258,6 +262,8 @@ def test_the_command_prints_tables_json_and_csv(sluice: CliRunner) -> None:
         (("top", COUNT, "--limit", "1"), "store_39"),
         (("combine", REVENUE, "--field", "runningRevenue"), "780.00"),
         (("get", WINDOWS, "store_1"), "2022-12-05T08:55:15"),
+        (("range", WINDOWS, "--from", "20221205"), "2022-12-05T08:55:15"),
+        (("combine", REVENUE), "40"),
     ],
 )
 def test_subcommands_of_query(sluice: CliRunner, arguments: tuple[str, ...], found: str) -> None:
@@ -276,6 +282,33 @@ def test_an_error_is_one_sentence(sluice: CliRunner) -> None:
     result = query(sluice, "get", "nothing", "k")
     assert result.exit_code == 1
     assert "There is no store 'nothing'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("range", WINDOWS, "--from", "zzz", "--local"), "--from is not a time."),
+        (("range", WINDOWS, "--from", "2022"), "epoch milliseconds with at least 10 digits"),
+        (("get", COUNT, "store_1", "--as-of", "2022"), "is not a snapshot, run or time"),
+    ],
+)
+def test_times_that_are_not_understood(sluice: CliRunner, arguments: tuple[str, ...], message: str) -> None:
+    result = query(sluice, *arguments)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_window_may_end_after_the_year_9999(client: Client, sluice: CliRunner, states: States) -> None:
+    late = [(2, "late", 253_402_300_790_000, 253_402_300_805_000, '[7,{"runningOrderCount":7,"runningRevenue":1.00}]')]
+    states.publish(late)
+    (entry,) = client.windows(WINDOWS, "late").entries
+    assert entry.start is not None
+    assert entry.end == datetime.max.replace(tzinfo=UTC)
+    assert client.page(WINDOWS, start=entry.start.isoformat(), end=entry.end.isoformat()).entries == [entry]
+    assert "9999-12-31T23:59:50" in query(sluice, "get", WINDOWS, "late").stdout
+    with pytest.raises(QueryError, match="is not a snapshot"):
+        client.get(COUNT, "store_1", min_snapshot="2026-11-21")
+    assert client.get(COUNT, "store_1", as_of=entry.end.isoformat()).value == 2
 
 
 def test_missing_workers_are_reported(sluice: CliRunner, hosts: list[Host]) -> None:

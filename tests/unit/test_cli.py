@@ -63,6 +63,7 @@ def test_answers(arguments: tuple[str, ...], expected: str) -> None:
     [
         (("explain", "nothing"), "There is no pipeline 'nothing'"),
         (("run", "orders"), "There are no jars in"),
+        (("generations", "list", "nothing"), "The ledger has no pipeline 'nothing'"),
         (("produce", "orders", "--start", "soon"), "--start 'soon' is not a time."),
         (("produce", "products", "--start", "soon"), "--start 'soon' is not a time."),
     ],

@@ -58,5 +58,6 @@ def test_missing_fields(value: str, path: str, next_step: str) -> None:
 
 
 def test_a_field_name_with_a_dot_is_not_a_path() -> None:
-    with pytest.raises(UnknownField):
+    with pytest.raises(UnknownField) as refused:
         demand_field(store(SPARKS), "field", "at.a.b")
+    assert "rename the field 'a.b'" in refused.value.next_step

@@ -225,11 +225,18 @@ def test_bounds_that_are_not_reached_report_the_current_state(states: States) ->
     reached: dict[str, Any] = {"min_snapshot": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
     assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
     snapshots: list[dict[str, Any]] = [{"min_snapshot": "1.1"}, {"min_snapshot": "2.0"}]
-    positions: list[dict[str, Any]] = [{"min_positions": {"orders": {"0": 11}}}, {"min_positions": {"other": {"0": 1}}}]
+    positions: list[dict[str, Any]] = [{"min_positions": {"orders": {partition: 11}}} for partition in ("0", "7")]
     for bound in snapshots + positions:
         with pytest.raises(NotReached) as refused:
             ask(states, lambda reader, pin: reader.all(pin), **bound)
+        assert ("orders:7" in refused.value.next_step) == ("7" in str(bound)), bound
         assert refused.value.extensions == {"snapshot": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
+
+
+def test_a_position_of_a_topic_that_is_not_read_names_the_topics(states: States) -> None:
+    with pytest.raises(QueryError, match=r"not made from topic 'other'\. Its topics: orders") as refused:
+        ask(states, lambda reader, pin: reader.all(pin), min_positions={"other": {"0": 1}})
+    assert refused.value.status == 400
 
 
 @pytest.mark.fault("F17", "a bound that was reached just now")

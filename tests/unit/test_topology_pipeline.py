@@ -298,6 +298,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"windowed_by at .*: expected a window, such as tumbling.*, got str: '1 minute'",
     ),
     "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
+    "a window whose ends leave 64 bits": (
+        lambda: tumbling("100000001 days"),
+        r"'100000001 days' at .*test_topology_pipeline\.py:\d+ is too long\. A duration has at most 100000000 days",
+    ),
+    "a timedelta whose ends leave 64 bits": (lambda: tumbling(timedelta.max), r"at .* is too long"),
+    "a duration of 5,000 digits": (lambda: tumbling("9" * 5_000 + " ms"), r"at .* is too long"),
     "a duration without a unit": (
         lambda: tumbling(60),  # type: ignore[arg-type]
         r'60 at .* is not a duration\. Write for example "60 seconds" or "60 ms"\.',

@@ -16,6 +16,7 @@ from sluice.answers import WorkerStatus
 from sluice.query import Entry, Pin
 from sluice.query.pinning import JobSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
+from sluice.values.times import moment
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -67,7 +68,7 @@ def age_seconds(since: datetime) -> float:
 
 def window_time(ms: int) -> datetime | None:
     """A window's start or end from epoch milliseconds; None in a store without windows."""
-    return None if ms == NO_WINDOW else datetime.fromtimestamp(ms / 1_000, UTC)
+    return None if ms == NO_WINDOW else moment(ms)
 
 
 def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:

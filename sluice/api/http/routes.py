@@ -82,6 +82,8 @@ class Route:
     """The possible status codes of problem documents."""
     media_types: tuple[str, ...] = ("application/json",)
     has_etag: bool = False
+    may_be_empty: bool = False
+    """Whether the path's parameter that may have slashes may also be empty."""
     is_described: bool = True
     body: type[msgspec.Struct] | None = None
     """The type of the JSON body of a POST request; None for a read-only route."""
@@ -96,8 +98,9 @@ class Route:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """A regular expression for the path. A parameter that may have slashes may also be empty, as a key may."""
-        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{'.*' if part[2] else '[^/]+'})", self.path)
+        """A regular expression for the path."""
+        slashes = ".*" if self.may_be_empty else ".+"
+        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{slashes if part[2] else '[^/]+'})", self.path)
         return re.compile(parts, re.DOTALL)
 
 

@@ -143,7 +143,7 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
         raise TooSlow(f"Listing the stores took longer than {LIST_SECONDS:g} s.") from None
 
 
-@router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True)
+@router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True, may_be_empty=True)
 async def get_key(request: Request, query: KeyQuery) -> Response:
     """The value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
     allowed = await access(request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import repeat
 from typing import Any
 
@@ -17,6 +16,7 @@ from sluice.errors import EngineError
 from sluice.plan import OrderedJob, Sink
 from sluice.sinks.protocol import Column, Row, Rows
 from sluice.values.tables import POSITION, WINDOW
+from sluice.values.times import moment
 
 NOT_FITTING = "not_encoded"
 """The reason of the dead letters of records that do not fit a table."""
@@ -45,7 +45,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
             elif key is None:
                 raise ValueError("the record has no key")
             else:
-                identity = (_key(key_column, key), *map(_window_bound, place))
+                identity = (_key(key_column, key), *map(moment, place))
             if value is not None:
                 fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
                 if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:
@@ -97,10 +97,6 @@ def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
         for headers in table.column("headers").to_pylist():
             bounds = {header["key"]: int(header["value"]) for header in headers}
             yield tuple(bounds[name] for name in names)
-
-
-def _window_bound(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
 def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:

@@ -57,8 +57,9 @@ class _Sums:
 class Aggregates:
     """Aggregates entries by group, incrementally.
 
-    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself. `group_by` may also
-    be `_key`, `_start` (the window's start, epoch ms), or `_all`, which makes a single group.
+    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself, of which only
+    numbers are summed. `group_by` may also be `_key`, `_start` (the window's start, epoch ms), or `_all`, which makes a
+    single group.
     """
 
     def __init__(self, field: str, group_by: str) -> None:
@@ -70,7 +71,9 @@ class Aggregates:
         """Add entries. Raises QueryError if the field does not hold a number."""
         for entry in entries:
             value = _decoded(entry)
-            number = _number(entry, _at(value, self._field), self._field)
+            # Without a field, entries can be counted whatever their values.
+            is_counted = not self._field and (isinstance(value, bool) or not isinstance(value, int | Decimal))
+            number = None if is_counted else _number(entry, _at(value, self._field), self._field)
             self._sums(_ENCODER.encode(_group(entry, value, self._group_by))).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
