@@ -253,3 +253,9 @@ def test_a_lost_worker_makes_responses_partial_and_its_keys_503(viewer: httpx.Cl
         assert gone.headers["Retry-After"]
     # Every worker has all of a global table.
     assert keys(viewer.get(f"{STORES}/stores")) == ["store_1234"]
+
+
+def test_the_empty_key_has_a_route(viewer: httpx.Client) -> None:
+    refused = viewer.get(f"{STORES}/general_orders_count/keys/")
+    assert refused.status_code == 404
+    assert refused.json()["detail"].startswith("Store 'general_orders_count' has no such key")
