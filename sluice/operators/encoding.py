@@ -165,20 +165,7 @@ def _require_names(value: Any) -> None:
 
 def _encode_fields(value: Any) -> bytes:
     """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
-    return _encode_json(_by_name(value))
-
-
-def _by_name(value: Any) -> Any:
-    match value:
-        case msgspec.Struct():
-            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            return {name: _by_name(getattr(value, attribute)) for name, attribute in fields}
-        case list() | tuple() | set():
-            return [*map(_by_name, value)]
-        case dict():
-            return {name: _by_name(inner) for name, inner in value.items()}
-        case _:
-            return value
+    return _encode_json(contracts.by_name(value))
 
 
 def _encode_hook(value: Any) -> Any:

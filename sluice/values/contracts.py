@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -248,7 +248,8 @@ def hides_fields(kind: Any) -> bool:
     def hides(kind: inspect.Type) -> bool:
         match kind:
             case inspect.StructType(cls=cls, array_like=array_like, fields=fields):
-                return array_like or cls.__struct_config__.omit_defaults or any(hides(field.type) for field in fields)
+                config = (get_origin(cls) or cls).__struct_config__
+                return array_like or config.omit_defaults or any(hides(field.type) for field in fields)
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
                 return hides(kind.item_type)
             case inspect.DictType():
@@ -261,3 +262,19 @@ def hides_fields(kind: Any) -> bool:
                 return False
 
     return hides(inspect.type_info(kind))
+
+
+def by_name(value: Any) -> Any:
+    """The value with a dict of all fields by name, and of its tag, in place of each Struct."""
+    match value:
+        case msgspec.Struct():
+            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            named = {name: by_name(getattr(value, attribute)) for name, attribute in fields}
+            config = value.__struct_config__
+            return named if config.tag_field is None else {config.tag_field: config.tag, **named}
+        case list() | tuple() | set():
+            return [*map(by_name, value)]
+        case dict():
+            return {name: by_name(inner) for name, inner in value.items()}
+        case _:
+            return value

@@ -43,6 +43,16 @@ def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
     ]
 
 
+class Line(Struct, omit_defaults=True):
+    sku: str
+    qty: int = 1
+
+
+class Basket(Struct):
+    first: Line
+    lines: list[Line]
+
+
 def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
     pipeline = Pipeline("numbers", workers=1)
     four_bytes = Serde(
@@ -167,6 +177,25 @@ def test_aggregates_are_computed_as_the_author_wrote_them(drive: Drive, how: str
     for amount, item in enumerate("abc", 1):
         driver.pipe("sales", {"item": item, "amount": amount}, "k")
     assert driver.store("formats") == {"k": results}
+
+
+def test_nested_defaults_count_although_their_struct_omits_them(drive: Drive) -> None:
+    pipeline = Pipeline("baskets", workers=1)
+    baskets = pipeline.stream("baskets", value=Basket)
+    baskets.group_by_key().aggregate(store="sold", pieces="sum(first.qty)")
+    baskets.filter("first.qty = 1").select("lines").to("single")
+    baskets.map_values(quantities, returns=list[int]).to("quantities")
+    driver = drive(pipeline)
+    for line in ({"sku": "a", "qty": 5}, {"sku": "a", "qty": 1}, {"sku": "a"}):
+        driver.pipe("baskets", {"first": line, "lines": [line]}, key="k")
+    assert driver.store("sold") == {"k": {"pieces": 7}}
+    assert [value for _, value in keys_and_values(driver, "single")] == [{"lines": [{"sku": "a", "qty": 1}]}] * 2
+    assert [value for _, value in keys_and_values(driver, "quantities")] == [[5, 5], [1, 1], [1, 1]]
+    assert not reasons(driver)
+
+
+def quantities(basket: Basket) -> list[int]:
+    return [line.qty for line in (basket.first, *basket.lines)]
 
 
 def test_a_stream_looks_up_a_global_table_by_the_keys_text(drive: Drive) -> None:

@@ -358,6 +358,32 @@ class Choice(Struct):
     level: Level
 
 
+class Piece(Struct, omit_defaults=True):
+    sku: str
+    qty: int = 1
+    colour: Colour = Colour.RED
+    day: date = date(2022, 12, 5)
+    price: Decimal2 = Decimal("1.50")
+    tags: list[str] = []
+
+
+class Basket(Struct):
+    first: Piece
+    pieces: list[Piece]
+    by_name: dict[str, Piece]
+    last: Piece | None = None
+
+
+@pytest.mark.parametrize("given", ["", ', "qty": 1, "colour": "red", "day": "2022-12-05", "price": 1.5, "tags": []'])
+def test_nested_defaults_are_values_although_their_struct_omits_them(given: str) -> None:
+    piece = '{"sku": "x"%s}' % given
+    text = f'{{"first": {piece}, "pieces": [{piece}], "by_name": {{"a": {piece}}}, "last": {piece}}}'
+    full = {
+        "sku": "x", "qty": 1, "colour": "red", "day": date(2022, 12, 5), "price": Decimal("1.50"), "tags": [],
+    }  # fmt: skip
+    assert taken(text.encode(), Basket) == {"first": full, "pieces": [full], "by_name": [("a", full)], "last": full}
+
+
 def test_duplicate_fields_are_found_even_if_quotes_add_up() -> None:
     assert refused(b'{"level": 1, "level": 2}', Choice) == ("duplicate_field", "field 'level' occurs twice")
 

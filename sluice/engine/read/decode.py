@@ -33,7 +33,7 @@ from sluice.values.json_limits import (
     refuse_nesting,
     require_time,
 )
-from sluice.values.records import WALL_CLOCK
+from sluice.values.records import TEXT_FIELD, WALL_CLOCK
 
 Key = str | BaseException | None
 """A key as text, or the error of a key that cannot be decoded."""
@@ -69,6 +69,14 @@ class ValueDecoder:
     @cached_property
     def _attributes(self) -> dict[str, str]:
         return contracts.attributes(self._class)
+
+    @cached_property
+    def _hiding(self) -> frozenset[str]:
+        """The fields whose Structs msgspec converts without their defaults."""
+        kinds = {TEXT_FIELD: self._class}
+        if self.source.is_object:
+            kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self._class)}
+        return frozenset(name for name, kind in kinds.items() if contracts.hides_fields(kind))
 
     @cached_property
     def _decimals(self) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
@@ -226,6 +234,8 @@ class ValueDecoder:
         fields = self._fields(values, name)
         is_nested = "<" in sql
         if sql != "TIMESTAMP" and (is_nested or any(issubclass(kind, Enum) for kind in set(map(type, fields)))):
+            if is_nested and name in self._hiding:
+                fields = contracts.by_name(fields)
             fields = msgspec.to_builtins(fields, builtin_types=_ARROW_TYPES)
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
             fields = _in_zone(fields, ZoneInfo(self.source.zone))
