@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
+from sluice.values.json_limits import MOST_DIGITS
 from sluice.values.sql import quoted
 
 
@@ -38,21 +39,24 @@ _DEEPEST = 40
 
 
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """The contract's fields by their JSON names, each with its Spark SQL type."""
-    return {
-        field.encode_name: _sql_type(field.type, f"{contract.__name__}.{field.name}")
-        for field in _struct(contract).fields
-    }
+    """The contract's tag and fields by their JSON names, each with its Spark SQL type."""
+    return _fields(_struct(contract), contract.__name__)
 
 
 def sql_type(kind: Any) -> str:
     """The Spark SQL type of any type that a field can have."""
     name = getattr(kind, "__name__", str(kind))
+    if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
+        text = f"{name}[{', '.join(getattr(each, '__name__', str(each)) for each in get_args(kind))}]"
+        raise TopologyError(
+            f"{text} is generic; a contract is a class.",
+            next_step=f"Declare a class: class {name}Values({text}): pass.",
+        )
     return _sql_type(_info(kind, name), name)
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """The contract's attribute names by JSON name."""
+    """The contract's attribute names by JSON name; a tag has none."""
     return {field.encode_name: field.name for field in _struct(contract).fields}
 
 
@@ -77,7 +81,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
     if isinstance(kind, inspect.Metadata):
         digits = kind.extra or {}
         if isinstance(kind.type, inspect.DecimalType) and "scale" in digits:
-            return f"DECIMAL({digits['precision']},{digits['scale']})"
+            return _decimal(digits["precision"], digits["scale"], where)
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
         present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
@@ -91,6 +95,11 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         return _map_type(kind, where)
     if isinstance(kind, inspect.LiteralType | inspect.EnumType):
         return _choice(kind, where)
+    if isinstance(kind, inspect.DateTimeType) and kind.tz is False:
+        raise TopologyError(
+            f"{where}: tz=False is impossible, because Sluice gives each time a zone.",
+            next_step="Declare it as datetime: a time without a zone is in the pipeline's zone.",
+        )
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
     raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=_instead(kind))
@@ -107,11 +116,39 @@ def _instead(kind: inspect.Type) -> str:
             return "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."
 
 
+def _decimal(precision: Any, scale: Any, where: str) -> str:
+    if not (type(precision) is type(scale) is int and 1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
+        raise TopologyError(
+            f"{where}: Digits({precision!r}, {scale!r}) has no Spark SQL type.",
+            next_step=f"Declare 1 to {MOST_DIGITS} digits, and at most as many after the point.",
+        )
+    return f"DECIMAL({precision},{scale})"
+
+
 def _struct_type(kind: inspect.StructType, where: str) -> str:
     if where.count(".") > _DEEPEST:
         raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
-    inner = ", ".join(f"{quoted(f.encode_name)}: {_sql_type(f.type, f'{where}.{f.name}')}" for f in kind.fields)
-    return f"STRUCT<{inner}>"
+    return f"STRUCT<{', '.join(f'{quoted(name)}: {sql}' for name, sql in _fields(kind, where).items())}>"
+
+
+def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
+    if kind.array_like:
+        raise TopologyError(
+            f"{where}: a Struct with array_like=True has no names in JSON.",
+            next_step="Declare it without array_like; a Serde's decoder can convert arrays.",
+        )
+    types = {}
+    if kind.tag_field is not None:
+        types[kind.tag_field] = "BIGINT" if isinstance(kind.tag, int) else "STRING"
+    for field in kind.fields:
+        name = f"{where}.{field.name}"
+        types[field.encode_name] = _sql_type(field.type, name)
+        # msgspec.inspect leaves UNSET out of types and defaults.
+        if not field.required and field.default is field.default_factory is msgspec.NODEFAULT:
+            raise TopologyError(
+                f"{name}: SQL has no UNSET.", next_step="Declare a default of another type, such as None."
+            )
+    return types
 
 
 def _map_type(kind: inspect.DictType, where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from typing import Any, Generic, TypeVar
 
 import pytest
 from msgspec import Struct
@@ -41,6 +42,18 @@ def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
         (dead_letter.value, dead_letter.headers["sluice.reason"], dead_letter.headers["sluice.detail"])
         for dead_letter in driver.dead_letters()
     ]
+
+
+T = TypeVar("T")
+
+
+class Page(Struct, Generic[T], tag="page", tag_field="kind"):
+    rows: list[T]
+    next: int = 0
+
+
+class Book(Struct, tag=True):
+    page: Page[int]
 
 
 class Line(Struct, omit_defaults=True):
@@ -192,6 +205,32 @@ def test_nested_defaults_count_although_their_struct_omits_them(drive: Drive) ->
     assert [value for _, value in keys_and_values(driver, "single")] == [{"lines": [{"sku": "a", "qty": 1}]}] * 2
     assert [value for _, value in keys_and_values(driver, "quantities")] == [[5, 5], [1, 1], [1, 1]]
     assert not reasons(driver)
+
+
+def test_tags_are_fields(drive: Drive) -> None:
+    pipeline = Pipeline("books", workers=1)
+    books = pipeline.stream("books", value=Book)
+    books.to("copies")
+    books.filter("type = 'Book' AND page.kind = 'page'").select(kind="page.kind").to("kinds")
+    books.map_values(turned, returns=Book).to("turned")
+    books.to_table(store="books_by_key")
+    books.group_by_key().reduce(later, store="last")
+    driver = drive(pipeline)
+    driver.pipe("books", {"type": "Book", "page": {"kind": "page", "rows": [1, 2]}}, key="k")
+    book: dict[str, Any] = {"type": "Book", "page": {"kind": "page", "rows": [1, 2], "next": 0}}
+    assert keys_and_values(driver, "copies") == [("k", book)]
+    assert keys_and_values(driver, "kinds") == [("k", {"kind": "page"})]
+    assert keys_and_values(driver, "turned") == [("k", {**book, "page": {**book["page"], "next": 1}})]
+    assert driver.store("books_by_key") == driver.store("last") == {"k": book}
+    assert not reasons(driver)
+
+
+def turned(book: Book) -> Book:
+    return Book(Page(book.page.rows, book.page.next + 1))
+
+
+def later(one: Book, other: Book) -> Book:
+    return other
 
 
 def quantities(basket: Basket) -> list[int]:

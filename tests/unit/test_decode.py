@@ -376,12 +376,51 @@ class Basket(Struct):
 
 @pytest.mark.parametrize("given", ["", ', "qty": 1, "colour": "red", "day": "2022-12-05", "price": 1.5, "tags": []'])
 def test_nested_defaults_are_values_although_their_struct_omits_them(given: str) -> None:
-    piece = '{"sku": "x"%s}' % given
+    piece = f'{{"sku": "x"{given}}}'
     text = f'{{"first": {piece}, "pieces": [{piece}], "by_name": {{"a": {piece}}}, "last": {piece}}}'
     full = {
         "sku": "x", "qty": 1, "colour": "red", "day": date(2022, 12, 5), "price": Decimal("1.50"), "tags": [],
     }  # fmt: skip
     assert taken(text.encode(), Basket) == {"first": full, "pieces": [full], "by_name": [("a", full)], "last": full}
+
+
+class Tagged(Struct, tag="t", tag_field="kind"):
+    x: int
+
+
+class Tags(Struct, tag=True, omit_defaults=True):
+    one: Tagged
+    more: list[Tagged] = []
+
+
+@pytest.mark.parametrize("tagged", ['{"kind": "t", "x": 1}', '{"x": 1}'])
+def test_a_tag_is_a_column(tagged: str) -> None:
+    one = {"kind": "t", "x": 1}
+    assert taken(tagged.encode(), Tagged) == one
+    text = f'{{"type": "Tags", "one": {tagged}, "more": [{tagged}]}}'
+    assert taken(text.encode(), Tags) == {"type": "Tags", "one": one, "more": [one]}
+    assert refused(b'{"kind": "other", "x": 1}', Tagged) == ("contract", "Invalid value 'other' - at `$.kind`")
+    texts = decoder(Tagged).column_of_arrays([f"[{tagged}]", None])
+    assert texts.to_pylist() == [one, None]
+
+
+class Sums(Struct):
+    total: Decimal2
+    parts: dict[str, list[Decimal2]]
+
+
+@pytest.mark.parametrize("text", ["0E+30", "-0E+9999", "0E-38", "0." + "0" * 38, "10." + "0" * 38])
+def test_zeros_do_not_make_an_amount_too_long(text: str) -> None:
+    amounts = taken(f'{{"total": {text}, "parts": {{"a": [1.25, {text}]}}}}'.encode(), Sums)
+    number = Decimal(text)
+    assert amounts == {"total": number, "parts": [("a", [Decimal("1.25"), number])]}
+
+
+@pytest.mark.parametrize("decimals", [39, 41, 61, 105, 500])
+def test_an_amount_has_at_most_38_decimals_even_if_they_are_zeros(decimals: int) -> None:
+    amount = "1.5".ljust(decimals + 2, "0")
+    detail = f"$.total: {amount[:40]}… has more than 38 decimals"
+    assert refused(f'{{"total": {amount}, "parts": {{}}}}'.encode(), Sums) == ("digits", detail)
 
 
 def test_duplicate_fields_are_found_even_if_quotes_add_up() -> None:

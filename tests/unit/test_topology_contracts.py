@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import pytest
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sluice import Decimal2
 from sluice.errors import TopologyError
 from sluice.topology import Digits
-from sluice.values.contracts import attributes, fields, parts, quote_counter
+from sluice.values.contracts import attributes, fields, hides_fields, parts, quote_counter, sql_type
 
 
 class Colour(Enum):
@@ -99,6 +99,73 @@ def test_types_that_spark_does_not_have(kind: Any, says: str) -> None:
     odd = msgspec.defstruct("Odd", [("field", kind)])
     with pytest.raises(TopologyError, match=says):
         fields(odd)
+
+
+class Array(Struct, array_like=True):
+    one: int
+
+
+T = TypeVar("T")
+
+
+class Page(Struct, Generic[T], tag="page", tag_field="kind"):
+    rows: list[T]
+
+
+class Numbers(Page[int]):
+    pass
+
+
+class Pages(Struct, tag=1):
+    of_text: Page[str]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Array, r"Odd\.field: a Struct with array_like=True has no names in JSON\. Declare it without array_like"),
+        (list[Array], r"Odd\.field: a Struct with array_like=True"),
+        (Annotated[datetime, Meta(tz=False)], r"Odd\.field: tz=False is impossible.* Declare it as datetime"),
+        (Annotated[Decimal, Digits(39, 2)], r"Odd\.field: Digits\(39, 2\) has no Spark SQL type\. Declare 1 to 38"),
+        (Annotated[Decimal, Digits(2, 5)], r"Odd\.field: Digits\(2, 5\)"),
+        (Annotated[Decimal, Digits(0, 0)], r"Odd\.field: Digits\(0, 0\)"),
+        (Annotated[Decimal, Digits(2, -1)], r"Odd\.field: Digits\(2, -1\)"),
+        (dict[str, Annotated[Decimal, Digits("2", "1")]], r"Odd\.field: Digits\('2', '1'\)"),
+    ],
+)  # fmt: skip
+def test_declarations_that_no_record_could_satisfy(kind: Any, says: str) -> None:
+    odd = msgspec.defstruct("Odd", [("field", kind)])
+    with pytest.raises(TopologyError, match=says):
+        fields(odd)
+
+
+def test_a_field_cannot_be_unset() -> None:
+    odd = msgspec.defstruct("Odd", [("field", int | UnsetType, UNSET)])
+    says = r"field: SQL has no UNSET\. Declare a default of another type, such as None\."
+    for contract in (odd, msgspec.defstruct("Outer", [("odd", list[odd])])):  # type: ignore[valid-type]
+        with pytest.raises(TopologyError, match=says):
+            fields(contract)
+    assert fields(msgspec.defstruct("Even", [("field", int | UnsetType, 1)])) == {"field": "BIGINT"}
+
+
+def test_an_array_is_no_contract() -> None:
+    with pytest.raises(TopologyError, match=r"^Array: a Struct with array_like=True"):
+        fields(Array)
+
+
+def test_a_generic_struct_is_a_contract_once_its_types_are_known() -> None:
+    says = r"^Page\[int\] is generic; a contract is a class\. Declare a class: class PageValues\(Page\[int\]\): pass\.$"
+    with pytest.raises(TopologyError, match=says):
+        sql_type(Page[int])
+    with pytest.raises(TopologyError, match="AnyType has no Spark SQL type"):
+        fields(Page)
+    assert fields(Numbers) == {"kind": "STRING", "rows": "ARRAY<BIGINT>"}
+    assert not hides_fields(Pages)
+
+
+def test_a_tag_is_a_field() -> None:
+    assert fields(Pages) == {"type": "BIGINT", "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>"}
+    assert attributes(Pages) == {"of_text": "of_text"}
 
 
 @pytest.mark.parametrize("value", [int, dict, None, Colour])

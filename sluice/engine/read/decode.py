@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact
 from enum import Enum
 from functools import cached_property, partial
 from operator import attrgetter
@@ -26,12 +26,15 @@ from sluice.plan import Source
 from sluice.values import contracts
 from sluice.values.json_limits import (
     LONGEST_NAME,
+    LONGEST_NUMBER,
+    MOST_DIGITS,
     MOST_LEVELS,
     Amounts,
     refuse_long,
     refuse_long_strings,
     refuse_nesting,
     require_time,
+    shortened,
 )
 from sluice.values.records import TEXT_FIELD, WALL_CLOCK
 
@@ -223,6 +226,10 @@ class ValueDecoder:
             for amount in collect([value]):
                 if amount is not None:
                     amounts.require(amount, path)
+                    exponent = amount.as_tuple().exponent
+                    if isinstance(exponent, int) and exponent < -MOST_DIGITS:
+                        # Arrow would take 1.5 with 41 decimals for 0, without an error.
+                        raise ValueError(f"{path}: {shortened(str(amount))} has more than {MOST_DIGITS} decimals")
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
@@ -239,7 +246,12 @@ class ValueDecoder:
             fields = msgspec.to_builtins(fields, builtin_types=_ARROW_TYPES)
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
             fields = _in_zone(fields, ZoneInfo(self.source.zone))
-        return pa.array(fields, arrow_type(sql))
+        try:
+            return pa.array(fields, arrow_type(sql))
+        except pa.ArrowInvalid:
+            if "DECIMAL" not in sql:
+                raise
+            return pa.array(_without_zeros(fields), arrow_type(sql))
 
     def column_of_arrays(self, texts: Sequence[str | None]) -> pa.Array:
         """Valid values, each as the JSON of an array of one value, as a column: a struct if they are objects."""
@@ -271,6 +283,9 @@ class ValueDecoder:
     def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
             return list(values)
+        if name not in self._attributes:
+            tag = self._class.__struct_config__.tag
+            return [None if value is None else tag for value in values]
         attribute = self._attributes[name]
         if self.keeps_nulls:
             return [None if value is None else getattr(value, attribute) for value in values]
@@ -310,6 +325,7 @@ class ValueDecoder:
 
 _ARROW_TYPES = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+_EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 _YEAR, _USUAL_YEARS = attrgetter("year"), frozenset(range(2, 9999))
 
 
@@ -349,6 +365,17 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
         return [_in_zone(element, zone) for element in value]
     if isinstance(value, dict):
         return {name: _in_zone(element, zone) for name, element in value.items()}
+    return value
+
+
+def _without_zeros(value: Any) -> Any:
+    """The value with amounts in the fewest digits: Arrow counts zeros at the end, and an exponent of zero, too."""
+    if isinstance(value, Decimal):
+        return value.normalize(_EXACT)
+    if isinstance(value, list):
+        return [_without_zeros(element) for element in value]
+    if isinstance(value, dict):
+        return {name: _without_zeros(element) for name, element in value.items()}
     return value
 
 
