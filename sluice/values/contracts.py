@@ -16,7 +16,10 @@ from sluice.values.sql import quoted
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """Declare the digits of an `Annotated[Decimal, ...]`: at most `precision`, `scale` of them after the point."""
+    """Declare the digits of an `Annotated[Decimal, ...]`: at most `precision`, `scale` of them after the point.
+
+    `precision` is 1 to 38.
+    """
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 
 
