@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sluice.errors import BrokersUnreachable
+from sluice.errors import BrokersUnreachable, SettingsError
 
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
@@ -35,12 +35,25 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             errors.append(error.str())
 
-    admin = AdminClient(quiet(kafka) | {"error_cb": on_error})
+    with configuration_errors():
+        admin = AdminClient(quiet(kafka) | {"error_cb": on_error})
     try:
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
         admin.poll(0)
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
+
+
+@contextmanager
+def configuration_errors() -> Iterator[None]:
+    """Raise SettingsError if a client cannot be made in the block, because of an invalid setting."""
+    try:
+        yield
+    except KafkaException as error:
+        raise SettingsError(
+            f"Kafka's settings are invalid: {error.args[0].str().rstrip('.')}.",
+            next_step="Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection.",
+        ) from None
 
 
 @contextmanager
@@ -56,7 +69,8 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
     """A client that logs no errors of its connections, because its caller reports failed requests."""
-    return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
+    with configuration_errors():
+        return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:

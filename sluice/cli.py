@@ -170,7 +170,10 @@ def run(
     from sluice.topology.windows import milliseconds
 
     with errors_as_messages():
-        linger_ms = milliseconds(linger) if linger else settings().linger_ms
+        try:
+            linger_ms = milliseconds(linger) if linger else settings().linger_ms
+        except TopologyError as error:
+            raise SettingsError(f"--linger {linger!r} is not a duration.", next_step=error.next_step) from None
     _submit(pipeline, master, linger_ms=linger_ms)
 
 

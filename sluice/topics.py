@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.brokers import quiet, require_brokers
+from sluice.brokers import configuration_errors, quiet, require_brokers
 from sluice.errors import EngineError
 
 _PRODUCER = {
@@ -66,7 +66,8 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
         if error is not None:
             errors.append(error)
 
-    producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
+    with configuration_errors():
+        producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
     for number, (key, value, timestamp_ms) in enumerate(records):
         while True:
             try:
@@ -96,18 +97,19 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later one.
     """
-    consumer = Consumer(
-        {
-            "group.id": "sluice-read-topic",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.wait.max.ms": 10,  # how long the broker waits before it reports the end of a partition
-            **quiet(kafka),
-        }
-    )
+    with configuration_errors():
+        consumer = Consumer(
+            {
+                "group.id": "sluice-read-topic",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "fetch.queue.backoff.ms": 5,
+                "fetch.wait.max.ms": 10,  # how long the broker waits before it reports the end of a partition
+                **quiet(kafka),
+            }
+        )
     try:
         metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if metadata.error is not None:

@@ -27,7 +27,7 @@ from sluice.answers import (
     Store,
     WorkerStatus,
 )
-from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SluiceError, StateError
+from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SettingsError, SluiceError, StateError
 
 T = TypeVar("T")
 
@@ -199,6 +199,7 @@ class Connection:
     """The address of a REST view, and the log-in."""
 
     def __init__(self, address: str, token: str | None, user: str | None, password: str | None) -> None:
+        _require_url(address)
         self._address = address.rstrip("/")
         self._user, self._password = user, password
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -221,6 +222,20 @@ class Connection:
     def request(self, query: Query[Any]) -> dict[str, Any]:
         """Arguments of the GET request of a query."""
         return {"url": self._address + query.path, "params": query.parameters or None, "headers": self._headers}
+
+
+def _require_url(address: str) -> None:
+    """Raise SettingsError, without the address, which may contain a password, if it is not the URL of a server."""
+    try:
+        url = httpx.URL(address)
+        is_url = url.scheme in ("http", "https") and bool(url.host)
+    except httpx.InvalidURL:
+        is_url = False
+    if not is_url:
+        raise SettingsError(
+            "The address of the REST API is not a URL with http:// or https:// and a host.",
+            next_step="Write for example http://127.0.0.1:8080. For sluice query, SLUICE_URL sets the address.",
+        )
 
 
 class _Events:

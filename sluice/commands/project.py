@@ -23,8 +23,12 @@ def init(folder: Annotated[Path, typer.Argument(help="The new project's folder."
 
 
 def create(folder: Path) -> list[Path]:
-    """Write the project's files, and return them. Raises SettingsError if the folder is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Write the project's files, and return them. Raises SettingsError if the folder is not empty or not writable."""
+    try:
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError as error:
+        raise SettingsError(f"Cannot read {folder}: {error.strerror}.", next_step="Choose another folder.") from None
+    if not is_free:
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}
     created = []
@@ -37,7 +41,12 @@ def create(folder: Path) -> list[Path]:
         text = source.read_text()
         for word, meaning in words.items():
             text = text.replace(word, meaning)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        except OSError as error:
+            raise SettingsError(
+                f"Cannot create {file}: {error.strerror}.", next_step="Choose a folder that you may write to."
+            ) from None
         created.append(file)
     return created

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows, printable
+from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.values.counts import counted
 
@@ -53,9 +54,19 @@ def write(topic: TopicName, separator: KeySeparator = "") -> None:
     from sluice.topics import produce
 
     with errors_as_messages():
-        lines = sys.stdin.read().splitlines()
+        lines = _standard_input().splitlines()
         produce(settings().kafka, topic, (record_of(line, separator) for line in lines))
         out.print(f"{counted(len(lines), 'record')} sent to {topic}", markup=False)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"Standard input is not UTF-8 text: byte {error.start} cannot be decoded.",
+            next_step="Nothing was sent. Convert the text, for example with iconv.",
+        ) from None
 
 
 @app.command()

@@ -7,9 +7,13 @@ import sys
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from sluice.errors import SettingsError
+from sluice.provision.checks import find_java
 from sluice.settings import Settings
 from sluice.submission import is_local
 
@@ -69,10 +73,22 @@ def started(spark: Starting) -> SparkSession:
 
 
 def context(settings: Settings, name: str) -> SparkContext:
-    """Start Spark, once per process. Python workers can start from then on, before there is a session."""
+    """Start Spark, once per process. Python workers can start from then on, before there is a session.
+
+    Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
+    """
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        find_java()  # in a process that spark-submit has not started, PySpark starts Java
+    try:
+        return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
+    except (PySparkException, Py4JJavaError) as error:
+        cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+        raise SettingsError(
+            f"Spark does not start: {str(cause).strip().partition(chr(10))[0].rstrip('.')}.",
+            next_step="Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting.",
+        ) from None
 
 
 def session(settings: Settings, name: str) -> SparkSession:

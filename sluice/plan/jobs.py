@@ -374,8 +374,8 @@ class PlannedPipeline:
     text: str
     mermaid: str
     svg: str
-    is_nondeterministic: bool
-    """Whether an expression depends on the current time or on random numbers."""
+    depends_on_clock: bool
+    """Whether an expression depends on the time of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,8 +66,8 @@ def load_plan(folder: Path, name: str, only: Collection[str] = (), without: Coll
     return plan(load_pipeline(folder, name), only, without)
 
 
-# Functions whose results differ from run to run.
-_VARIES = re.compile(r"\b(now|rand\w*|uuid|shuffle|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
+# Functions that depend on the time of the batch. Those that also vary within a batch are refused.
+_VARIES = re.compile(r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
 
 
 def _planned(pipeline: Pipeline) -> PlannedPipeline:
@@ -85,7 +85,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         text=drawing.text(pipeline),
         mermaid=drawing.mermaid(pipeline),
         svg=drawing.svg(pipeline),
-        is_nondeterministic=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
+        depends_on_clock=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
     )
 
 

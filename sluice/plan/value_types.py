@@ -156,13 +156,16 @@ def _calculated(tree: exp.Binary, types: Types) -> str:
         return "DOUBLE"
     if not (left.startswith("DECIMAL") or right.startswith("DECIMAL")):
         return "DOUBLE" if isinstance(tree, exp.Div) else "BIGINT"
-    precision, scale = decimal_digits(tree, types) or (MOST_DIGITS, 6)
+    precision, scale = _result_digits(tree, left, right) or (MOST_DIGITS, 6)
     return f"DECIMAL({min(precision, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
 
 
 def decimal_digits(tree: exp.Binary, types: Types) -> tuple[int, int] | None:
     """Precision and scale that fit every result of this decimal operation; None for divisions and other types."""
-    kinds = kind_of(tree.left, types), kind_of(tree.right, types)
+    return _result_digits(tree, kind_of(tree.left, types), kind_of(tree.right, types))
+
+
+def _result_digits(tree: exp.Binary, *kinds: str) -> tuple[int, int] | None:
     if not any(kind.startswith("DECIMAL") for kind in kinds) or not all(
         kind.startswith(("DECIMAL", *_DIGITS_OF)) for kind in kinds
     ):

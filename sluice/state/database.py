@@ -35,15 +35,21 @@ def database_url(text: str) -> URL:
     try:
         url = make_url(text)
     except ArgumentError:
-        raise SettingsError("A database's address is not a URL such as sqlite:////data/ledger.sqlite.") from None
+        raise SettingsError(
+            "A database's address is not a URL such as sqlite:////data/ledger.sqlite.", next_step=_WHERE_SET
+        ) from None
     backend = url.get_backend_name()
     if backend == "postgresql":
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database:
         return url
     raise SettingsError(
-        f"A database's address starts with {url.drivername!r}.", next_step="Use sqlite:///... or postgresql://..."
+        f"A database's address starts with {url.drivername!r}.",
+        next_step=f"Use sqlite:///... or postgresql://... {_WHERE_SET}",
     )
+
+
+_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
 
 
 @contextmanager

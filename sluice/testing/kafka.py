@@ -220,7 +220,13 @@ def _configuration_path(folder: Path) -> Path:
 
 
 def _write_configuration(folder: Path, port: int, config: Mapping[str, str]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(
+            f"Cannot create the broker's folder {folder}: {error.strerror}.",
+            next_step="Choose another with --folder, or set SLUICE_HOME.",
+        ) from None
     path = _configuration_path(folder)
     text = _CONFIGURATION.format(host=LOOPBACK, port=port, controller=free_port(), data=folder / "data")
     lines = dict(line.split("=", 1) for line in text.splitlines())

@@ -63,11 +63,12 @@ def aggregates(node: exp.Expr) -> bool:
     """Whether a node of a parsed expression is an aggregate function."""
     if isinstance(node, exp.AggFunc):
         return True
-    name = _name(node) if isinstance(node, exp.Func) else ""
+    name = function_name(node) if isinstance(node, exp.Func) else ""
     return name in _MORE_AGGREGATES or "_agg" in name
 
 
-def _name(function: exp.Func) -> str:
+def function_name(function: exp.Func) -> str:
+    """The name in lower case; for a function with several names, the one that sqlglot prefers."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 

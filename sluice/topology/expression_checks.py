@@ -13,7 +13,7 @@ from typing import Literal
 from sqlglot import exp
 
 from sluice.errors import TopologyError
-from sluice.topology.calls import aggregates
+from sluice.topology.calls import aggregates, function_name
 from sluice.topology.expressions import struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
 from sluice.values.dialect import text_of, tree_of
@@ -31,11 +31,28 @@ _OF_TEXT = (
 _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP", "STRUCT")
 
 
+_FROM_THE_RECORD = "Compute it from the record, for example with xxhash64(_key) or _partition and _offset."
+_VARYING: dict[str, str] = {
+    **dict.fromkeys(
+        ("rand", "randn", "randstr", "uniform", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
+        _FROM_THE_RECORD,
+    ),
+    **dict.fromkeys(("input_file_name", "input_file_block_start", "input_file_block_length"), _FROM_THE_RECORD),
+    **dict.fromkeys(("reflect", "try_reflect", "java_method"), "Use a Python function."),
+    "current_time": "Use current_timestamp(), which is the time when the batch began.",
+}
+"""Functions whose result changes when Spark computes a record again → what to use instead. The time when a batch began
+is kept with the batch."""
+_WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
+
+
 def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
     tree = tree_of(text)
     where = f"{where}: {text!r}"
     for node in tree.walk():
+        if isinstance(node, exp.Func):
+            _require_repeatable(node, where)
         if isinstance(node, exp.Anonymous):
             _require_function(node, where)
         elif isinstance(node, exp.Column):
@@ -60,6 +77,19 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")
+
+
+def _require_repeatable(node: exp.Func, where: str) -> None:
+    """A batch that is repeated after a crash must have the same results."""
+    name = function_name(node)
+    instead = _VARYING.get(name, "")
+    if name == "aes_encrypt" and 2 <= len(node.expressions) < 5:
+        mode = node.expressions[2].name if len(node.expressions) > 2 else ""
+        instead = "" if mode.upper() == "ECB" else _WITH_RANDOM_BYTES
+    if instead:
+        raise TopologyError(
+            f"{where}: {name} would have another result if a batch is repeated after a crash.", next_step=instead
+        )
 
 
 def _require_function(node: exp.Anonymous, where: str) -> None:

@@ -19,6 +19,11 @@ from sluice.topology.calls import Call, Part, aggregate_calls, aggregates, repla
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.sql import literal, quoted
 
+MOST_LEVELS = 200
+MOST_BRACKETS = 40
+"""sqlglot calls about 15 functions for each bracket, and the planner two or three for each level of the parsed
+expression. Python allows 1,000 calls, of which Airflow and the author's code also need some."""
+
 
 @dataclass(frozen=True)
 class Expression:
@@ -49,6 +54,8 @@ def parse(text: str) -> Expression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
     try:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
+    except RecursionError:
+        raise _too_deep(text) from None
     except (SqlglotError, LookupError, TypeError, ValueError) as error:  # a call like date_part() can raise any of them
         problem = (getattr(error, "errors", None) or [{}])[0]
         where = f" (column {problem['col']})" if problem.get("col") else ""
@@ -63,8 +70,40 @@ def parse(text: str) -> Expression:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
     if why := _refusal(tree):
         raise TopologyError(f"{text!r} {why}.")
+    if _levels(tree) > MOST_LEVELS or _brackets(text) > MOST_BRACKETS:
+        raise _too_deep(text)
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
     return Expression(text, tuple(names), any(map(aggregates, tree.walk())), frozenset(_unnamed(tree)))
+
+
+def _too_deep(text: str) -> TopologyError:
+    return TopologyError(
+        f"{text[:60]!r}{'...' * (len(text) > 60)} is nested too deeply: at most {MOST_BRACKETS} brackets, and "
+        f"{MOST_LEVELS} operators such as + and OR in a chain.",
+        next_step="Compute parts of it in a select before this step, write IN (...) for a chain of comparisons, or use "
+        "a Python function.",
+    )
+
+
+def _levels(tree: exp.Expr) -> int:
+    """The depth of a parsed expression. Each operator of a chain such as `a + b + c` adds a level."""
+    depth, level = 0, [tree]
+    while level:
+        depth, level = depth + 1, [child for node in level for child in node.iter_expressions()]
+    return depth
+
+
+_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
+_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
+
+
+def _brackets(text: str) -> int:
+    """How deep brackets, and CASE ... END, are nested."""
+    depth = deepest = 0
+    for token in tokens_of(text):
+        depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _with_a_quoted_keyword(text: str) -> Iterator[str]:

@@ -28,6 +28,10 @@ class Photo(Struct):
     other: bytes
 
 
+class Text(Struct):
+    s: str
+
+
 GOOD = [Trip(4, 2), Trip(6, 3), Trip(7, 7)]
 NO_TIME = Trip(5, 0)
 MISTYPED = Trip(9, 3, "two")
@@ -294,3 +298,24 @@ def test_only_jobs_with_attempts_turn_off_shared_subexpressions(drive: Drive, sp
         drive(pipeline)
         shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
     assert shared == ["true", "false", "true"]
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad", "why"),
+    [
+        ("variant_get(parse_json(s), '$.a', 'int')", '{"a": 5}', '{"a": "x"}', "NO_RESULT"),
+        ("CAST(s AS INT) + variant_get(parse_json('1'), '$', 'int')", "5", "x", "CAST_INVALID_INPUT in CAST(s AS"),
+        ("IF(collate(s, 'UTF8_LCASE') = 'abc', 1 / length(''), 1)", "b", "ABC", "DIVIDE_BY_ZERO"),
+    ],
+)
+def test_a_part_that_sqlglot_writes_wrongly_is_left_out_of_the_error(
+    drive: Drive, text: str, good: str, bad: str, why: str
+) -> None:
+    pipeline = Pipeline("parts")
+    pipeline.stream("texts", value=Text).select(x=text).to("out")
+    driver = drive(pipeline)
+    for value in (good, bad):
+        driver.pipe("texts", {"s": value}, "k", timestamp=1)
+    assert len(driver.output("out")) == 1
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"].startswith(why)

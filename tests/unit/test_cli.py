@@ -187,3 +187,47 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()
     assert f"{name}  ok      none" in sluice("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        (("check", "orders"), {"JAVA_HOME": "/nope"}, "JAVA_HOME is /nope, but /nope/bin/java does not exist."),
+        (("query", "stores"), {"SLUICE_URL": "http://user@[::1"}, "Write for example http://127.0.0.1:8080."),
+        (("query", "stores"), {"SLUICE_URL": "127.0.0.1:8080"}, "not a URL with http:// or https:// and a host"),
+        (("init", "/proc/project"), {}, "Cannot create /proc/project/"),
+        (("kafka", "start", "--folder", "/proc/kafka"), {}, "Cannot create the broker's folder /proc/kafka"),
+        (("run", "orders", "--linger", "abc"), {}, "--linger 'abc' is not a duration. Write for example"),
+        (("generations", "list", "orders"), {"SLUICE_LEDGER": "foo"}, "SLUICE_LEDGER sets the ledger's address"),
+        (("topics", "create", "orders"), {"SLUICE_KAFKA": '{"bootstrap.server": "a"}'}, '"bootstrap.server"'),
+        (("topics", "read", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, '"security.protocol"'),
+        (("topics", "write", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, "in SLUICE_KAFKA"),
+        (("dead-letters", "list", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, "settings are invalid"),
+    ],
+)
+def test_wrong_settings_are_named(
+    arguments: tuple[str, ...], variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._gateway", None)  # another test of this process may have started Java
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    result = sluice(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert expected in result.stderr.replace("\n", " ")
+
+
+def test_a_missing_name_matches_no_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    settings.cache_clear()
+    assert "There is no pipeline ''" in sluice("describe", "").stderr
+
+
+def test_standard_input_that_is_no_text_is_refused() -> None:
+    result = CliRunner().invoke(app, ["topics", "write", "notes"], input=b"fine\n\xff\n")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (
+        1,
+        "Invalid setting: Standard input is not UTF-8 text: byte 5 cannot be decoded.",
+    )

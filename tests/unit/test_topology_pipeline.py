@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from sluice import WALL_CLOCK, Context, Decimal2, Pipeline, Record, Timer, session, struct, tumbling
 from sluice.errors import TopologyError
+from sluice.plan import plan
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
 from sluice.topology.functions import with_key
@@ -227,6 +228,34 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().select(x="uper(shop)"),
         r"unknown Spark SQL function uper\. Did you mean upper",
     ),
+    **{
+        f"{text}, which a repeated batch computes differently": (
+            lambda text=text: sales().select(x=text),  # type: ignore[misc]
+            rf"select at test_topology_pipeline.py:\d+: .*: {name} would have another result if a batch is repeated "
+            rf"after a crash\. .*{instead}",
+        )
+        for text, name, instead in (
+            ("monotonically_increasing_id()", "monotonically_increasing_id", "_partition and _offset"),
+            ("amount * random()", "rand", "xxhash64"),
+            ("uuid()", "uuid", "xxhash64"),
+            ("current_time()", "current_time", r"current_timestamp\(\)"),
+            ("reflect('java.util.UUID', 'randomUUID')", "reflect", "a Python function"),
+            ("aes_encrypt(shop, 'abcdefghijklmnop', 'CBC')", "aes_encrypt", "an initialization vector"),
+        )
+    },
+    **{
+        f"{kind} that is nested too deeply": (
+            lambda text=text: sales().select(x=text),  # type: ignore[misc]
+            r"select at test_topology_pipeline.py:\d+: .*\.\.\. is nested too deeply: .*Compute parts of it",
+        )
+        for kind, text in (
+            ("a chain", "+".join(["amount"] * 600)),
+            ("a bracket", "(" * 150 + "amount" + ")" * 150),
+            ("a call", "abs(" * 41 + "amount" + ")" * 41),
+            ("a case", "CASE WHEN amount > 1 THEN " * 41 + "2" + " END" * 41),
+            ("a negation", "NOT " * 300 + "amount > 1"),
+        )
+    },
     "a condition that is none": (lambda: sales().filter("amount + 1"), r"'amount \+ 1' is .*, not a condition"),
     "a text that is taken apart": (lambda: sales().flat_map_values("shop"), r"'shop' is STRING, not an array"),
     "a sum of texts": (
@@ -643,3 +672,14 @@ def test_functions_may_be_declared_for_the_streams_values() -> None:
     for function in (cities, each_city):
         lists.flat_map_values(function, returns=str)
     pipeline.stream("sales", value=Sale).map_values(lambda sale: Shop(sale.shop, ""), returns=Shop).filter(is_in_oslo)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+".join(["amount"] * 199), "(" * 40 + "amount" + ")" * 40, "abs(" * 40 + "amount" + ")" * 40,
+     "current_timestamp()", "aes_encrypt(shop, 'abcdefghijklmnop', 'ecb')"],
+)  # fmt: skip
+def test_expressions_up_to_the_limits_are_planned(text: str) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("sales", value=Sale).select(x=text).to("out")
+    plan(pipeline)

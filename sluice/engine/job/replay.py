@@ -96,7 +96,7 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
         not (isinstance(job, OrderedJob) and job.operators)
         and not any(isinstance(layer, Transformation) for layer in job.layers)
         and job.pipeline.idle_timeout_ms is None
-        and not job.pipeline.is_nondeterministic
+        and not job.pipeline.depends_on_clock
         and not any(source.on_time == "clock" for source in job.streams)
         and all(text in group.mergeable for group in groups for text in group.aggregates)
         and not any(re.search("double|float", types[store]) for store in job.stores)

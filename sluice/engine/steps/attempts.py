@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyspark import SparkContext
@@ -53,7 +54,12 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[At
                 raise Unresolved(attempt.step, error) from None
         raise
     schema = attempted.schema
-    return attempted.select("*", *(_error_of(attempt, schema[attempt.name].dataType) for attempt in attempts))
+    outcomes = [list(_outcomes(attempt)) for attempt in attempts]
+    try:
+        return attempted.select("*", *(_error_of(*each, schema) for each in zip(attempts, outcomes, strict=True)))
+    except PySparkException:
+        resolved = [[each for each in pairs if _is_resolved(attempted, each[0])] for pairs in outcomes]
+        return attempted.select("*", *(_error_of(*each, schema) for each in zip(attempts, resolved, strict=True)))
 
 
 def _struct_of(attempt: Attempt) -> str:
@@ -61,10 +67,11 @@ def _struct_of(attempt: Attempt) -> str:
     return f"IF({attempt.passed}, named_struct({fields}), NULL)"
 
 
-def _error_of(attempt: Attempt, kind: spark.DataType) -> Column:
-    """The column with the attempt's error text. `kind` is the type of its struct."""
+def _error_of(attempt: Attempt, outcomes: Sequence[tuple[Column, str]], schema: spark.StructType) -> Column:
+    """The column with the attempt's error text. `schema` has the type of its struct."""
+    kind = schema[attempt.name].dataType
     message = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
-    message = message.when(F.col(attempt.name).isNull(), _cause(attempt))
+    message = message.when(F.col(attempt.name).isNull(), _cause(outcomes))
     assert isinstance(kind, spark.StructType)
     for number, column in enumerate(kind.fields):
         for condition, text in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
@@ -77,12 +84,30 @@ def rejection(node: int, error: str, value: str) -> str:
     return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
 
 
-def _cause(attempt: Attempt) -> Column:
+def _outcomes(attempt: Attempt) -> Iterator[tuple[Column, str]]:
+    """For each part of the expression: a column that is null where the part fails, and its error text.
+
+    sqlglot writes the parts, and some functions in a way that Spark cannot parse or resolve: such parts are left out.
+    """
+    for sql, cause in attempt.causes:
+        with suppress(PySparkException):
+            yield _tried(f"named_struct('v', {sql})"), cause
+
+
+def _cause(outcomes: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit("NO_RESULT")
-    for sql, cause in reversed(attempt.causes):
-        text = F.when(_tried(f"named_struct('v', {sql})").isNull(), F.lit(cause)).otherwise(text)
+    for outcome, cause in reversed(outcomes):
+        text = F.when(outcome.isNull(), F.lit(cause)).otherwise(text)
     return text
+
+
+def _is_resolved(frame: DataFrame, column: Column) -> bool:
+    try:
+        frame.select(column)
+    except PySparkException:
+        return False
+    return True
 
 
 def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple[str, str]]:

@@ -73,7 +73,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     if len(named) == 1 and (pipeline := load_file(named[0])).name == name:
         return pipeline
     tried = outcomes([file for file, names in declared.items() if file in named or not names or file.stem == name])
-    matching = [file for file, outcome in tried.items() if outcome.name == name]
+    matching = [file for file, outcome in tried.items() if outcome.name == name and not outcome.error]
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:
