@@ -29,7 +29,6 @@ _MEMORY = Path("/dev/shm")
 """Tests wait for the disk again and again, because databases, brokers and checkpoints flush what they write."""
 _ROOM = 2 << 30
 """Bytes. All tests at once need a quarter of a GiB."""
-_LOWER_PRIORITY = 5
 _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 
@@ -57,13 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folders of files and of the broker, before pytest-xdist starts its processes."""
-    if hasattr(config, "workerinput"):
-        from tests.parallel import runs_spark
-
-        if not runs_spark(int(config.workerinput["workerid"].removeprefix("gw"))):
-            # The tests with a Spark take longest. The others use the time in which these wait.
-            os.nice(_LOWER_PRIORITY)
-    else:
+    if not hasattr(config, "workerinput"):
         if "TMPDIR" not in os.environ and _is_usable(_MEMORY):
             os.environ["TMPDIR"] = str(_MEMORY)
             tempfile.tempdir = None

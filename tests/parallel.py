@@ -20,7 +20,7 @@ SPARK = (
     "tests/docs/test_test_a_pipeline.py",
     "tests/faults/test_samples.py",
 )
-"""Tests with the fixture `spark`. Two processes run them, so that few processes start a Spark."""
+"""Tests with the fixture `spark`. Half of the processes start with them, so that few processes start a Spark."""
 
 FIRST = (
     "tests/integration/test_end_to_end.py",
@@ -46,15 +46,10 @@ FIRST = (
 """The longest tests first, so that no process waits for another in the end."""
 
 
-def runs_spark(process: int) -> bool:
-    """Whether a process of pytest-xdist, numbered from 0, runs the tests of `SPARK`."""
-    return process < 2
-
-
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
-    Two processes begin with files of `SPARK`. The others have only other files, so that they need no Spark.
+    Half of the processes begin with files of `SPARK`. The others have only other files, so that they need no Spark.
     """
 
     def __init__(self, config: pytest.Config, log: object) -> None:
@@ -82,7 +77,7 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
             super()._reschedule(node)
 
     def _next(self, node: WorkerController) -> str | None:
-        has_spark = runs_spark(self._nodes.index(node))
+        has_spark = self._nodes.index(node) % 2 == 0
         preferred = (scope for scope in self.workqueue if scope.startswith(SPARK) == has_spark)
         return next(preferred, next(iter(self.workqueue), None) if has_spark else None)
 

@@ -79,9 +79,9 @@ def test_a_second_demo_in_the_same_home_is_rejected_and_a_signal_stops_the_first
     assert second.returncode == 1
     assert "already running in" in output
     assert demo.poll() is None
-    assert members(sessions(home))
     assert running(home / "kafka")
     await_line(demo, "Start Airflow  waits for")
+    assert members(sessions(home))
     demo.send_signal(signal.SIGINT)
     output, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130
