@@ -275,11 +275,12 @@ def _parts(keys: list[str]) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     length = 0
     for key in keys:
-        length += len(quote(key, safe="")) + len("&key=")
-        if parts[-1] and (length > _QUERY_LENGTH or len(parts[-1]) == _MOST_KEYS):
+        own = len(quote(key, safe="")) + len("&key=")
+        if parts[-1] and (length + own > _QUERY_LENGTH or len(parts[-1]) == _MOST_KEYS):
             parts.append([])
-            length = len(quote(key, safe="")) + len("&key=")
+            length = 0
         parts[-1].append(key)
+        length += own
     return parts
 
 

@@ -119,15 +119,15 @@ def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
     closing: dict[int, int] = {}
     opened = []
     for i, token in enumerate(tokens):
-        if token.token_type in _OPENING:
+        if token.token_type in OPENING:
             opened.append(i)
-        elif token.token_type in _CLOSING:
+        elif token.token_type in CLOSING:
             closing[opened.pop()] = i
     return tokens, closing
 
 
-_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
-_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
+OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
+CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 
 
 def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> Call | None:

@@ -15,7 +15,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
-from sluice.topology.calls import Call, Part, aggregate_calls, aggregates, replace
+from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.sql import literal, quoted
 
@@ -93,15 +93,12 @@ def _levels(tree: exp.Expr) -> int:
     return depth
 
 
-_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
-_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
-
-
 def _brackets(text: str) -> int:
     """How deep brackets, and CASE ... END, are nested."""
+    opening, closing = (*OPENING, TokenType.CASE), (*CLOSING, TokenType.END)
     depth = deepest = 0
     for token in tokens_of(text):
-        depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+        depth += (token.token_type in opening) - (token.token_type in closing)
         deepest = max(deepest, depth)
     return deepest
 

@@ -55,11 +55,15 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[At
         raise
     schema = attempted.schema
     outcomes = [list(_outcomes(attempt)) for attempt in attempts]
-    try:
+
+    def with_errors() -> DataFrame:
         return attempted.select("*", *(_error_of(*each, schema) for each in zip(attempts, outcomes, strict=True)))
+
+    try:
+        return with_errors()
     except PySparkException:
-        resolved = [[each for each in pairs if _is_resolved(attempted, each[0])] for pairs in outcomes]
-        return attempted.select("*", *(_error_of(*each, schema) for each in zip(attempts, resolved, strict=True)))
+        outcomes = [[each for each in pairs if _is_resolved(attempted, each[0])] for pairs in outcomes]
+        return with_errors()
 
 
 def _struct_of(attempt: Attempt) -> str:
