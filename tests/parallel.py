@@ -18,9 +18,16 @@ SPARK = (
     "tests/docs/test_readme.py",
     "tests/docs/test_sessions.py",
     "tests/docs/test_test_a_pipeline.py",
-    "tests/faults/test_samples.py",
+    "tests/faults/test_run_samples.py",
 )
-"""Tests with the fixture `spark`. Half of the processes start with them, so that few processes start a Spark."""
+"""Tests with a Spark. Half of the processes start with them, so that few processes start a Spark."""
+
+NOT_SPARK = (
+    "tests/engine/test_postgres_tls.py",
+    "tests/engine/test_transaction.py",
+    "tests/pipelines/test_database_tables.py",
+)
+"""Exceptions from `SPARK`."""
 
 FIRST = (
     "tests/integration/test_end_to_end.py",
@@ -49,7 +56,7 @@ FIRST = (
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
-    Half of the processes begin with files of `SPARK`. The others have only other files, so that they need no Spark.
+    Half of the processes, rounded down, begin with files of `SPARK`. The others run only other files.
     """
 
     def __init__(self, config: pytest.Config, log: object) -> None:
@@ -77,12 +84,17 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
             super()._reschedule(node)
 
     def _next(self, node: WorkerController) -> str | None:
-        has_spark = self._nodes.index(node) % 2 == 0
-        preferred = (scope for scope in self.workqueue if scope.startswith(SPARK) == has_spark)
+        has_spark = self._nodes.index(node) < max(len(self._nodes) // 2, 1)
+        preferred = (scope for scope in self.workqueue if needs_spark(scope) == has_spark)
         return next(preferred, next(iter(self.workqueue), None) if has_spark else None)
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+
+def needs_spark(scope: str) -> bool:
+    """Whether tests of a file or folder start a Spark in their process."""
+    return scope.startswith(SPARK) and not scope.startswith(NOT_SPARK)
 
 
 def rank(item: pytest.Item) -> int:

@@ -136,7 +136,7 @@ class Crash(Exception):
     [
         pytest.param(Publisher, "_write_shards", id="while output is sent, before the shards"),
         pytest.param(TransactionalOutput, "send", id="after the shards, before the output"),
-        # tests/faults/test_samples.py has a run that ends there, too.
+        # tests/faults/test_run_samples.py has a run that ends there, too.
         pytest.param(Snapshots, "publish", id="after the output, before the ledger", marks=pytest.mark.heavy),
     ],
 )

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -138,19 +139,24 @@ def test_without_a_log_in_every_query_is_401(platform: LocalPlatform, route: str
 
 
 def test_every_port_is_on_the_loopback_address(platform: LocalPlatform) -> None:
-    addresses = {
-        (process.name(), found.laddr.ip, found.laddr.port)
-        for process in members(platform.sessions)
-        for found in process.net_connections("inet")
-        if found.status == psutil.CONN_LISTEN
-    }
+    addresses = set()
+    for process in members(platform.sessions):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            addresses |= {
+                (process.name(), found.laddr.ip, found.laddr.port)
+                for found in process.net_connections("inet")
+                if found.status == psutil.CONN_LISTEN
+            }
     assert addresses
     assert {ip for _, ip, _ in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, addresses
 
 
 def test_no_secret_in_arguments_or_logs(platform: LocalPlatform, totals: Totals) -> None:
     secrets = [platform.admin.password, platform.viewer.password, *platform.secrets.values()]
-    lines = [" ".join(process.cmdline()) for process in members(platform.sessions)]
+    lines = []
+    for process in members(platform.sessions):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            lines.append(" ".join(process.cmdline()))
     folders = (platform.logs, platform.home / "airflow" / "logs")
     logs = [file.read_text(errors="replace") for folder in folders for file in folder.rglob("*.log")]
     assert len(logs) > 4
