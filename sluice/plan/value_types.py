@@ -135,14 +135,14 @@ def _literal(literal: exp.Literal) -> str:
 
 def _one_of(branches: list[exp.Expr], types: Types) -> str:
     """The common type of an expression's branches; an integer literal fits any numeric type."""
-    kinds = {kind_of(branch, types) for branch in branches if not isinstance(branch, exp.Null)}
+    # Each branch's type once: a branch may itself have branches, with branches of their own.
+    typed = [(branch, kind_of(branch, types)) for branch in branches if not isinstance(branch, exp.Null)]
+    kinds = {kind for _, kind in typed}
     if len(kinds) > 1:
-        kinds = {
-            kind_of(branch, types) for branch in branches if not isinstance(branch, exp.Null | exp.Literal)
-        } or kinds
+        literals = [(literal, kind) for literal, kind in typed if isinstance(literal, exp.Literal)]
+        kinds = {kind for branch, kind in typed if not isinstance(branch, exp.Literal)} or kinds
         if not all(kind.startswith(NUMBERS) for kind in kinds) or any(
-            isinstance(branch, exp.Literal) and (branch.is_string or kind_of(branch, types) != "BIGINT")
-            for branch in branches
+            literal.is_string or kind != "BIGINT" for literal, kind in literals
         ):
             return ""
     return kinds.pop() if len(kinds) == 1 else ""

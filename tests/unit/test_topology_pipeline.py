@@ -677,7 +677,8 @@ def test_functions_may_be_declared_for_the_streams_values() -> None:
 @pytest.mark.parametrize(
     "text",
     ["+".join(["amount"] * 199), "(" * 40 + "amount" + ")" * 40, "abs(" * 40 + "amount" + ")" * 40,
-     "current_timestamp()", "aes_encrypt(shop, 'abcdefghijklmnop', 'ecb')"],
+     "current_timestamp()", "aes_encrypt(shop, 'abcdefghijklmnop', 'ecb')",
+     "coalesce(" * 39 + "amount" + ", 1, length(shop))" * 39],  # each level's type depends on three branches
 )  # fmt: skip
 def test_expressions_up_to_the_limits_are_planned(text: str) -> None:
     pipeline = Pipeline("p")
