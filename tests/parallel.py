@@ -29,8 +29,21 @@ NOT_SPARK = (
 )
 """Exceptions from `SPARK`."""
 
+WAITING = (
+    "tests/unit/test_brokers.py",
+    "tests/unit/test_lease.py",
+    "tests/integration/test_trigger.py",
+    "tests/faults/test_samples.py",
+    "tests/servers/test_client.py",
+    "tests/servers/test_half_sent.py",
+    "tests/servers/test_standbys.py",
+    "tests/servers/test_untrusted_peers.py",
+)
+"""Tests that mostly wait. A process runs them while the others compute; later, a core would be idle meanwhile."""
+
 FIRST = (
     "tests/integration/test_end_to_end.py",
+    *WAITING,
     "tests/cluster/",
     "tests/docs/test_tutorial.py",
     "tests/faults/test_drivers.py",
