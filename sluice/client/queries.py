@@ -138,10 +138,14 @@ class Queries:
     async def range(
         self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
     ) -> AsyncIterator[Entry]:
-        """All entries in order, from one snapshot. Requests `limit` entries at a time."""
+        """All entries in order, from one snapshot. Requests `limit` entries at a time.
+
+        Raises StateError if a worker is unavailable; `page` has the other workers' entries.
+        """
+        complete: Part = {"require": "complete", **part}
         cursor = ""
         while True:
-            page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **part)
+            page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **complete)
             for entry in page.entries:
                 yield entry
             cursor = page.cursor or ""

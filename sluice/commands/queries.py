@@ -119,14 +119,13 @@ def scan(
             with _client() as client:
                 if complete:
                     part["require"] = "complete"
-                page = client.page(store, limit=min(limit, 1_000), **part)
-                entries = list(page.entries)
-                while page.cursor and len(entries) < limit:
-                    page = client.page(store, limit=min(limit - len(entries), 1_000), cursor=page.cursor, **part)
-                    entries += page.entries
+                pages = [page := client.page(store, limit=min(limit, 1_000), **part)]
+                while page.cursor and (left := limit - sum(len(page.entries) for page in pages)):
+                    pages.append(page := client.page(store, limit=min(left, 1_000), cursor=page.cursor, **part))
                 has_more = page.cursor is not None
-                _print_entries(entries, form)
-                _warn(page)
+                _print_entries([entry for page in pages for entry in page.entries], form)
+                # A worker may have been unavailable for one page only.
+                _warn(next((page for page in pages if page.partial or page.standby), page))
         if has_more:
             err.print(f"There are more than {limit:,} entries. Raise --limit to print them.")
 

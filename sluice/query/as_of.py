@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sluice.errors import Gone, NotFound, NotReached, QueryError
-from sluice.query.times import parse_time
+from sluice.query.times import parse_moment
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef, Snapshot
-from sluice.values.times import moment
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
@@ -95,7 +95,7 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
         snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
         return snapshot or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
-    when = moment(_time(as_of) or 0)
+    when = _time(as_of)
     snapshot = ledger.snapshots.at(pipeline, job, when)
     return snapshot or _missing(ledger, newest, f"The snapshot of {when.isoformat()} is not kept", (-1, -1))
 
@@ -166,9 +166,9 @@ def _is_time(text: str) -> bool:
     return "-" in text or ":" in text
 
 
-def _time(text: str) -> int | None:
+def _time(text: str) -> datetime:
     try:
-        return parse_time("as_of", text)
+        return parse_moment("as_of", text)
     except QueryError:
         raise _refused(text, *_NO_READ_POINT) from None
 

@@ -93,7 +93,7 @@ async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
     after: tuple[str, int] | None = None
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)
-        if reasons := [f"worker {worker.number}: {worker.reason}" for worker in page.workers if worker.reason]:
+        if reasons := [f"worker {worker.number}: {worker.reason}" for worker in page.workers if worker.status != "ok"]:
             raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
         for entry in page.entries:
             yield entry

@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady, QueryError
 from sluice.query.as_of import NEWEST, AsOf, find_snapshot
-from sluice.query.results import Pin
+from sluice.query.results import Pin, snapshot_name
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, Snapshot, StoreInfo
+from sluice.state.model import JobInfo, JobRef, Snapshot, StoreInfo
 
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ class JobSnapshot:
 
     @cached_property
     def name(self) -> str:
-        """Pipeline, job and snapshot, as in `Pin.name`."""
-        return f"{self.job.pipeline}/{self.job.job}/{self.snapshot.id}"
+        """The snapshot's name."""
+        return snapshot_name(self.snapshot)
 
     def holds(self, name: str) -> bool:
         """Whether the job has a store of this name."""
@@ -133,14 +133,17 @@ class Catalogue:
         """The newest snapshot of a job, or None before the first."""
         return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
 
-    async def require_kept(self, pin: Pin) -> None:
-        """Raise Gone if retention removed the pinned snapshot during the read, which may then be incomplete."""
-        newest = self._cache.get((pin.store.pipeline, pin.store.job))
-        if newest is not None and newest.value is not None and newest.value.snapshot.id == pin.snapshot.id:
+    async def require_kept(self, ref: JobRef, batch: int) -> None:
+        """Raise Gone if retention removed the snapshot that was read, so that the result may be incomplete."""
+        cached = self._cache.get((ref.pipeline, ref.job))
+        newest = None if cached is None or cached.value is None else cached.value.snapshot
+        if newest is not None and (newest.ref, newest.batch) == (ref, batch):
             return
-        snapshot = pin.snapshot
-        if await asyncio.to_thread(self._ledger.snapshots.get, snapshot.ref, snapshot.batch) is None:
-            raise Gone(f"Retention removed snapshot {snapshot.id} during the read.", next_step="Read a newer snapshot.")
+        if await asyncio.to_thread(self._ledger.snapshots.get, ref, batch) is None:
+            raise Gone(
+                f"Retention removed snapshot {ref.generation}.{batch} during the read.",
+                next_step="Read a newer snapshot.",
+            )
 
     def _newest(self, pipeline: str, job: str) -> JobSnapshot | None:
         snapshot = self._ledger.snapshots.latest(pipeline, job)

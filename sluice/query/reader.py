@@ -52,7 +52,7 @@ class Reader:
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.of, key))
         if value is None:
-            await self.catalogue.require_kept(pin)
+            await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
             return Answer(pin, (status,), [])
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
 
@@ -74,11 +74,19 @@ class Reader:
         return Answer(pin, statuses, entries)
 
     async def windows(self, pin: Pin, key: str, start: int | None = None, end: int | None = None) -> Answer:
-        """The windows of one key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        """The windows of one key whose start lies between two times (epoch ms, both inclusive), sorted.
+
+        Raises QueryError if there are more than `MAX_ENTRIES`.
+        """
         _require_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
-        entries, status = await self._query_owner(pin, key, Scan(*pin.of, within, None, MAX_ENTRIES))
-        await self.catalogue.require_kept(pin)
+        entries, status = await self._query_owner(pin, key, Scan(*pin.of, within, None, MAX_ENTRIES + 1))
+        if len(entries) > MAX_ENTRIES:
+            raise QueryError(
+                f"Key {key[:100]!r} has more than {MAX_ENTRIES:,} windows.",
+                next_step="Select some of them by their start: from and to.",
+            )
+        await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return Answer(pin, (status,), entries)
 
     async def scan(
@@ -148,8 +156,12 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed."""
+        """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed.
+
+        Raises Gone if retention has removed the snapshot `since`, and with it the rows that later batches deleted.
+        """
         results, statuses = await self._query_all(pin, Changed(*pin.of, since, limit + 1))
+        await self.catalogue.require_kept(pin.snapshot.ref, since)
         keys = sorted(key for of_worker in results for key in of_worker)
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
@@ -184,7 +196,7 @@ class Reader:
                 outcomes = await asyncio.gather(*(self.workers.execute(info, query) for info, query in queries))
                 results = [result for of_worker, _ in outcomes for result in of_worker]
                 statuses = tuple(status for _, status in outcomes)
-        await self.catalogue.require_kept(pin)
+        await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return results, statuses
 
     async def _query_any(

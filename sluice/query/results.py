@@ -11,6 +11,14 @@ from sluice.state.queries.aggregates import Group
 from sluice.state.queries.entries import Entry
 
 
+def snapshot_name(snapshot: Snapshot) -> str:
+    """Pipeline, job and snapshot, for ETags and cache keys.
+
+    Its time is part of the name, because state that started over gets the same ids again.
+    """
+    return f"{snapshot.pipeline}/{snapshot.job}/{snapshot.id}@{snapshot.published_at:%Y%m%dT%H%M%S.%fZ}"
+
+
 @dataclass(frozen=True)
 class Pin:
     """A store at one snapshot. Queries with the same pin see the same state, whatever is published meanwhile."""
@@ -31,8 +39,8 @@ class Pin:
 
     @cached_property
     def name(self) -> str:
-        """Pipeline, job and snapshot, as a cache key."""
-        return f"{self.store.pipeline}/{self.store.job}/{self.snapshot.id}"
+        """The snapshot's name."""
+        return snapshot_name(self.snapshot)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ def time_text(ms: int) -> str:
 
 def parse_time(name: str, text: str | None) -> int | None:
     """Parse epoch milliseconds, or ISO 8601 (UTC without a zone). Raises QueryError, which names the parameter."""
-    if text is None:
-        return None
+    return None if text is None else (parse_moment(name, text) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def parse_moment(name: str, text: str) -> datetime:
+    """Like `parse_time`, to the microsecond."""
     try:
-        return _milliseconds(text)
+        return _moment(text)
     except (ValueError, OverflowError, OSError):
         raise QueryError(
             f"{name} is not a time.",
@@ -31,10 +34,9 @@ _FEWEST_DIGITS = 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _milliseconds(text: str) -> int:
+def _moment(text: str) -> datetime:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and (len(digits) >= _FEWEST_DIGITS or digits != text or text == "0"):
-        datetime.fromtimestamp(int(text) / 1_000, UTC)  # raises an error for a time that cannot be shown
-        return int(text)
+        return _EPOCH + timedelta(milliseconds=int(text))  # raises an error for a time that cannot be shown
     time = datetime.fromisoformat(text)
-    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from sluice import AsyncClient, Client
+from sluice.answers import Entries, WorkerStatus
 from sluice.api.views import changes as changes_module
 from sluice.cli import app
 from sluice.client import Change, ChangedKey
@@ -315,6 +317,25 @@ def test_missing_workers_are_reported(sluice: CliRunner, hosts: list[Host]) -> N
     hosts[1].stop()
     result = query(sluice, "combine", COUNT)
     assert "The answer is incomplete: worker 1" in result.stderr
+
+
+def test_a_worker_that_is_missing_on_one_page_is_reported(
+    sluice: CliRunner, client: Client, hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, missing = Client.page, [WorkerStatus(1, "unavailable", "Timed out.")]
+
+    def missing_at_first(client: Client, store: str, *, limit: int, **part: Any) -> Entries:
+        answer = page(client, store, limit=min(limit, 30), **part)
+        return answer if "cursor" in part else structs.replace(answer, partial=True, workers=missing)
+
+    monkeypatch.setattr(Client, "page", missing_at_first)
+    result = query(sluice, "range", COUNT)
+    assert len(result.stdout.splitlines()) > len(LOCATIONS)
+    assert "The answer is incomplete: worker 1: Timed out." in result.stderr
+    monkeypatch.undo()
+    hosts[1].stop()
+    with pytest.raises(StateError, match="Some workers cannot be read: worker 1"):
+        list(client.range(COUNT))
 
 
 def test_control_characters_do_not_reach_the_terminal(sluice: CliRunner, states: States) -> None:

@@ -88,6 +88,7 @@ def test_a_standby_answers_when_the_worker_is_gone(hosts: list[Host], states: St
     assert (headers["X-Sluice-Partial"], headers["X-Sluice-Standby"], "ETag" in headers) == ("false", "1", False)
     assert one(hosts[0])["standby"] is True
     assert hosts[0].get(COUNT, require="complete").status_code == 200
+    assert hosts[0].get(f"{COUNT}/diff", before="1.0").json()["same"] == len(page["entries"])
     own = hosts[0].get("/v1/orders/count/general_orders")
     assert (counts(own), own.headers["X-Sluice-Standby"]) == (ALL, "1")
     # The host with the standby reads its own copy.

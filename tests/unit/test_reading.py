@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from decimal import Context, Decimal, localcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
 from sluice.query import pinning as catalogue_module
+from sluice.query import reader as reader_module
 from sluice.query.as_of import parse_positions
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
@@ -29,9 +31,10 @@ from sluice.snapshot_retention import retain
 from sluice.state.deadlines import deadline
 from sluice.state.model import JobRef
 from sluice.state.queries import worker_queries
-from sluice.state.queries.aggregates import Aggregates
+from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.ranges import Range
 from sluice.state.shard.shard import LocalShard
+from tests.api_client import Api
 from tests.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -143,6 +146,14 @@ def test_the_largest_and_smallest_entries(states: States) -> None:
     assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 9, smallest=True))) == ["b", "c", "a"]
 
 
+@given(st.lists(st.integers(-99, 99), min_size=1), st.booleans())
+def test_numbers_of_many_digits_are_compared_exactly(cents: list[int], smallest: bool) -> None:
+    values = [Decimal(10**37 + cent).scaleb(-2, Context(prec=99)) for cent in cents]
+    entries = [Entry(str(n), -1, -1, msgspec.Raw(format(value, "f").encode())) for n, value in enumerate(values)]
+    found = largest(entries, "", len(values), smallest=smallest)
+    assert [Decimal(bytes(entry.value).decode()) for entry in found] == sorted(values, reverse=not smallest)
+
+
 @given(st.dictionaries(st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1))
 def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
 
@@ -165,6 +176,21 @@ def test_changes_since_a_batch(states: States) -> None:
     assert ask(states, lambda reader, pin: reader.changed(pin, 1)).keys == [("b", -1), ("c", -1)]
     result = ask(states, lambda reader, pin: reader.changed(pin, 0, limit=2))
     assert (len(result.keys), result.more) == (2, True)
+    # Retention removes the deletion of "c" with the last snapshot that had it.
+    retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(days=1))
+    with pytest.raises(Gone, match=r"removed snapshot 1\.1 "):
+        ask(states, lambda reader, pin: reader.changed(pin, 1))
+
+
+def test_more_windows_of_a_key_than_an_answer_has(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MAX_ENTRIES", 3)
+    states.publish([(1, "a", start, start + 15_000, "[1]") for start in (0, 15_000, 30_000)])
+    assert len(ask(states, lambda reader, pin: reader.windows(pin, "a"), "windows").entries) == 3
+    states.publish([(1, "a", 45_000, 60_000, "[1]")])
+    with pytest.raises(QueryError, match=r"Key 'a' has more than 3 windows\. Select some of them"):
+        ask(states, lambda reader, pin: reader.windows(pin, "a"), "windows")
+    later = ask(states, lambda reader, pin: reader.windows(pin, "a", 15_000), "windows")
+    assert [entry.window_start for entry in later.entries] == [15_000, 30_000, 45_000]
 
 
 def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
@@ -185,6 +211,20 @@ def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
         "1795262410500",
     )
     assert [seen(time) for time in times] == ["0", "7", "7", "8", "8"]
+    # The time with which an answer names its snapshot reads that snapshot.
+    states.publish({"a": "[9]"}, published_at=NOON + timedelta(seconds=11, microseconds=572_019))
+    assert [seen(f"2026-11-21T12:00:11.57201{digit}Z") for digit in "89"] == ["8", "9"]
+
+
+def test_state_that_started_over_has_other_etags(tmp_path: Path) -> None:
+    tags = set()
+    for number, minutes in enumerate((0, 5)):
+        states = States(f"sqlite:///{tmp_path}/{number}")
+        states.publish({"a": "[1,1]"}, published_at=NOON + timedelta(minutes=minutes))
+        answer = Api(states.ledger).ask("GET", "/v1/stores/totals/keys/a")
+        assert answer.headers["X-Sluice-Snapshot"] == "1.0"
+        tags.add(answer.headers["ETag"])
+    assert len(tags) == 2
 
 
 def test_a_run_without_a_snapshot(states: States) -> None:

@@ -22,7 +22,7 @@ from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_ti
 from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, access
 from sluice.api.views.stores import Store
-from sluice.errors import Busy, SluiceError
+from sluice.errors import Busy, Gone, SluiceError
 from sluice.query import Pin
 from sluice.query.as_of import parse_snapshot
 from sluice.state.ledger.ledger import Ledger
@@ -187,8 +187,12 @@ async def _event(allowed: Access, pin: Pin, last: str | None) -> Payload:
     """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
+    try:
+        changes = await allowed.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
+    except Gone:
+        is_continuation = False
+        changes = await allowed.reader.changed(pin, pin.snapshot.batch)
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
-    changes = await allowed.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
     change = answers.Change(
         pipeline=pin.store.pipeline,
         store=pin.store.name,

@@ -110,12 +110,13 @@ def number_at(entry: Entry, field: str) -> Decimal | None:
 
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
     """The entries with the largest numbers, or the smallest. Ties are sorted by key and window."""
-    sign = 1 if smallest else -1
-    return heapq.nsmallest(
-        limit,
-        entries,
-        key=lambda entry: (sign * (number_at(entry, field) or Decimal(0)), entry.key, entry.window_start),
-    )
+
+    def order(entry: Entry) -> tuple[Decimal, str, int]:
+        number = number_at(entry, field) or Decimal(0)
+        # Unlike multiplication and `-`, this does not round a number of more than 28 digits.
+        return number if smallest else number.copy_negate(), entry.key, entry.window_start
+
+    return heapq.nsmallest(limit, entries, key=order)
 
 
 def _decoded(entry: Entry) -> Any:
