@@ -15,6 +15,13 @@ from sluice.errors import BrokersUnreachable, SettingsError
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
 
+CHOSEN = frozenset({
+    "acks", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.idempotence",
+    "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "request.required.acks",
+    "transactional.id",
+})  # fmt: skip
+"""Settings that each client chooses for what it does. A connection that other programs use, too, may have others."""
+
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """The connection name, which contains the broker's host and port."""
@@ -23,8 +30,11 @@ _AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Client settings that log only critical messages; the caller gets other errors as exceptions."""
-    return {"log_level": _CRITICAL, **kafka}
+    """Client settings without those in `CHOSEN`, which the caller adds.
+
+    Clients log only critical messages; the caller gets other errors as exceptions.
+    """
+    return {"log_level": _CRITICAL, **{name: value for name, value in kafka.items() if name not in CHOSEN}}
 
 
 def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from sluice.brokers import broker_errors, quiet, silent_admin
+from sluice.brokers import broker_errors, configuration_errors, quiet, silent_admin
 from sluice.errors import EngineError
 from sluice.topics import Topic, create_topics, read_topic, require_delivery
 
@@ -192,7 +192,11 @@ def redrive(
     if topic_of(pipeline) not in _topics(kafka):
         return outcome
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
-    producer = Producer({**quiet(kafka), "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5})
+    with configuration_errors():
+        producer = Producer({
+            **quiet(kafka), "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5,
+            "message.max.bytes": 1_000_000_000,  # the topic limits the size of a record, not the client
+        })  # fmt: skip
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)
@@ -330,8 +334,15 @@ def _markers(kafka: Mapping[str, str], pipeline: str) -> dict[tuple[int, int], M
         return {}
     markers: dict[tuple[int, int], Marker] = {}
     for message in read_topic(kafka, markers_of(pipeline)):
-        partition, _, offset = (_bytes(message.key()) or b"").decode().partition("/")
-        markers[int(partition), int(offset)] = msgspec.json.decode(_bytes(message.value()) or b"", type=Marker)
+        try:
+            partition, _, offset = (_bytes(message.key()) or b"").decode().partition("/")
+            markers[int(partition), int(offset)] = msgspec.json.decode(_bytes(message.value()) or b"", type=Marker)
+        except ValueError:  # of msgspec, too
+            raise EngineError(
+                f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: this record is not a "
+                "marker of a re-drive, so another program writes to the topic.",
+                next_step="Stop that program, and delete its records (kafka-delete-records) or write over their keys.",
+            ) from None
     return markers
 
 

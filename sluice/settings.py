@@ -34,13 +34,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
 from sluice.errors import SettingsError
 
 _TOKEN_LENGTH = 16
+_MOST_DIGITS = 12
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
@@ -81,8 +82,8 @@ class Settings:
         return cls(
             home=home,
             pipelines=Path(environ.get("SLUICE_PIPELINES") or "spark_jobs").absolute(),
-            ledger=environ.get("SLUICE_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
-            shards=environ.get("SLUICE_SHARDS") or f"sqlite:///{home / 'shards'}",
+            ledger=environ.get("SLUICE_LEDGER") or sqlite_url(home / "ledger.sqlite"),
+            shards=environ.get("SLUICE_SHARDS") or sqlite_url(home / "shards"),
             checkpoints=environ.get("SLUICE_CHECKPOINTS") or str(home / "checkpoints"),
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
             delta_jars=Path(environ.get("SLUICE_DELTA_JARS") or home / "jars" / "delta").absolute(),
@@ -112,6 +113,11 @@ class Settings:
         return sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
 
+def sqlite_url(path: Path) -> str:
+    """The URL of a file or folder of SQLite. A path may have characters that mean something else in a URL."""
+    return f"sqlite:///{quote(str(path))}"
+
+
 def _password_in(url: str) -> str:
     try:
         return urlsplit(url).password or ""
@@ -137,8 +143,10 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
 
 def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SettingsError(f"{name} is {text!r}.", next_step="Set it to a whole number above 0.")
+    if not (_is_whole(text) and int(text) > 0):
+        raise SettingsError(
+            f"{name} is {text[:40]!r}.", next_step="Set it to a whole number from 1 to 999,999,999,999."
+        )
     return int(text)
 
 
@@ -146,9 +154,13 @@ def _whole(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()):
-        raise SettingsError(f"{name} is {text!r}.", next_step="Set it to a whole number.")
+    if not _is_whole(text):
+        raise SettingsError(f"{name} is {text[:40]!r}.", next_step="Set it to a whole number up to 999,999,999,999.")
     return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _one_of(environ: Mapping[str, str], name: str, default: str, *others: str) -> str:

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.brokers import configuration_errors, quiet, require_brokers
+from sluice.brokers import broker_errors, configuration_errors, quiet, require_brokers
 from sluice.errors import EngineError
 
 _PRODUCER = {
@@ -95,11 +95,13 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
 def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, each partition's in order.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later one.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later one. Raises
+    BrokersUnreachable if no broker answers.
     """
     with configuration_errors():
         consumer = Consumer(
             {
+                **quiet(kafka),
                 "group.id": "sluice-read-topic",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -107,11 +109,11 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
                 "auto.offset.reset": "earliest",
                 "fetch.queue.backoff.ms": 5,
                 "fetch.wait.max.ms": 10,  # how long the broker waits before it reports the end of a partition
-                **quiet(kafka),
             }
         )
     try:
-        metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        with broker_errors(kafka):
+            metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise EngineError(f"Topic {topic} cannot be read: {metadata.error}")
         partitions = [TopicPartition(topic, number, since_ms or 0) for number in metadata.partitions]

@@ -13,6 +13,7 @@ import msgspec
 
 from sluice.errors import DamagedState, StateError
 from sluice.file_modes import make_file
+from sluice.settings import sqlite_url
 from sluice.state.model import OfJob
 
 FORMAT = 1
@@ -43,12 +44,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def ledger(folder: Path) -> str:
     """The address of the ledger in a backup."""
-    return f"sqlite:///{folder.absolute() / LEDGER}"
+    return sqlite_url(folder.absolute() / LEDGER)
 
 
 def shards(folder: Path) -> str:
     """The address of the shards in a backup."""
-    return f"sqlite:///{folder.absolute() / 'shards'}"
+    return sqlite_url(folder.absolute() / "shards")
 
 
 def checkpoints(folder: Path) -> str:

@@ -59,8 +59,11 @@ class AsyncClient(Queries):
     async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
-        async with self._http.stream("GET", **request, timeout=None) as response:
-            if response.status_code != httpx.codes.OK:
-                await response.aread()
-                raise error_of(response)
-            yield response.aiter_lines()
+        try:
+            async with self._http.stream("GET", **request, timeout=None) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    raise error_of(response)
+                yield response.aiter_lines()
+        except httpx.TransportError as error:
+            raise unreachable(error) from error

@@ -142,11 +142,14 @@ class _BlockingQueries(Queries):
     async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
-        with self.http.stream("GET", **request, timeout=None) as response:
-            if response.status_code != httpx.codes.OK:
-                response.read()
-                raise error_of(response)
-            yield _each(response.iter_lines())
+        try:
+            with self.http.stream("GET", **request, timeout=None) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise error_of(response)
+                yield _each(response.iter_lines())
+        except httpx.TransportError as error:
+            raise unreachable(error) from error
 
 
 async def _each(lines: Iterator[str]) -> AsyncIterator[str]:

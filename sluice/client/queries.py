@@ -110,7 +110,7 @@ class Queries:
 
         Sends several requests if the keys make one too long; all answers are from one snapshot.
         """
-        first, *others = _parts(list(keys))
+        first, *others = _parts([*dict.fromkeys(keys)])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
@@ -204,6 +204,12 @@ class Connection:
 
     def __init__(self, address: str, token: str | None, user: str | None, password: str | None) -> None:
         _require_url(address)
+        token = token and token.strip()
+        if token and not (token.isascii() and token.isprintable()):
+            raise SettingsError(
+                "The token has characters that are not allowed in an HTTP header.",
+                next_step="Copy the token again. For sluice query, SLUICE_TOKEN sets it.",
+            )
         self._address = address.rstrip("/")
         self._user, self._password = user, password
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}

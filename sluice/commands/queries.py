@@ -84,6 +84,8 @@ def get(
         answer = (
             client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
         )
+        if not answer.entries and not answer.partial:
+            raise NotFound(f"Store {store!r} has none of these keys.")
         _print_entries(answer.entries, form)
         _warn(answer)
 

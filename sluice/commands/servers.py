@@ -10,7 +10,7 @@ import typer
 
 from sluice.commands.console import errors_as_messages, out, show, wide
 from sluice.errors import SettingsError, SluiceError
-from sluice.settings import settings
+from sluice.settings import settings, sqlite_url
 
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
@@ -50,10 +50,15 @@ def serve(
         options = run.Options(port, bind, host, certificate, key, rest)
         with Ledger.open(settings().ledger) as ledger:
             app = run.make_app(ledger, settings(), options)
-            for name in (pipeline or ledger.jobs.pipelines()) if workers else ():
-                run.claim(ledger, settings(), options, name, _numbers(workers))
-            where = f"{'https' if certificate else 'http'}://{options.name}:{port}"
-            run.serve(app, options, lambda: out.print(f"State server listens on {where}", soft_wrap=True))
+            numbers = _numbers(workers) if workers else []
+
+            def started() -> None:
+                for name in (pipeline or ledger.jobs.pipelines()) if numbers else ():
+                    run.claim(ledger, settings(), options, name, numbers)
+                where = f"{'https' if certificate else 'http'}://{options.name}:{port}"
+                out.print(f"State server listens on {where}", soft_wrap=True)
+
+            run.serve(app, options, started)
 
 
 def move(
@@ -83,7 +88,7 @@ def import_state(
     from sluice.remote.server.imports import import_state as copy
     from sluice.state.ledger.ledger import Ledger
 
-    with errors_as_messages(), Ledger.open(f"sqlite:///{ledger.absolute()}") as source:
+    with errors_as_messages(), Ledger.open(sqlite_url(ledger.absolute())) as source:
         with Ledger.open(settings().ledger) as target, out.status("copying") as status:
             copied = copy(source, target, settings().shards, status.update)
         names = ", ".join(source.jobs.pipelines())

@@ -143,7 +143,8 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
             raise QueryError(
                 "min_position is not a position.", next_step="Write TOPIC:PARTITION:OFFSET, separated by commas."
             )
-        positions.setdefault(topic, {})[str(partition)] = offset
+        offsets = positions.setdefault(topic, {})
+        offsets[str(partition)] = max(offset, offsets.get(str(partition), 0))
     return positions
 
 

@@ -38,7 +38,8 @@ def read_store(
     """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
 
     Takes the parameters of `Client.range`. Returns up to 100,000 entries; numbers with a decimal point are `Decimal`.
-    Raises NotFound if the store does not exist, and StateError if a worker's shard cannot be read.
+    Raises NotFound if the store does not exist, QueryError if there are more entries, and StateError if a worker's
+    shard cannot be read.
     """
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
     with ThreadPoolExecutor(1) as thread:  # because the caller's thread may already run an event loop

@@ -99,6 +99,7 @@ class Reader:
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
+        _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
         if sum(map(len, pages)) > MANY:
@@ -114,20 +115,21 @@ class Reader:
         if page.after is not None:
             raise QueryError(
                 f"Store {pin.store.name!r} holds more than {MAX_ENTRIES:,} entries.",
-                next_step="Read it page by page: GET /sluice/v1/stores/{store}.",
+                next_step="Read a part of it, by keys or times, or page by page: GET /sluice/v1/stores/{store}.",
             )
         return page
 
     async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
         """The number of entries. The count of a whole store is cached until the next snapshot."""
+        _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.job, pin.store.name)
         cached = self._counts.get(store)
-        if within == EVERYTHING and cached is not None and cached[0] == pin.snapshot.id:
+        if within == EVERYTHING and cached is not None and cached[0] == pin.name:
             return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.of, within))
         counted = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not counted.partial:
-            self._counts[store] = pin.snapshot.id, counted.entries
+            self._counts[store] = pin.name, counted.entries
         return counted
 
     async def combine(
@@ -144,6 +146,9 @@ class Reader:
 
         `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or `_all`.
         """
+        _require_times(pin, within)
+        if group_by == "_start":
+            _require_windows(pin, are_there=True)
         shares, statuses = await self._query_all(pin, Aggregate(*pin.of, within, field, group_by))
         return Combined(pin, statuses, await asyncio.to_thread(_merged_groups, shares, field, group_by, order, limit))
 
@@ -151,6 +156,7 @@ class Reader:
         self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
     ) -> Answer:
         """The entries with the largest numbers in `field`, or the smallest, best first."""
+        _require_times(pin, within)
         results, statuses = await self._query_all(pin, Top(*pin.of, within, field, limit, smallest))
         entries = [entry for of_worker in results for entry in of_worker]
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
@@ -219,6 +225,11 @@ class Reader:
                 return result, (status,)
             statuses.append(status)
         return [], tuple(statuses)
+
+
+def _require_times(pin: Pin, within: Range) -> None:
+    if (within.start_from, within.start_to) != (None, None):
+        _require_windows(pin, are_there=True)
 
 
 def _require_windows(pin: Pin, *, are_there: bool) -> None:

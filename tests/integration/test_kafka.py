@@ -10,11 +10,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from sluice.engine.read.java_settings import java_settings
 from sluice.errors import PreflightError
 from sluice.settings import settings
 from sluice.submission import archive_file
 from sluice.testing import kafka
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.topics import read_topic
 from tests.faults.world import wait_until
 from tests.ports import free_port
 
@@ -47,6 +49,22 @@ def test_records_of_any_date_are_kept(broker: EmbeddedKafka) -> None:
     broker.create_topics({"kept": 1})
     write(broker.bootstrap, "kept", [b"1", b"2", b"3"])
     assert read(broker.bootstrap, "kept", 3) == [b"1", b"2", b"3"]
+
+
+def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKafka) -> None:
+    """A connection that other programs use may ask for records of aborted transactions, or for no end of a topic."""
+    broker.create_topics({"shared": 1})
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    writer = Producer(kafka | {"transactional.id": "shared"})
+    writer.init_transactions(60)
+    for value, end in (("aborted", writer.abort_transaction), ("committed", writer.commit_transaction)):
+        writer.begin_transaction()
+        writer.produce("shared", value)
+        writer.flush(60)
+        end(60)
+    others = {"isolation.level": "read_uncommitted", "enable.partition.eof": "false", "auto.offset.reset": "latest"}
+    assert [message.value() for message in read_topic(kafka | others, "shared")] == [b"committed"]
+    assert java_settings(kafka | others | {"group.id": "mine"}) == kafka
 
 
 def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:

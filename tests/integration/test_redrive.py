@@ -12,6 +12,7 @@ from confluent_kafka import Message, Producer
 
 from sluice import dead_letters
 from sluice.dead_letters import Chosen, find, redrive
+from sluice.errors import EngineError
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topics import read_topic
 from tests.faults.world import wait_until
@@ -131,6 +132,23 @@ def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic
     assert shop.redrive() == (0, {"processing: name the reason to re-drive these too": 1})
     assert shop.redrive(reason="processing") == (1, {})
     assert [(record.key(), record.value()) for record in shop.records] == [(b"own", b'{"whole": 1}')] * 2
+
+
+def test_a_record_as_large_as_the_topic_takes_is_re_driven_with_the_others(shop: Shop) -> None:
+    shop._producer = Producer(shop.kafka | {"message.max.bytes": "2000000"})
+    shop.reject(b"x" * 1_040_000)
+    shop.reject(b"small")
+    assert shop.redrive() == (2, {})
+    assert sorted(len(record.value() or b"") for record in shop.records) == [5, 1_040_000]
+
+
+def test_a_record_of_another_program_among_the_markers_is_named(shop: Shop) -> None:
+    shop.reject(b"1")
+    assert shop.redrive() == (1, {})
+    shop._producer.produce(dead_letters.markers_of(shop.name), b"of another program", b"key")
+    assert shop._producer.flush(30) == 0
+    with pytest.raises(EngineError, match=r"_redriven, partition 0, offset \d+: this record is not a marker"):
+        shop.redrive()
 
 
 def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:

@@ -25,7 +25,7 @@ from sluice.api.views import changes as changes_module
 from sluice.cli import app
 from sluice.client import Change, ChangedKey
 from sluice.client.queries import Connection, Query
-from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, StateError
+from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, SettingsError, StateError
 from sluice.settings import settings
 from sluice.state.model import JobRef
 from tests.api.states import totals, windows
@@ -64,6 +64,35 @@ def test_every_method(client: Client) -> None:
     (group,) = client.combine(REVENUE, "runningRevenue").groups
     assert (group.entries, group.sum, group.max) == (40, Decimal("780.00"), Decimal("39.00"))
     assert len(client.page(COUNT, worker=0).entries) < 40
+
+
+def test_the_next_page_keeps_the_bounds_of_the_first(client: Client) -> None:
+    page = client.page(COUNT, limit=3, min_snapshot="1.0")
+    assert client.page(COUNT, limit=3, cursor=page.cursor or "", min_snapshot="1.0").entries
+    with pytest.raises(NotReached):
+        client.page(COUNT, limit=3, cursor=page.cursor or "", min_snapshot="1.77")
+
+
+def test_a_repeated_key_is_in_the_answer_once(client: Client) -> None:
+    keys = ["store_1", "store_2", *(f"none_{number}" for number in range(1_200)), "store_1"]
+    assert [entry.key for entry in client.multi_get(COUNT, keys).entries] == ["store_1", "store_2"]
+
+
+@pytest.mark.usefixtures("states")
+def test_a_token_that_no_header_can_have(hosts: list[Host]) -> None:
+    with Client(f"http://{hosts[0].address}", token=f"{TOKEN}\n") as client:  # read from a file
+        assert client.count(COUNT).count == 40
+    for token in ("tökén", "a\nb"):
+        with pytest.raises(SettingsError, match="The token has characters"):
+            Client(f"http://{hosts[0].address}", token=token)
+
+
+def test_changes_end_with_an_error_when_the_server_does(client: Client, hosts: list[Host]) -> None:
+    changes = client.changes(COUNT)
+    assert next(changes).snapshot.id == "1.0"
+    hosts[0].stop()
+    with pytest.raises(StateError, match="cannot be reached"):
+        next(changes)
 
 
 def test_keys_may_contain_any_character(client: Client, states: States) -> None:
@@ -336,6 +365,11 @@ def test_a_worker_that_is_missing_on_one_page_is_reported(
     hosts[1].stop()
     with pytest.raises(StateError, match="Some workers cannot be read: worker 1"):
         list(client.range(COUNT))
+
+
+def test_keys_without_values_are_not_found(sluice: CliRunner) -> None:
+    result = query(sluice, "get", COUNT, "no_1", "no_2")
+    assert (result.exit_code, "has none of these keys" in " ".join(result.stderr.split())) == (1, True)
 
 
 def test_control_characters_do_not_reach_the_terminal(sluice: CliRunner, states: States) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from sluice.cli import app
 from sluice.errors import NotFound, Refused, StateError
 from sluice.query import execution
 from sluice.remote.opening import open_shard
@@ -18,10 +21,12 @@ from sluice.remote.server.moves import move
 from sluice.remote.server.run import Options, claim
 from sluice.settings import settings
 from sluice.snapshot_retention import retain
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.shard.ranges import Range
 from tests.api.states import totals
+from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.states import NOON, States
@@ -256,6 +261,36 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
     (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
     # The version before the newest is kept, because the newest batch may be written again.
     assert (done.snapshots, done.versions, done.failed) == (3, 2 * 40, {})
+
+
+@pytest.mark.attack("S10", "a server that cannot start, and another program at its address")
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], "The server cannot listen on 127.0.0.1:"),
+        (["--bind", "no-such-host.invalid"], "The server cannot listen on no-such-host.invalid:"),
+        (["--certificate", "garbage", "--key", "garbage"], "cannot read its certificate garbage and key garbage"),
+    ],
+)
+def test_a_server_that_does_not_start_gets_no_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], error: str
+) -> None:
+    """Readers send their token to the address of a worker."""
+    monkeypatch.chdir(tmp_path)
+    Path("garbage").write_text("garbage")
+    ledger = f"sqlite:///{tmp_path}/ledger.sqlite"
+    for name, value in {"SLUICE_LEDGER": ledger, "SLUICE_SERVER_TOKEN": "a token of many letters and digits"}.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] if not options else free_port()
+        result = CliRunner().invoke(
+            app, ["serve", "--pipeline", "orders", "--workers", "0", "--port", str(port), *options]
+        )
+    settings.cache_clear()
+    assert (result.exit_code, error in " ".join(result.stderr.split())) == (1, True), result.stderr
+    with Ledger.open(ledger) as opened:
+        assert opened.placements.of("orders") == {}
 
 
 @pytest.mark.attack("S10", "claiming a worker that another server has")

@@ -13,12 +13,23 @@ from typer.testing import CliRunner
 
 from sluice.brokers import require_brokers
 from sluice.cli import app
-from sluice.engine.batch.topics import kafka_errors
+from sluice.engine.batch.topics import TopicLimits, kafka_errors
 from sluice.engine.job.linger import Linger
-from sluice.errors import BrokersUnreachable, EngineError
+from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.errors import BrokersUnreachable, EngineError, SettingsError
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
+from sluice.topics import read_topic
 from tests.ports import free_port
+
+
+def test_settings_that_do_not_fit_together_are_named() -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": "1", "enable.idempotence": "false"}
+    with pytest.raises(SettingsError, match=r"`message\.timeout\.ms` must be greater than `linger\.ms`"):
+        TransactionalOutput(kafka, Writer(JobRef("p", "main", 1), "p_markers"), {"out": TopicLimits()})
+    with pytest.raises(BrokersUnreachable, match=r"Kafka at 127\.0\.0\.1:1 does not answer"):
+        next(read_topic(kafka, "out"))
 
 
 @pytest.fixture

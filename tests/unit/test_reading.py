@@ -182,6 +182,20 @@ def test_changes_since_a_batch(states: States) -> None:
         ask(states, lambda reader, pin: reader.changed(pin, 1))
 
 
+def test_times_need_a_store_with_windows(states: States) -> None:
+    within = Range(start_from=0)
+    questions: list[Callable[[Reader, Pin], Awaitable[object]]] = [
+        lambda reader, pin: reader.scan(pin, within),
+        lambda reader, pin: reader.count(pin, within),
+        lambda reader, pin: reader.combine(pin, "sum", within=within),
+        lambda reader, pin: reader.combine(pin, "sum", "_start"),
+        lambda reader, pin: reader.top(pin, "sum", within=within),
+    ]
+    for question in questions:
+        with pytest.raises(QueryError, match="has no windows"):
+            ask(states, question)
+
+
 def test_more_windows_of_a_key_than_an_answer_has(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "MAX_ENTRIES", 3)
     states.publish([(1, "a", start, start + 15_000, "[1]") for start in (0, 15_000, 30_000)])

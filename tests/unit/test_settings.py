@@ -10,7 +10,11 @@ import pytest
 
 from sluice import settings as module
 from sluice.errors import SettingsError
+from sluice.remote.opening import create_shard
 from sluice.settings import Settings, settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
+from sluice.state.shard.addresses import location
 
 
 def test_defaults_are_below_one_folder() -> None:
@@ -39,6 +43,17 @@ def test_home_moves_every_path_that_is_not_set() -> None:
     assert values.shards == "sqlite:////srv/state/shards"
     assert values.checkpoints == "/srv/state/checkpoints"
     assert values.jars == Path("/srv/state/jars/spark")
+
+
+@pytest.mark.parametrize("name", ["a?b", "p%41x", "h#x", "späce ü", "a:b", "q'u\"o"])
+def test_all_files_are_in_the_home_whatever_its_name(tmp_path: Path, name: str) -> None:
+    values = Settings.read({"SLUICE_HOME": str(tmp_path / name)})
+    Ledger.open(values.ledger).close()
+    with create_shard(location(values.shards, JobRef("orders", "main", 1), 0)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "ledger.sqlite").is_file()
+    assert (tmp_path / name / "shards" / "orders" / "main" / "g1" / "worker-0.sqlite").is_file()
 
 
 def test_empty_variables_have_their_defaults() -> None:
@@ -76,7 +91,7 @@ def test_invalid_json_is_rejected_without_repeating_it(name: str, text: str) -> 
     assert error.value.__cause__ is None
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "²"])
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "²", "9" * 13, "9" * 5_000])
 def test_max_records_is_a_positive_whole_number(text: str) -> None:
     with pytest.raises(SettingsError, match="SLUICE_MAX_RECORDS"):
         Settings.read({"SLUICE_MAX_RECORDS": text})

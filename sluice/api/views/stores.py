@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -176,7 +177,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
     allowed = await access(request)
     cursor = await _cursor(allowed, query)
     if cursor:
-        pin = await allowed.pin(query.store, cursor.pipeline, AsOf(cursor.snapshot))
+        pin = await allowed.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
     else:
         pin = await allowed.pin(query.store, query.pipeline, query.when)
     allowed.require_change([pin])

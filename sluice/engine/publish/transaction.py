@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from sluice.brokers import quiet
+from sluice.brokers import configuration_errors, quiet
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
@@ -114,7 +114,10 @@ class TransactionalOutput:
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, TopicLimits]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
-        self._producer = Producer({**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id})
+        with configuration_errors():
+            self._producer = Producer(
+                {**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id}
+            )
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → its newest marker when the writer began."""
@@ -310,7 +313,8 @@ def send_at_least_once(
     """
     failed: list[KafkaError] = []
     own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
-    producer = Producer(quiet(kafka) | own)
+    with configuration_errors():
+        producer = Producer(quiet(kafka) | own)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output", kafka):
         for topic, table in records:

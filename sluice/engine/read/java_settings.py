@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from sluice.brokers import CHOSEN
 from sluice.errors import SettingsError
 
 _LOGIN_MODULES = {
@@ -33,7 +34,7 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     translation, an incomplete log-in, a file that cannot be read, or a key that Java cannot read.
     """
     protocol = kafka.get("security.protocol", "plaintext").upper()
-    others = {name: value for name, value in kafka.items() if not _is_security(name)}
+    others = {name: value for name, value in kafka.items() if not _is_security(name) and name not in CHOSEN}
     translated = {"security.protocol": protocol} if "security.protocol" in kafka else {}
     unknown = []
     if protocol.startswith("SASL_"):

@@ -52,9 +52,17 @@ class Options:
 
 
 def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
-    """Place workers on this server. Raises Refused if a worker is on another server or its state on another host."""
+    """Place workers on this server, which listens already: readers send their token to the address.
+
+    Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
+    """
     jobs = ledger.jobs.all(pipeline)
+    most = max((len(job.workers) for job in jobs), default=None)
     for number in numbers:
+        if most is not None and number >= most:
+            raise Refused(
+                f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
+            )
         for job in jobs:
             if ledger.snapshots.last_batch(job.ref) is not None:
                 place = location(known.shards, job.ref, number)
@@ -92,12 +100,26 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
 
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
-    """Serve until the process receives a signal to stop."""
-    server = _Server(configuration(app, options), started)
+    """Serve until the process receives a signal to stop. Calls `started` once the server listens.
+
+    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address cannot be used.
+    """
+    config = configuration(app, options)
+    try:
+        config.load()
+    except OSError as error:
+        raise SettingsError(
+            f"The server cannot read its certificate {options.certificate} and key {options.key}: {error}.",
+            next_step="Give PEM files that belong together: --certificate and --key.",
+        ) from None
     freeze_imports()
-    server.run()
-    if not server.started:
-        raise StateError(f"The server could not listen on {options.bind}:{options.port}.")
+    try:
+        _Server(config, started).run()
+    except SystemExit:  # Uvicorn has logged the error
+        raise StateError(
+            f"The server cannot listen on {options.bind}:{options.port}.",
+            next_step="Choose a free port with --port, and an address of this host with --bind.",
+        ) from None
 
 
 def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
