@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -81,8 +83,15 @@ def context(settings: Settings, name: str) -> SparkContext:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()  # in a process that spark-submit has not started, PySpark starts Java
-    try:
+    with settings_errors():
         return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """Raise SettingsError if Spark refuses its settings in the block."""
+    try:
+        yield
     except (PySparkException, Py4JJavaError) as error:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
         raise SettingsError(
@@ -97,7 +106,10 @@ def session(settings: Settings, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with settings_errors():
+        spark = builder.getOrCreate()
+        for name in filter(spark.conf.isModifiable, settings.spark_conf):
+            spark.conf.set(name, str(spark.conf.get(name)))  # Spark checks a value only when it is set
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark

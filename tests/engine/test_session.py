@@ -13,6 +13,10 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from sluice.engine.session import session
+from sluice.errors import SettingsError
+from sluice.settings import Settings
+
 PACKAGE = Path(pyspark.__file__).parent
 ARCHIVE = PACKAGE / "python" / "lib" / "pyspark.zip"
 
@@ -36,6 +40,14 @@ def test_queries_use_the_workers_that_a_run_starts_before_there_is_a_session(spa
     (of_context,) = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
     ((of_query,),) = spark.range(0, 1, 1, 1).mapInArrow(_parent, "pid BIGINT").collect()
     assert of_query == of_context, "both workers were forked by the same daemon"
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_setting_that_spark_refuses_is_named() -> None:
+    values = Settings.read({"SLUICE_SPARK_CONF": '{"spark.sql.shuffle.partitions": "abc"}'})
+    with pytest.raises(SettingsError, match=r'Spark does not start: .*"spark\.sql\.shuffle\.partitions"') as refused:
+        session(values, "refused")
+    assert "Correct SLUICE_SPARK_CONF" in refused.value.next_step
 
 
 @pytest.mark.parametrize(("home", "imported"), [(PACKAGE, PACKAGE), (Path("/opt/spark"), ARCHIVE / "pyspark")])
