@@ -53,6 +53,10 @@ class Output:
     """Name → value as text, or as bytes if it is not UTF-8."""
 
 
+_LONGEST_MS = 2**63 // 1_000
+"""Spark counts in microseconds."""
+
+
 class TopologyTestDriver:
     """Runs a pipeline under test; a context manager. All drivers of a process share one Spark session on two cores.
 
@@ -110,6 +114,11 @@ class TopologyTestDriver:
             raise TopologyError(
                 f"{self.pipeline.name} does not read a topic {topic!r}.",
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
+            )
+        if timestamp is not None and not (isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS):
+            raise TopologyError(
+                f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
+                next_step="Pass a whole number, such as int(time.time() * 1_000).",
             )
         self._time = self._time if timestamp is None else timestamp
         record = self._records.record(topic, value, key, timestamp=self._time, headers=headers, partition=partition)

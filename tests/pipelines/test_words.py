@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from tests.pipelines.conftest import PIPELINES, Drive
@@ -35,6 +36,12 @@ def read(driver: TopologyTestDriver, topic: str, letters: str = "") -> list[tupl
 
 def stored(driver: TopologyTestDriver, store: str, letters: str) -> dict[Any, Any]:
     return {key: value for key, value in driver.store(store).items() if key in letters}
+
+
+@pytest.mark.parametrize("timestamp", [1_670_230_527_000.5, 10**17, "2022-12-05"])
+def test_a_timestamp_is_in_whole_milliseconds(words: TopologyTestDriver, timestamp: Any) -> None:
+    with pytest.raises(TopologyError, match="is not a time in epoch milliseconds"):
+        words.pipe("words", "Zebra", "Z", timestamp=timestamp)
 
 
 def pair(left: str | None, right: str | None) -> dict[str, str | None]:
