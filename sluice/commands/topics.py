@@ -72,9 +72,11 @@ def _standard_input() -> str:
 @app.command()
 def read(topic: TopicName, separator: KeySeparator = "") -> None:
     """Print a topic's committed records, one per line: their values, or their keys and values."""
+    from sluice.brokers import require_brokers
     from sluice.topics import read_topic
 
     with errors_as_messages():
+        require_brokers(settings().kafka)
         for message in read_topic(settings().kafka, topic):
             out.print(printable(line_of(message.key(), message.value(), separator)), soft_wrap=True)
 

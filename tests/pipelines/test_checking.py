@@ -133,8 +133,21 @@ def reduced(adder: Callable[[Any, Any], Any]) -> Pipeline:
     return pipeline
 
 
+def both() -> Pipeline:
+    pipeline = Pipeline("changing", workers=1)
+    sales = pipeline.stream("sales", value=Sale, key="item")
+    sales.group_by("item").count(store="n")
+    sales.group_by_key().reduce(larger, store="largest")
+    return pipeline
+
+
 CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
     "a store's key": (counted(), counted("amount"), r"store n: key 'item' became 'amount'.*sluice rebuild changing"),
+    "the order of records": (
+        counted(),
+        both(),
+        "store n: its definition changed: the pipeline's other steps took records in any order, and now take them in",
+    ),
     "a stream's key": (
         counted("_key"),
         counted("_key", keyed="amount"),

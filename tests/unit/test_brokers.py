@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner
 
+from sluice import topics
 from sluice.brokers import require_brokers
 from sluice.cli import app
 from sluice.engine.batch.topics import TopicLimits, kafka_errors
@@ -24,7 +25,8 @@ from sluice.topics import read_topic
 from tests.ports import free_port
 
 
-def test_settings_that_do_not_fit_together_are_named() -> None:
+def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "_TIMEOUT_S", 0.5)
     kafka = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": "1", "enable.idempotence": "false"}
     with pytest.raises(SettingsError, match=r"`message\.timeout\.ms` must be greater than `linger\.ms`"):
         TransactionalOutput(kafka, Writer(JobRef("p", "main", 1), "p_markers"), {"out": TopicLimits()})

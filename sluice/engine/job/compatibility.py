@@ -19,6 +19,9 @@ from sluice.values.counts import counted
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
 """The properties of a store that define the meaning of its state and therefore may not change."""
 
+IN_ANY_ORDER = ", in any order"
+"""The end of a store's definition in a job that takes records in any order."""
+
 
 class CompatibilityError(EngineError):
     """The pipeline was changed in a way that is incompatible with its state."""
@@ -216,7 +219,11 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs."""
+    """Describe the first step that differs, or that the job has become one that takes records in another order."""
+    if was.endswith(IN_ANY_ORDER) != is_now.endswith(IN_ANY_ORDER):
+        orders = ("in any order", "in order")
+        old, new = orders if was.endswith(IN_ANY_ORDER) else reversed(orders)
+        return f"the pipeline's other steps took records {old}, and now take them {new}"
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)
     return f"{old!r} became {new!r}"

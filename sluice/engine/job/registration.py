@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sluice.engine.batch.storage import Storage
+from sluice.engine.job.compatibility import IN_ANY_ORDER
 from sluice.engine.job.dataframes import Frames
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Process
@@ -58,7 +59,7 @@ def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
                 value=types[store_column.store],
-                made=f"{store_column.made} > of {input_types[store_column.step]}, in any order",
+                made=f"{store_column.made} > of {input_types[store_column.step]}{IN_ANY_ORDER}",
             )
 
 
