@@ -41,6 +41,9 @@ hypothesis.settings.load_profile("sluice")  # pytest's option --hypothesis-profi
 # again and again, during the collection of the tests and in every full collection later.
 gc.disable()
 
+# Connections to Spark log a message when Python ends, but the log is closed by then.
+logging.getLogger("py4j").setLevel(logging.WARNING)
+
 # Spark's Python workers must find the tests' contracts, whichever test starts Spark.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
@@ -127,8 +130,6 @@ def spark() -> Iterator[SparkSession]:
     """The Spark session of all engine tests and of every TopologyTestDriver in this process, on loopback only."""
     from sluice.testing.driver import shared_session
 
-    # Its connections log a message when Python ends, but the log is closed by then.
-    logging.getLogger("py4j").setLevel(logging.WARNING)
     made = shared_session()
     yield made
     made.stop()

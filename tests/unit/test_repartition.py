@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
@@ -220,9 +222,12 @@ def test_too_few_open_files_are_named_and_the_command_is_repeated(files: Install
 @contextmanager
 def few_open_files(more: int) -> Iterator[None]:
     """Let this process open only so many files more."""
+    gc.collect()  # closes the files of connections that nobody uses any more
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    there = len([*Path("/proc/self/fd").iterdir()])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, before[1]))
+    used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    # The limit is one for the numbers of files, some of which may be larger than the number of open files.
+    *_, last = islice((number for number in count() if number not in used), more)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
     try:
         yield
     finally:
