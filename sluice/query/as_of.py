@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sluice.errors import Gone, NotFound, NotReached, QueryError
 from sluice.query.times import parse_moment
@@ -13,6 +13,7 @@ from sluice.state.model import JobRef, Snapshot
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
+_EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 """The largest numbers that the ledger's columns hold, which are Kafka's too."""
 _LONGEST = 30
 
@@ -169,9 +170,11 @@ def _is_time(text: str) -> bool:
 
 def _time(text: str) -> datetime:
     try:
-        return parse_moment("as_of", text)
+        time = parse_moment("as_of", text)
     except QueryError:
         raise _refused(text, *_NO_READ_POINT) from None
+    # A time near either end of the calendar may have no date in UTC.
+    return min(max(time, _EARLIEST), _LATEST)
 
 
 def _refused(text: str, why: str, next_step: str) -> QueryError:

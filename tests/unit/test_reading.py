@@ -228,6 +228,10 @@ def test_as_of_a_snapshot_a_run_or_a_time(states: States) -> None:
     # The time with which an answer names its snapshot reads that snapshot.
     states.publish({"a": "[9]"}, published_at=NOON + timedelta(seconds=11, microseconds=572_019))
     assert [seen(f"2026-11-21T12:00:11.57201{digit}Z") for digit in "89"] == ["8", "9"]
+    # These have no date in UTC.
+    assert seen("9999-12-31T23:59:59-14:00") == "9"
+    with pytest.raises(NotFound, match="0001-01-01"):
+        seen("0001-01-01T00:00:00+14:00")
 
 
 def test_state_that_started_over_has_other_etags(tmp_path: Path) -> None:
