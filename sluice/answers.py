@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -28,6 +29,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the worker did not answer."""
     standby: bool = False
     """Whether the worker's standby answered in its place."""
+
+
+def unavailable(workers: Iterable[WorkerStatus]) -> list[str]:
+    """The workers that did not answer, each with the reason."""
+    return [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -22,6 +22,9 @@ CHOSEN = frozenset({
 })  # fmt: skip
 """Settings that each client chooses for what it does. A connection that other programs use, too, may have others."""
 
+ANY_SIZE = {"message.max.bytes": "1000000000"}
+"""Settings for a producer of records of any size: the topic limits it, not the client."""
+
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """The connection name, which contains the broker's host and port."""

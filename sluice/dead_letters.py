@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from sluice.brokers import broker_errors, configuration_errors, quiet, silent_admin
+from sluice.brokers import ANY_SIZE, broker_errors, configuration_errors, quiet, silent_admin
 from sluice.errors import EngineError
 from sluice.topics import Topic, create_topics, read_topic, require_delivery
 
@@ -193,10 +193,9 @@ def redrive(
         return outcome
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
     with configuration_errors():
-        producer = Producer({
-            **quiet(kafka), "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5,
-            "message.max.bytes": 1_000_000_000,  # the topic limits the size of a record, not the client
-        })  # fmt: skip
+        producer = Producer(
+            {**quiet(kafka), **ANY_SIZE, "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5}
+        )
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from typing_extensions import override
 
-from sluice.client.queries import Connection, Queries, Query, error_of, invalid, unreachable
+from sluice.client.queries import Connection, Queries, Query, error_of, transport_errors
 
 T = TypeVar("T")
 
@@ -43,15 +43,11 @@ class AsyncClient(Queries):
     @override
     async def _send(self, query: Query[T]) -> T:
         connection = self._connection
-        try:
+        with transport_errors():
             response = await self._http.get(**connection.request(query))
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
                 connection.logged_in(await self._http.post(**connection.log_in_request()))
                 response = await self._http.get(**connection.request(query))
-        except httpx.TransportError as error:
-            raise unreachable(error) from error
-        except httpx.InvalidURL as error:
-            raise invalid(error) from error
         return query.decode(response)
 
     @override
@@ -59,11 +55,9 @@ class AsyncClient(Queries):
     async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
-        try:
+        with transport_errors():
             async with self._http.stream("GET", **request, timeout=None) as response:
                 if response.status_code != httpx.codes.OK:
                     await response.aread()
                     raise error_of(response)
                 yield response.aiter_lines()
-        except httpx.TransportError as error:
-            raise unreachable(error) from error

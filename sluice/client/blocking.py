@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 import httpx
 from typing_extensions import override
 
-from sluice.client.queries import Connection, Queries, Query, error_of, invalid, unreachable
+from sluice.client.queries import Connection, Queries, Query, error_of, transport_errors
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -126,15 +126,11 @@ class _BlockingQueries(Queries):
     @override
     async def _send(self, query: Query[T]) -> T:
         connection = self._connection
-        try:
+        with transport_errors():
             response = self.http.get(**connection.request(query))
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
                 connection.logged_in(self.http.post(**connection.log_in_request()))
                 response = self.http.get(**connection.request(query))
-        except httpx.TransportError as error:
-            raise unreachable(error) from error
-        except httpx.InvalidURL as error:
-            raise invalid(error) from error
         return query.decode(response)
 
     @override
@@ -142,14 +138,11 @@ class _BlockingQueries(Queries):
     async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
-        try:
-            with self.http.stream("GET", **request, timeout=None) as response:
-                if response.status_code != httpx.codes.OK:
-                    response.read()
-                    raise error_of(response)
-                yield _each(response.iter_lines())
-        except httpx.TransportError as error:
-            raise unreachable(error) from error
+        with transport_errors(), self.http.stream("GET", **request, timeout=None) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise error_of(response)
+            yield _each(response.iter_lines())
 
 
 async def _each(lines: Iterator[str]) -> AsyncIterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypedDict, TypeVar
@@ -116,7 +116,7 @@ class Queries:
         if "require" in moment:
             pinned["require"] = moment["require"]
         answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=part)) for part in others]
-        return _joined(answers) if others else answers[0]
+        return joined(answers) if others else answers[0]
 
     async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
@@ -294,7 +294,7 @@ def _parts(keys: list[str]) -> list[list[str]]:
     return parts
 
 
-def _joined(answers: list[Entries]) -> Entries:
+def joined(answers: list[Entries]) -> Entries:
     """One answer with the entries of several. A worker is unavailable if it was so for any of them."""
     workers: dict[int, WorkerStatus] = {}
     for worker in (worker for answer in answers for worker in answer.workers):
@@ -340,12 +340,23 @@ def error_of(response: httpx.Response) -> SluiceError:
     return kind(detail, next_step=next_step, extensions=problem)
 
 
-def invalid(error: httpx.InvalidURL) -> QueryError:
+def _invalid(error: httpx.InvalidURL) -> QueryError:
     """The error for a request whose URL is too long, or whose address is not one."""
     return QueryError(f"The request has no valid URL: {error}.", next_step="Correct the address, or shorten the key.")
 
 
-def unreachable(error: httpx.TransportError) -> StateError:
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """Raise StateError if the server does not answer in the block, and QueryError if a request has no valid URL."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise _unreachable(error) from error
+    except httpx.InvalidURL as error:
+        raise _invalid(error) from error
+
+
+def _unreachable(error: httpx.TransportError) -> StateError:
     """The error for a server that does not answer."""
     url = error.request.url
     return StateError(

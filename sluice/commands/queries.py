@@ -118,16 +118,20 @@ def scan(
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)
         else:
+            from sluice.client.queries import joined
+
             with _client() as client:
                 if complete:
                     part["require"] = "complete"
                 pages = [page := client.page(store, limit=min(limit, 1_000), **part)]
-                while page.cursor and (left := limit - sum(len(page.entries) for page in pages)):
+                left = limit - len(page.entries)
+                while page.cursor and left > 0:
                     pages.append(page := client.page(store, limit=min(left, 1_000), cursor=page.cursor, **part))
+                    left -= len(page.entries)
                 has_more = page.cursor is not None
-                _print_entries([entry for page in pages for entry in page.entries], form)
-                # A worker may have been unavailable for one page only.
-                _warn(next((page for page in pages if page.partial or page.standby), page))
+                answer = joined(pages)
+                _print_entries(answer.entries, form)
+                _warn(answer)
         if has_more:
             err.print(f"There are more than {limit:,} entries. Raise --limit to print them.")
 
@@ -265,8 +269,9 @@ def _time(moment: datetime) -> str:
 
 
 def _warn(answer: Answer) -> None:
-    if answer.partial:
-        reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.status != "ok"]
+    from sluice.answers import unavailable
+
+    if reasons := unavailable(answer.workers):
         err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)
     if answer.standby:
         reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.standby]

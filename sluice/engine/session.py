@@ -83,12 +83,12 @@ def context(settings: Settings, name: str) -> SparkContext:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()  # in a process that spark-submit has not started, PySpark starts Java
-    with settings_errors():
+    with _settings_errors():
         return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
 
 
 @contextmanager
-def settings_errors() -> Iterator[None]:
+def _settings_errors() -> Iterator[None]:
     """Raise SettingsError if Spark refuses its settings in the block."""
     try:
         yield
@@ -106,10 +106,10 @@ def session(settings: Settings, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)
-    with settings_errors():
+    with _settings_errors():
         spark = builder.getOrCreate()
-        for name in filter(spark.conf.isModifiable, settings.spark_conf):
-            spark.conf.set(name, str(spark.conf.get(name)))  # Spark checks a value only when it is set
+        for key in filter(spark.conf.isModifiable, settings.spark_conf):
+            spark.conf.set(key, str(spark.conf.get(key)))  # Spark checks a value only when it is set
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from sluice.answers import unavailable
 from sluice.errors import Incomplete, TooSlow
 from sluice.query.reader import Reader
 from sluice.query.results import Pin
@@ -93,7 +94,7 @@ async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
     after: tuple[str, int] | None = None
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)
-        if reasons := [f"worker {worker.number}: {worker.reason}" for worker in page.workers if worker.status != "ok"]:
+        if reasons := unavailable(page.workers):
             raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
         for entry in page.entries:
             yield entry

@@ -56,11 +56,8 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> 
             name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
         )
         answer = await reader.all(await reader.catalogue.pin(store, as_of), within)
-        if answer.partial:
-            reasons = "; ".join(
-                f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.reason
-            )
-            raise Incomplete(f"Some workers cannot be read: {reasons}")
+        if reasons := answers.unavailable(answer.workers):
+            raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
         return answer.entries
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from sluice.answers import WorkerStatus
+from sluice.answers import WorkerStatus, unavailable
 from sluice.api.auth.principals import Principal, principal
 from sluice.api.http.headers import header
 from sluice.api.http.replies import Payload, etag
@@ -213,7 +213,7 @@ class Access:
 
 def require_complete(workers: Iterable[WorkerStatus]) -> None:
     """Raise Incomplete, with the reasons, if a worker is unavailable."""
-    if reasons := [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]:
+    if reasons := unavailable(workers):
         raise Incomplete(f"Some workers cannot be read: {', '.join(reasons)}")
 
 

@@ -221,8 +221,7 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
 def _difference(was: str, is_now: str) -> str:
     """Describe the first step that differs, or that the job has become one that takes records in another order."""
     if was.endswith(IN_ANY_ORDER) != is_now.endswith(IN_ANY_ORDER):
-        orders = ("in any order", "in order")
-        old, new = orders if was.endswith(IN_ANY_ORDER) else reversed(orders)
+        old, new = ("in any order", "in order") if was.endswith(IN_ANY_ORDER) else ("in order", "in any order")
         return f"the pipeline's other steps took records {old}, and now take them {new}"
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from sluice.brokers import configuration_errors, quiet
+from sluice.brokers import ANY_SIZE, configuration_errors, quiet
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
@@ -39,8 +39,7 @@ _FAST: dict[str, str | bool] = {
     # The Java clients' partitioner: every client sends a key to the same partition.
     "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
-    # The topic limits the size of a record, not the client.
-    "message.max.bytes": "1000000000",
+    **ANY_SIZE,
 }
 _BATCH_BYTES = 1_000_000
 _LONGEST_START_S = 300

@@ -113,10 +113,13 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
             next_step="Give PEM files that belong together: --certificate and --key.",
         ) from None
     freeze_imports()
+    server = _Server(config, started)
     try:
-        _Server(config, started).run()
-    except SystemExit:  # Uvicorn has logged the error
-        raise StateError(
+        server.run()
+    except SystemExit:
+        if server.started:
+            raise
+        raise StateError(  # Uvicorn has logged the error
             f"The server cannot listen on {options.bind}:{options.port}.",
             next_step="Choose a free port with --port, and an address of this host with --bind.",
         ) from None
