@@ -47,10 +47,12 @@ class Process:
         if row.key is None:
             out.count("null_key")
             return
-        self._fire(state, row.key, row.before, out)
+        if state.event:
+            self._fire(state, row.key, row.before, out)
         self._context.turn_to(state, row.key, row.time, row.after, out)
         self._attempt(self._take, row, out, row.key, row.value, row.time)
-        self._fire(state, row.key, row.after, out)
+        if state.event:
+            self._fire(state, row.key, row.after, out)
 
     def _take(self, row: Row) -> None:
         assert row.key is not None
@@ -76,10 +78,12 @@ class Process:
 
     def release_due(self, state: Kept) -> int | None:
         """Time of the earliest event timer."""
-        return min((schedule.time for schedule in state.event.values()), default=None)
+        return min(schedule.time for schedule in state.event.values()) if state.event else None
 
     def due(self, state: Kept) -> int | None:
         """Time of the earliest event timer or expiry of an entry."""
+        if not (state.event or self._ttls):
+            return None
         times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
             times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
@@ -145,6 +149,10 @@ def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
 
 
 def _object(entries: dict[str, tuple[int, Any]]) -> str:
+    try:
+        return to_json({name: value for name, (_, value) in sorted(entries.items())})
+    except (TypeError, ValueError, OverflowError):
+        pass  # one of the values cannot be written as JSON
     return f"{{{','.join(f'{to_json(name)}:{_value(value)}' for name, (_, value) in sorted(entries.items()))}}}"
 
 

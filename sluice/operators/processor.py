@@ -177,6 +177,7 @@ class Context:
         self._stores: dict[str, Store[Any]] = {
             name: Store(name, options, self._journal) for name, options in stores.items()
         }
+        self._fields = [(store, f"s{number}") for number, store in enumerate(self._stores.values())]
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
         self.begin, self.check, self.undo = self._journal.begin, self._journal.check, self._journal.undo
@@ -248,8 +249,9 @@ class Context:
         """Switch to another key, record or timer; called by the engine."""
         self._kept, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time
-        for number, store in enumerate(self._stores.values()):
-            store.entries = getattr(kept.stores, f"s{number}")
+        entries = kept.stores
+        for store, field in self._fields:
+            store.entries = getattr(entries, field)
             store.now = stream_time
 
     def expire(self) -> None:

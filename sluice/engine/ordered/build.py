@@ -36,16 +36,17 @@ Make = Callable[[], Operator[Any]]
 
 
 def stage_operator(
-    operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool
+    operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool, only_last: bool
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read`: later expressions read fields of the results, so the results must fit the resolved types.
+    `only_last`: only a key's last result in a batch matters.
     """
-    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read))
+    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read, only_last))
 
 
-def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool) -> Make:
+def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool, only_last: bool) -> Make:
     action, retracts = operator.action, operator.retracts
     match action:
         case plan.Aggregate() | plan.PythonAggregate():
@@ -54,7 +55,9 @@ def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: b
             except TopologyError as error:
                 where = f"aggregate into {operator.store!r} at {operator.step.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-            return partial(_aggregate, calculation, action.window, subtracts=action.subtracts, retracts=retracts)
+            if action.subtracts and action.window is None:
+                return partial(_table_aggregate, calculation, retracts=retracts)
+            return partial(_aggregate, calculation, action.window, retracts=retracts, only_last=only_last)
         case plan.Merge():
             return Merge
         case plan.Latest():
@@ -95,18 +98,22 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         ) from error
 
 
+def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) -> Operator[Any]:
+    return TableAggregate(calculation(), retracts=retracts)
+
+
 def _aggregate(
-    calculation: Callable[[], Calculation], window: AnyWindow | None, *, subtracts: bool, retracts: bool
+    calculation: Callable[[], Calculation], window: AnyWindow | None, *, retracts: bool, only_last: bool
 ) -> Operator[Any]:
     match window:
         case None:
-            return (TableAggregate if subtracts else Aggregate)(calculation(), retracts=retracts)
+            return Aggregate(calculation(), retracts=retracts, only_last=only_last)
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, retracts=retracts)
         case SessionWindow():
             return SessionAggregate(calculation(), window, retracts=retracts)
         case Window():
-            return WindowedAggregate(calculation(), window, retracts=retracts)
+            return WindowedAggregate(calculation(), window, retracts=retracts, only_last=only_last)
 
 
 def _calculation(

@@ -29,7 +29,7 @@ from sluice.engine.batch.rows import (
 )
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.ordered.advances import Timeline
-from sluice.operators.aggregation.aggregate import TableAggregate
+from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
@@ -71,7 +71,7 @@ class StageOperator:
         action = self.plan.action
         return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
 
-    @property
+    @cached_property
     def entries(self) -> tuple[int, ...]:
         """The group numbers of a processor's stores that can be queried."""
         return tuple(store.group_id for store in self.plan.stores.values() if store.group_id is not None)
@@ -277,7 +277,8 @@ class Releases:
         Results that are due after the batch are ignored.
         """
         if due is None or due > self.timeline.closed_after:
-            self._due.pop(key, None)
+            if self._due:
+                self._due.pop(key, None)
         elif key not in self._due or self._due[key][0] != due:
             self._due[key] = due, position
             heappush(self._heap, (due, key))
@@ -458,15 +459,21 @@ class OperatorRun:
             self.load([key])
         return self._held[key]
 
+    def finish(self, output: StageOutput) -> None:
+        """Send the results that the operator has held back to the end of the batch."""
+        if isinstance(self.operator, Aggregation):
+            output.operator = self.spec
+            self.operator.finish(self._held, output)
+
     def close(self, output: StageOutput) -> None:
         """Drop expired state, and fire wall-clock timers."""
         if self.timeline is None:
             return
         due = self._states.due(self.spec.number, self.closed)
         self.load([key for key in due if key not in self._held])
-        reached = self.timeline.reached
+        reached, due_of = self.timeline.reached, self.operator.due
         for key, state in self._held.items():
-            due_time = self.operator.due(state)
+            due_time = due_of(state)
             if due_time is not None and due_time <= self.closed:
                 output.operator = self.spec
                 self.operator.close(state, key, self.closed, output, reached)

@@ -117,7 +117,7 @@ class StageRun:
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
         ordered = rows.take(pa.array(in_order(rows)))
-        self._load(ordered.column("target").to_pylist(), ordered.column("key").to_pylist())
+        self._load(ordered)
         output, operators = self.output, self.operators
         releasing = {
             number: [run for run in (operators[number], *output.listeners.get(number, ())) if run.releases is not None]
@@ -186,15 +186,13 @@ class StageRun:
                     indices += (before, number)
         return frozenset(indices)
 
-    def _load(self, targets: list[int], keys: list[str | None]) -> None:
+    def _load(self, rows: pa.Table) -> None:
         """Load the states of all keys, sorted because neighbours are close to each other in the shard."""
-        by_target: dict[int, set[str]] = {target: set() for target in targets}
-        for target, key in {*zip(targets, keys, strict=True)}:
-            if key is not None:
-                by_target[target].add(key)
-        for target, of_target in by_target.items():
+        for target in pc.unique(rows.column("target")).to_pylist():
+            keys = rows.filter(pc.equal(rows.column("target"), target)).column("key")
+            sorted_keys = pc.drop_null(pc.unique(keys)).sort().to_pylist()
             for run in (self.operators[target], *self.output.listeners.get(target, ())):
-                run.load(sorted(of_target))
+                run.load(sorted_keys)
 
     def close(self) -> None:
         """Close all operators after the last row, in their order, because results may go to a later operator."""
@@ -202,6 +200,7 @@ class StageRun:
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
             self.output.begin((LAST, operator.spec.number, b""), operator.closed)
+            operator.finish(self.output)
             operator.close(self.output)
             operator.show(self.output)
 

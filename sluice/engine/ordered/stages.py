@@ -155,7 +155,12 @@ class Stages:
             number,
             self.ingest.stream_times,
             self.storage.locations,
-            tuple(stage_operator(each, self.arguments, is_read=each.result in each.read) for each in operators),
+            tuple(
+                stage_operator(
+                    each, self.arguments, is_read=each.result in each.read, only_last=each.number in job.only_stored
+                )
+                for each in operators
+            ),
             job.only_stored,
             {source.number: source.topic for source in job.streams},
             self.epoch,

@@ -6,6 +6,7 @@ aggregate and the aggregate. A result's time is the largest time of its records.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -31,11 +32,15 @@ class Adding:
     """Base class of all aggregations.
 
     `retracts`: the next operator subtracts, so the old value is sent before the new one.
+    `only_last`: only the last result of a batch matters for each window; `finish` sends it.
     """
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
+    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
         self.calculation = calculation
         self.retracts = retracts
+        self.only_last = only_last
+        self._added: list[int] = []
+        """The windows to which the current row has been added, if `only_last`."""
 
     def _add(
         self, state: State, start: int, window: Bounds | None, row: Row, value: Any, out: Output, seed: Any = None
@@ -55,6 +60,10 @@ class Adding:
             time = max(time, row.time)
         aggregate = calculation.add(row.key, aggregate, value)
         state[start] = time, aggregate
+        if self.only_last:
+            calculation.check(aggregate)
+            self._added.append(start)
+            return
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
@@ -68,9 +77,11 @@ class Adding:
 class Aggregation(Adding):
     """An aggregation of a stream. A row that fails does not change the state."""
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
-        super().__init__(calculation, retracts=retracts)
+    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
+        super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
+        self._changed: dict[tuple[str, int], None] = {}
+        """The keys and windows whose result `finish` has to send."""
 
     def begin(self) -> State:
         return {}
@@ -82,13 +93,28 @@ class Aggregation(Adding):
         try:
             self._take(state, row, out)
         except BaseException as error:
+            self._added.clear()
             self._undo(state, before)
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
+            if self._added:
+                for start in self._added:
+                    self._changed[row.key, start] = None  # type: ignore[index]  # a row without a key is not added
+                self._added.clear()
 
     def _take(self, state: State, row: Row, out: Output) -> None:
         raise NotImplementedError
+
+    def finish(self, states: Mapping[str, State], out: Output) -> None:
+        """Send the last result of every window that has changed, if `only_last`, before `close` drops any."""
+        for key, start in self._changed:
+            time, aggregate = states[key][start]
+            out.emit(key, self.calculation.result(aggregate), time, window=self._bounds(start))
+        self._changed.clear()
+
+    def _bounds(self, start: int) -> Bounds | None:
+        return None
 
     def is_empty(self, state: State) -> bool:
         return not state
@@ -189,9 +215,14 @@ class WindowedAggregate(Aggregation):
     A record that is late for all of its windows is counted as `late`.
     """
 
-    def __init__(self, calculation: Calculation, window: Window, *, retracts: bool = False) -> None:
-        super().__init__(calculation, retracts=retracts)
+    def __init__(
+        self, calculation: Calculation, window: Window, *, retracts: bool = False, only_last: bool = False
+    ) -> None:
+        super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.window = window
+
+    def _bounds(self, start: int) -> Bounds:
+        return start, start + self.window.size_ms
 
     def _take(self, state: State, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.accumulators import CountDistinct
+from sluice.operators.aggregation.accumulators import Count, CountDistinct
 from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, state_decoder
 
@@ -46,6 +46,9 @@ class Calculation(Protocol):
 
     def result(self, aggregate: Any) -> str | None:
         """Return the result as JSON text, or None if there is no result."""
+
+    def check(self, aggregate: Any) -> None:
+        """Raise the error that `result` would raise."""
 
     def keep(self) -> None:
         """Make all changes so far final."""
@@ -87,6 +90,8 @@ class Functions:
         self._accumulators = accumulators
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, CountDistinct)]
         self._adders = [accumulator.add for accumulator in accumulators]
+        self._counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
+        """Whether the results are numbers of values, which can always be written."""
 
     def begin(self) -> tuple[Any, ...]:
         return tuple([accumulator.begin() for accumulator in self._accumulators])
@@ -132,6 +137,10 @@ class Functions:
         elif self._fields:
             shaped = dict(zip(self._fields, results, strict=True))
         return _ENCODER.encode(shaped).decode()
+
+    def check(self, aggregate: tuple[Any, ...]) -> None:
+        if not self._counts:
+            self.result(aggregate)
 
     def keep(self) -> None:
         for accumulator in self._in_place:
@@ -223,6 +232,10 @@ class Custom:
 
     def result(self, aggregate: Any) -> str | None:
         return None if aggregate is None else self._declared.typed_json(aggregate)
+
+    def check(self, aggregate: Any) -> None:
+        if type(aggregate) is not int:  # `_checked` has found an int to fit 64 bits
+            self.result(aggregate)
 
     def keep(self) -> None:
         if self._before:

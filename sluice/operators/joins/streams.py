@@ -102,6 +102,7 @@ class StreamJoin:
 
     def __init__(self, how: How, window: JoinWindow) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
+        self._is_outer = any(self.outer)
         self.ahead = window.after_ms, window.before_ms
         """How far ahead a match may be of a record of the left side, and of the right side, in ms."""
         self.grace, self.reach = window.grace_ms, window.reach_ms
@@ -125,7 +126,7 @@ class StreamJoin:
             else:
                 out.count("null_key")
             return
-        if any(self.outer):
+        if self._is_outer:
             self._send_unmatched(state, row.key, row.before, out)
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
@@ -139,6 +140,8 @@ class StreamJoin:
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
         side = state.left if row.side == RIGHT else state.right
+        if not side.records:
+            return False
         earliest = max(row.time - self.ahead[1 - row.side], row.reached[1 - row.side] - self.reach + 1)
         first = bisect_left(side.records, earliest, key=_TIME)
         last = bisect_right(side.records, row.time + self.ahead[row.side], key=_TIME)
@@ -155,7 +158,11 @@ class StreamJoin:
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
-        insort(side.records, Record(row.time, row.value, waits), key=_TIME)
+        record = Record(row.time, row.value, waits)
+        if not side.records or side.records[-1].time <= row.time:
+            side.records.append(record)
+        else:
+            insort(side.records, record, key=_TIME)
         if waits:
             side.waits_from = min(side.waits_from, row.time)
             if self.shared is not None:
@@ -197,11 +204,11 @@ class StreamJoin:
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or can no longer be matched."""
-        times = []
-        for side, ahead in zip((state.left, state.right), self.ahead, strict=True):
+        due = _NEVER
+        for side, ahead in ((state.left, self.ahead[LEFT]), (state.right, self.ahead[RIGHT])):
             if side.records:
-                times += [side.waits_from + ahead + self.grace + 1, side.records[0].time + self.reach]
-        return min(times) if times else None
+                due = min(due, side.waits_from + ahead + self.grace + 1, side.records[0].time + self.reach)
+        return None if due == _NEVER else due
 
     def close(
         self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
@@ -213,10 +220,15 @@ class StreamJoin:
         self._forget(state, (min(left, closed), min(right, closed)))
 
     def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
-        for side, latest in zip((state.left, state.right), reached, strict=True):
-            if side.records and side.records[0].time <= latest - self.reach:
-                count = bisect_right(side.records, latest - self.reach, key=_TIME)
-                side.records[:count] = [record for record in side.records[:count] if record.waits]
+        for side, latest in ((state.left, reached[LEFT]), (state.right, reached[RIGHT])):
+            records, last = side.records, latest - self.reach
+            if not records or records[0].time > last:
+                continue
+            if records[-1].time <= last and side.waits_from == _NEVER:
+                records.clear()
+            else:
+                count = bisect_right(records, last, key=_TIME)
+                records[:count] = [record for record in records[:count] if record.waits]
 
     def is_empty(self, state: Sides) -> bool:
         return not state.left.records and not state.right.records
