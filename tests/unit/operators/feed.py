@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
+from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import LEFT, RIGHT, Operator, Row
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
@@ -127,6 +128,8 @@ def run(
             states[given.key] = state
         if number + 1 in cuts or number + 1 == len(rows):
             ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
+            if isinstance(operator, Aggregation):
+                operator.finish({key: state for key, state in states.items() if key is not None}, ran)
             states = {}
             _close(operator, ran, closed[number], reached[number])
     return ran
