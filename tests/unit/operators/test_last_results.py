@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import hopping, tumbling
-from sluice.operators.aggregation.aggregate import Aggregate, Aggregation, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.functions import Function
+from sluice.operators.base import Operator
 from tests.unit.operators.feed import Given, Ran, run
 
 POISON = 13
@@ -39,7 +41,7 @@ CALCULATIONS: dict[str, Callable[[], Calculation]] = {
     "a float that may be NaN": lambda: Custom(float, divides, value_type=float, argument_type=int),
     "a reduction": lambda: Custom(None, adds, value_type=int, argument_type=int),
 }
-OPERATORS: dict[str, Callable[[Calculation, bool], Aggregation]] = {
+OPERATORS: dict[str, Callable[[Calculation, bool], Operator[Any]]] = {
     "no windows": lambda made, only_last: Aggregate(made, only_last=only_last),
     "tumbling windows": lambda made, only_last: WindowedAggregate(made, tumbling("5 ms", "3 ms"), only_last=only_last),
     "hopping windows": lambda made, only_last: WindowedAggregate(
