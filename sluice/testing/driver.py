@@ -83,6 +83,8 @@ class TopologyTestDriver:
         self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
         job = plan(pipeline).job
         self._topics = {*job.topics}
+        self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
+        self._partitions = {**dict.fromkeys(job.topics, 1), **(partitions or {})}
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
         self._records = PipedRecords()
         self._waiting: list[str] = []
@@ -115,6 +117,11 @@ class TopologyTestDriver:
                 f"{self.pipeline.name} does not read a topic {topic!r}.",
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
             )
+        if not 0 <= partition < self._partitions[topic]:
+            raise TopologyError(
+                f"{topic} has no partition {partition!r}; it has {self._partitions[topic]}, numbered from 0.",
+                next_step=f"Give the driver more: TopologyTestDriver(pipeline, partitions={{{topic!r}: ...}}).",
+            )
         if timestamp is not None and not (isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS):
             raise TopologyError(
                 f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
@@ -146,6 +153,11 @@ class TopologyTestDriver:
 
     def output(self, topic: str) -> list[Output]:
         """All records written to a topic, in order."""
+        if topic not in self._outputs:
+            raise TopologyError(
+                f"{self.pipeline.name} does not write a topic {topic!r}.",
+                next_step=f"It writes {', '.join(sorted(self._outputs))}.",
+            )
         self.commit()
         decode = _text if topic in self._texts else _value
         return [_output(record, decode) for record in self._run.output.records.get(topic, ())]

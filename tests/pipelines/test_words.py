@@ -38,6 +38,18 @@ def stored(driver: TopologyTestDriver, store: str, letters: str) -> dict[Any, An
     return {key: value for key, value in driver.store(store).items() if key in letters}
 
 
+def test_only_topics_that_the_pipeline_writes_can_be_read(words: TopologyTestDriver) -> None:
+    with pytest.raises(TopologyError, match="does not write a topic 'misspelt'"):
+        words.read("misspelt")
+    assert words.read("words_dead_letters") == []
+
+
+@pytest.mark.parametrize("partition", [-1, 1])
+def test_a_record_goes_to_a_partition_that_its_topic_has(words: TopologyTestDriver, partition: int) -> None:
+    with pytest.raises(TopologyError, match="it has 1, numbered from 0"):
+        words.pipe("words", "Apple", "a", partition=partition)
+
+
 @pytest.mark.parametrize("timestamp", [1_670_230_527_000.5, 10**17, "2022-12-05"])
 def test_a_timestamp_is_in_whole_milliseconds(words: TopologyTestDriver, timestamp: Any) -> None:
     with pytest.raises(TopologyError, match="is not a time in epoch milliseconds"):
