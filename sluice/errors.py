@@ -189,3 +189,11 @@ class Unreachable(StateError):
 
     title = "State server unreachable"
     next_step = "Check that it runs and is reachable, then try again."
+
+
+def error_text(error: BaseException) -> str:
+    """The text of any error, with ? for what UTF-8 cannot encode. Never raises, even if the error's `__str__` does."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except Exception:
+        return "(its __str__ fails)"

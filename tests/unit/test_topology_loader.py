@@ -111,6 +111,14 @@ WRONG = {
         r"a\.py:2 cannot be imported: TypeError: .*'b'\.$",
     ),
     "a mistake": ("x = 1\n1/0", r"a\.py:2 cannot be imported: ZeroDivisionError"),
+    "an error whose text fails": (
+        "class Odd(TypeError):\n def __str__(self): return 1 / 0\nraise Odd",
+        r"a\.py:3 cannot be imported: Odd: \(its __str__ fails\)\.$",
+    ),
+    "an error whose text has no UTF-8": (
+        "raise ValueError('\\udc80')",
+        r"a\.py:1 cannot be imported: ValueError: \?\.$",
+    ),
     "no Python": ("pipeline =", r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\.$"),
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (

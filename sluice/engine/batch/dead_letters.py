@@ -68,14 +68,6 @@ def header(key: str, value: str) -> dict[str, str | bytes]:
     return {"key": key, "value": value.encode(errors="replace")}
 
 
-def error_text(error: BaseException) -> str:
-    """An error's text. Never raises, even if the error's `__str__` does."""
-    try:
-        return str(error)
-    except Exception:
-        return "(its __str__ fails)"
-
-
 def iso_time(milliseconds: int) -> str:
     """A time from epoch ms, or the number itself if it is outside the years 1 to 9999."""
     try:

@@ -12,10 +12,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, error_text, header, iso_time
+from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, header, iso_time
 from sluice.engine.batch.rows import REJECTED, has_origin, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
-from sluice.errors import EngineError
+from sluice.errors import EngineError, error_text
 from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
 
@@ -48,7 +48,7 @@ def describe(error: BaseException) -> str:
     """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
     text = error_text(error)
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
-    return text.encode(errors="replace").decode()[:LONGEST_DETAIL]
+    return text[:LONGEST_DETAIL]
 
 
 def step_failed(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:

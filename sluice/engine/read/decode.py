@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
-from sluice.engine.batch.dead_letters import DeadLetter, error_text
+from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rejected import run_ended
+from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source
 from sluice.values import contracts

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.engine.batch.checkpoint import BatchClock
-from sluice.engine.batch.dead_letters import DeadLetter, error_text
+from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rows import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import Key, ValueDecoder
 from sluice.engine.read.streams import Reader, Share, invalid_times
+from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
 from sluice.values.records import MOST_KEY_BYTES

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
-from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, error_text, headers_of
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder, failing
-from sluice.errors import EngineError
+from sluice.errors import EngineError, error_text
 from sluice.plan import Job, OrderedJob
 from sluice.values.records import METADATA, MOST_KEY_BYTES
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from pathlib import Path
 
+from sluice.errors import error_text
 from sluice.topology import dsl, windows
 from sluice.topology.pipeline import Pipeline
 
@@ -24,7 +25,7 @@ def next_step(error: BaseException, file: Path) -> str:
         case AttributeError(name=str(name), obj=obj) if isinstance(obj, _HANDLES):
             return _attribute(name, obj)
         case TypeError():
-            return _arguments(str(error))
+            return _arguments(error_text(error))
         case _:
             return ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import SluiceError, TopologyError, error_text
 from sluice.topology.loading.advice import next_step
 from sluice.topology.pipeline import Pipeline
 from sluice.values.modules import load_module
@@ -55,7 +55,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
         ) from None
     except BaseException as error:  # the file may even call sys.exit
         # A SyntaxError's text repeats the file and line.
-        text = error.msg if isinstance(error, SyntaxError) else error
+        text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
         raise TopologyError(
             f"{_place(file, error)} cannot be imported: {cause}.", next_step=next_step(error, file)
