@@ -60,14 +60,14 @@ class BacklogRun:
         reached = {part: times[name] for part in streams if (name := f"{ORDER}/{part[0]}/{part[1]}") in times}
         with KafkaTimestamps.of(self.kafka, ends_of_streams) as timestamps:
             backlog = Backlog(timestamps, streams, position, ends_of_streams, reached)
-            with closing(_ahead(backlog.batches(self.most))) as batches:
+            with closing(ahead(backlog.batches(self.most))) as batches:
                 for batch, taken in enumerate(batches, start=begun + 1):
                     self.require()
                     log_batch(checkpoint, batch, _positions({**ends, **taken}), now, pattern)
                     self.query.run(publisher, once=True)
 
 
-def _ahead(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
+def ahead(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
     """Find the end of the next batch in another thread while the caller runs a batch."""
     with ThreadPoolExecutor(1, "backlog") as finder:
         found = finder.submit(next, batches, None)
