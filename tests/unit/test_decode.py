@@ -660,6 +660,7 @@ def test_a_number_beyond_64_bits_is_rejected(reading: Reading) -> None:
     assert [row["s0_orderId"] for row in rows] == [1, 2**63 - 1]
     (letter,) = reading.letters
     assert letter["headers"]["sluice.reason"] == "out_of_range"
+    assert letter["headers"]["sluice.detail"].startswith("$.orderId: ")
 
 
 def test_a_bad_number_does_not_hide_a_bad_time(reading: Reading) -> None:

@@ -235,9 +235,16 @@ class ValueDecoder:
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
 
-        Raises pa.ArrowException, OverflowError or ValueError if a value does not fit the column's type. A time without
-        a zone is in the pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
+        Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
+        pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
         """
+        try:
+            return self._column(values, name)
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            field = f"$.{name}" if self.source.is_object else "$"
+            raise ValueError(f"{field}: {error_text(error).partition(chr(10))[0]}") from error
+
+    def _column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         sql = self.source.types[name]
         fields = self._fields(values, name)
         is_nested = "<" in sql
@@ -271,8 +278,8 @@ class ValueDecoder:
             try:
                 for name in self.source.types:
                     self.column(some, name)
-            except (pa.ArrowException, OverflowError, ValueError) as error:
-                return error_text(error).partition("\n")[0]
+            except ValueError as error:
+                return str(error)
             return ""
 
         return {
