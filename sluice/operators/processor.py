@@ -249,9 +249,8 @@ class Context:
         """Switch to another key, record or timer; called by the engine."""
         self._kept, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time
-        entries = kept.stores
         for store, field in self._fields:
-            store.entries = getattr(entries, field)
+            store.entries = getattr(kept.stores, field)
             store.now = stream_time
 
     def expire(self) -> None:

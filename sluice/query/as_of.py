@@ -13,8 +13,8 @@ from sluice.state.model import JobRef, Snapshot
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
-_EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 """The largest numbers that the ledger's columns hold, which are Kafka's too."""
+_EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
 
 

@@ -84,7 +84,6 @@ class TopologyTestDriver:
         job = plan(pipeline).job
         self._topics = {*job.topics}
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
-        self._partitions = {**dict.fromkeys(job.topics, 1), **(partitions or {})}
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
         self._records = PipedRecords()
         self._waiting: list[str] = []
@@ -117,9 +116,10 @@ class TopologyTestDriver:
                 f"{self.pipeline.name} does not read a topic {topic!r}.",
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
             )
-        if not 0 <= partition < self._partitions[topic]:
+        count = self._run.partitions[topic]
+        if not 0 <= partition < count:
             raise TopologyError(
-                f"{topic} has no partition {partition!r}; it has {self._partitions[topic]}, numbered from 0.",
+                f"{topic} has no partition {partition!r}; it has {count}, numbered from 0.",
                 next_step=f"Give the driver more: TopologyTestDriver(pipeline, partitions={{{topic!r}: ...}}).",
             )
         if timestamp is not None and not (isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS):

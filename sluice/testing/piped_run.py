@@ -196,9 +196,10 @@ class PipedRun:
         self._ledger = Ledger.open(settings.ledger)
         for place in self.storage.locations:
             create_shard(place).close()
-        counts = self._input.partitions(job.topics) | dict(partitions)
+        self.partitions = self._input.partitions(job.topics) | dict(partitions)
+        """Topic → its number of partitions."""
         only = OnlyWriter()
-        query = JobQuery(spark, self.storage, self._input, counts, only.epoch)
+        query = JobQuery(spark, self.storage, self._input, self.partitions, only.epoch)
         self._ledger.jobs.register(query.info)
         table_sinks = {
             destination: KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})

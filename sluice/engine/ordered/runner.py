@@ -277,8 +277,7 @@ class Releases:
         Results that are due after the batch are ignored.
         """
         if due is None or due > self.timeline.closed_after:
-            if self._due:
-                self._due.pop(key, None)
+            self._due.pop(key, None)
         elif key not in self._due or self._due[key][0] != due:
             self._due[key] = due, position
             heappush(self._heap, (due, key))
@@ -471,9 +470,9 @@ class OperatorRun:
             return
         due = self._states.due(self.spec.number, self.closed)
         self.load([key for key in due if key not in self._held])
-        reached, due_of = self.timeline.reached, self.operator.due
+        reached = self.timeline.reached
         for key, state in self._held.items():
-            due_time = due_of(state)
+            due_time = self.operator.due(state)
             if due_time is not None and due_time <= self.closed:
                 output.operator = self.spec
                 self.operator.close(state, key, self.closed, output, reached)

@@ -151,17 +151,18 @@ class Stages:
     def _through(self, number: int, parcels: DataFrame) -> DataFrame:
         job = self.job
         operators = [operator for operator in job.operators if operator.stage == number]
+        only_stored = job.only_stored
         stage = Stage(
             number,
             self.ingest.stream_times,
             self.storage.locations,
             tuple(
                 stage_operator(
-                    each, self.arguments, is_read=each.result in each.read, only_last=each.number in job.only_stored
+                    each, self.arguments, is_read=each.result in each.read, only_last=each.number in only_stored
                 )
                 for each in operators
             ),
-            job.only_stored,
+            only_stored,
             {source.number: source.topic for source in job.streams},
             self.epoch,
             settings().server_token,

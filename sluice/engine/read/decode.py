@@ -242,7 +242,8 @@ class ValueDecoder:
             return self._column(values, name)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             field = f"$.{name}" if self.source.is_object else "$"
-            raise ValueError(f"{field}: {error_text(error).partition(chr(10))[0]}") from error
+            reason, _, _ = error_text(error).partition("\n")
+            raise ValueError(f"{field}: {reason}") from error
 
     def _column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         sql = self.source.types[name]

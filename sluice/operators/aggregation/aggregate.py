@@ -234,7 +234,7 @@ class WindowedAggregate(Aggregation):
         late = True
         for start in self.window.starts(row.time):
             if start + size > last_closed:
-                self._add(state, start, (start, start + size), row, value, out)
+                self._add(state, start, self._bounds(start), row, value, out)
                 late = False
         if late:
             out.count("late")

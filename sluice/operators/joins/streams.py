@@ -110,7 +110,7 @@ class StreamJoin:
 
     def watch(self) -> None:
         """Enable the search for unmatched records of all keys; see `Watch`."""
-        if self.outer[LEFT] or self.outer[RIGHT]:
+        if self._is_outer:
             self.shared = Watch()
 
     def begin(self) -> Sides:
