@@ -114,7 +114,7 @@ def scan(
 
             for option, text in (("--from", start), ("--to", end)):
                 parse_time(option, text)  # `read_store` would name its own parameter
-            entries = read_store(store, **part)
+            entries = read_store(store, limit=limit + 1, **part)
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)
         else:

@@ -9,7 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from sluice import answers
-from sluice.errors import Incomplete
+from sluice.errors import Incomplete, QueryError
 from sluice.query.as_of import AsOf
 from sluice.query.pinning import only_store
 from sluice.query.reader import Reader
@@ -34,20 +34,23 @@ def read_store(
     prefix: str = "",
     start: str | None = None,
     end: str | None = None,
+    limit: int | None = None,
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
 
-    Takes the parameters of `Client.range`. Returns up to 100,000 entries; numbers with a decimal point are `Decimal`.
-    Raises NotFound if the store does not exist, QueryError if there are more entries, and StateError if a worker's
-    shard cannot be read.
+    Takes the parameters of `Client.range`; with `limit`, it returns only this many entries, the first ones. Numbers
+    with a decimal point are `Decimal`. Raises NotFound if the store does not exist, QueryError without `limit` if there
+    are more than 100,000 entries, and StateError if a worker's shard cannot be read.
     """
+    if limit is not None and limit < 1:
+        raise QueryError(f"limit is {limit:,}, but must be at least 1.")
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
     with ThreadPoolExecutor(1) as thread:  # because the caller's thread may already run an event loop
-        entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within)).result()
+        entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
     return [_decoded(entry) for entry in entries]
 
 
-async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> list[Entry]:
+async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, limit: int | None) -> list[Entry]:
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
         stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
@@ -55,7 +58,8 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range) -> 
         store = only_store(
             name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
         )
-        answer = await reader.all(await reader.catalogue.pin(store, as_of), within)
+        pin = await reader.catalogue.pin(store, as_of)
+        answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))
         if reasons := answers.unavailable(answer.workers):
             raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
         return answer.entries

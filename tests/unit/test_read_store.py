@@ -43,6 +43,21 @@ def test_entries_are_decoded_and_in_order(states: States) -> None:
     assert read_store("windows", start="2022-12-05T08:55:15") == [Entry("a", 7, START, END)]
 
 
+def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_whole(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.query.reader.MAX_ENTRIES", 1)
+    with pytest.raises(QueryError, match="more than 1 entries"):
+        read_store("totals")
+    assert read_store("totals", limit=1) == [Entry("a", 1)]
+    assert read_store("totals", limit=2) == read_store("totals", limit=10) == [Entry("a", 1), Entry("b", 3)]
+    result = CliRunner().invoke(app, ["query", "range", "totals", "--local", "--limit", "1", "--format", "json"])
+    assert [json.loads(line)["key"] for line in result.stdout.splitlines()] == ["a"]
+    assert "There are more than 1 entries" in result.stderr
+    with pytest.raises(QueryError, match="at least 1"):
+        read_store("totals", limit=0)
+
+
 def test_read_store_works_inside_a_running_event_loop(states: States) -> None:
     async def run() -> list[Entry]:
         return read_store("totals")
