@@ -35,7 +35,8 @@ class Process:
         ]
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
-        self._context = Context(options, outputs, timers=hasattr(self._processor, "on_timer"))
+        self.sets_timers = hasattr(self._processor, "on_timer")
+        self._context = Context(options, outputs, timers=self.sets_timers)
         self._processor.init(self._context)
         self._of_author: Callable[[Any], object] = self._processor.process
 
@@ -43,38 +44,32 @@ class Process:
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: Kept, row: Row, out: Output) -> None:
-        """Fire the timers that are due, process the record, and fire the timers that the record makes due."""
-        if row.key is None:
+        """Fire the timers that are due, process the record, and fire the timers that the record makes due.
+
+        If the author's code fails for the record, the key's stores and timers are restored.
+        """
+        key, value, time = row.key, row.value, row.time
+        if key is None:
             out.count("null_key")
             return
         if state.event:
-            self._fire(state, row.key, row.before, out)
-        self._context.turn_to(state, row.key, row.time, row.after, out)
-        self._attempt(self._take, row, out, row.key, row.value, row.time)
-        if state.event:
-            self._fire(state, row.key, row.after, out)
-
-    def _take(self, row: Row) -> None:
-        assert row.key is not None
-        value = None if row.value is None else self._decode(row.value)
-        if (result := self._of_author(Record(row.key, value, row.time))) is not None:
-            require_run(result)
-
-    def _attempt(
-        self, call: Callable[[Any], None], argument: Any, out: Output, key: str, value: str | None, time: int,
-        timer: str = "",
-    ) -> None:  # fmt: skip
-        """Call the author's code. If the call fails, restore the key's stores and timers."""
-        self._context.begin()
+            self._fire(state, key, row.before, out)
+        context = self._context
+        context.turn_to(state, key, time, row.after, out)
+        context.begin()
         out.hold()
         try:
-            call(argument)
-            self._context.check()
+            record = Record(key, None if value is None else self._decode(value), time)
+            if (result := self._of_author(record)) is not None:
+                require_run(result)
+            context.check()
         except BaseException as error:
-            self._context.undo()
-            out.reject(error, key, value, time, timer)
+            context.undo()
+            out.reject(error, key, value, time)
         else:
             out.release()
+        if state.event:
+            self._fire(state, key, row.after, out)
 
     def release_due(self, state: Kept) -> int | None:
         """Time of the earliest event timer."""
@@ -135,12 +130,20 @@ class Process:
             self._call(state, Timer(key, name, "event", schedule.time), schedule.time, out)
 
     def _call(self, state: Kept, timer: Timer, stream_time: int, out: Output) -> None:
-        self._context.turn_to(state, timer.key, timer.time, stream_time, out)
-        self._attempt(self._on_timer, timer, out, timer.key, None, timer.time, timer.name)
-
-    def _on_timer(self, timer: Timer) -> None:
-        if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
-            require_run(result)
+        """Call the author's `on_timer`. If it fails, the key's stores and timers are restored."""
+        context = self._context
+        context.turn_to(state, timer.key, timer.time, stream_time, out)
+        context.begin()
+        out.hold()
+        try:
+            if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
+                require_run(result)
+            context.check()
+        except BaseException as error:
+            context.undo()
+            out.reject(error, timer.key, None, timer.time, timer.name)
+        else:
+            out.release()
 
 
 def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:

@@ -128,7 +128,7 @@ class Store(Generic[V]):
     def get(self, key: str, default: V | None = None) -> V | None:
         """The value of a key. Returns `default` for a key without a value, or whose value has expired."""
         entry = self.entries.get(key)
-        if entry is None or self._expired(entry[0]):
+        if entry is None or (self.ttl is not None and self._expired(entry[0])):
             return default
         value = entry[1]
         if type(value) not in IMMUTABLE:
@@ -191,12 +191,13 @@ class Context:
 
     def store(self, name: str) -> Store[Any]:
         """The store with this name in `process(stores=...)`."""
-        if name not in self._stores:
+        try:
+            return self._stores[name]
+        except KeyError:
             raise TopologyError(
                 f"The processor has no store {name!r}, only {sorted(self._stores)}.",
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
-            )
-        return self._stores[name]
+            ) from None
 
     def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
         """Send a record to an output. `time` defaults to the time of the current record or timer."""

@@ -86,6 +86,33 @@ def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Driv
     assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have passed"
 
 
+class Numbering:
+    """Forwards a record's number among those of its key."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[int]) -> None:
+        store = self.context.store("numbers")
+        store.put("last", store.get("last", 0) + 1)
+        self.context.forward(record.key, [record.value, store.get("last")])
+
+
+def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_keys(drive: Drive) -> None:
+    pipeline = Pipeline("numbers", workers=2)
+    stream = pipeline.stream("numbers", value=int)
+    stream.process(Numbering, stores={"numbers": int}).output.to("numbered")
+    stream.group_by_key().aggregate(list, lambda seen, value: [*seen, value], store="seen", returns=list[int])
+    driver = drive(pipeline)
+    keys = ["b", "a", "c", "a", "b", "b", "a", "c"]
+    for number, key in enumerate(keys):
+        driver.pipe("numbers", number, key=key, timestamp=1_000 - number)
+    assert read(driver, "numbered") == [
+        (key, [number, keys[: number + 1].count(key)]) for number, key in enumerate(keys)
+    ]
+    assert driver.store("seen") == {"a": [1, 3, 6], "b": [0, 4, 5], "c": [2, 7]}
+
+
 def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)

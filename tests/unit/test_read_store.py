@@ -52,7 +52,7 @@ def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_wh
     assert read_store("totals", limit=1) == [Entry("a", 1)]
     assert read_store("totals", limit=2) == read_store("totals", limit=10) == [Entry("a", 1), Entry("b", 3)]
     result = CliRunner().invoke(app, ["query", "range", "totals", "--local", "--limit", "1", "--format", "json"])
-    assert [json.loads(line)["key"] for line in result.stdout.splitlines()] == ["a"]
+    assert [entry["key"] for entry in json.loads(result.stdout)] == ["a"]
     assert "There are more than 1 entries" in result.stderr
     with pytest.raises(QueryError, match="at least 1"):
         read_store("totals", limit=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
@@ -121,7 +122,10 @@ def offset_of(origin: int) -> int:
     return origin & ((1 << OFFSET_BITS) - 1)
 
 
-def in_order(table: pa.Table) -> npt.NDArray[np.intp]:
-    """The indices that sort the rows by position. Rows with the same position keep their order."""
-    keys = [(name, "ascending") for name in SORT_KEY if name in table.column_names]
+def in_order(table: pa.Table, first: Sequence[str] = ()) -> npt.NDArray[np.intp]:
+    """The indices that sort the rows by position, or by columns `first` and then by position.
+
+    Rows with the same position keep their order.
+    """
+    keys = [(name, "ascending") for name in (*first, *SORT_KEY) if name in table.column_names]
     return np.asarray(pc.sort_indices(table, keys), np.intp)

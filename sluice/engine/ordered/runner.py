@@ -387,6 +387,8 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._states.due(self.spec.number, self.timeline.closed_after)
+            if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
+                return None  # no timer can be due in this batch
             self.load(due)
             for key in due:
                 releases.schedule(key, self._release_due(key), BEGIN)

@@ -116,13 +116,16 @@ class StageRun:
 
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
-        ordered = rows.take(pa.array(in_order(rows)))
-        self._load(ordered)
         output, operators = self.output, self.operators
         releasing = {
             number: [run for run in (operators[number], *output.listeners.get(number, ())) if run.releases is not None]
             for number in operators
         }
+        # Keys only meet in releases. Without any, the rows of a key follow each other: while they are processed, the
+        # key's state stays in the processor's cache. Results are sorted by position later.
+        by_key = () if output.listeners or any(releasing.values()) else ("target", "key")
+        ordered = rows.take(pa.array(in_order(rows, by_key)))
+        self._load(ordered)
         changes, old_rows = self._changes(ordered), dict[int, Row]()
         for number, (target, position, row) in enumerate(self._rows(ordered)):
             for run in releasing[target]:
