@@ -256,7 +256,8 @@ pipeline.stream("{topic}", value=Ride, event_time="at").group_by("line").count(s
 
 
 def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) -> None:
-    file = tmp_path / "rides.py"
+    file = tmp_path / "jobs#1" / "rides.py"
+    file.parent.mkdir()
 
     def from_file(names: Names) -> Pipeline:
         file.write_text(PIPELINE.format(name=names.prefix, topic=names("rides")))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -105,7 +106,7 @@ class JobRun:
         writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
         spark = started(self.spark)
         if pipeline.file is not None:
-            send_to_executors(spark, pipeline.file)
+            send_to_executors(spark.sparkContext, pipeline.file)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
@@ -213,11 +214,13 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
         )
 
 
-def send_to_executors(spark: SparkSession, file: Path) -> None:
-    """Copy a pipeline's file to the executors, only once per session because Spark warns if it is added again."""
-    files = spark.sparkContext.listFiles
-    if not any(name.endswith((str(file), f"/files/{file.name}")) for name in files):
-        spark.sparkContext.addPyFile(str(file))
+def send_to_executors(spark: SparkContext, file: Path) -> None:
+    """Copy a pipeline's file to executors on other hosts, only once because Spark warns if it is added again."""
+    if not is_local(spark.master or ""):
+        uri = file.absolute().as_uri()  # in a path, Spark would take `#` for the end of the file's name
+        name = uri.rpartition("/")[2]
+        if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):
+            spark.addPyFile(uri)
 
 
 @contextmanager
