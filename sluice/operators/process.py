@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.operators.base import Output, Row, require_run
 from sluice.operators.encoding import to_json
-from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer
+from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer, field_of
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         options = dict(stores or {})
         self.state_type = _state_type(options)
         self._ttls = [
-            (f"s{number}", store.ttl) for number, store in enumerate(options.values()) if store.ttl is not None
+            (field_of(number), store.ttl) for number, store in enumerate(options.values()) if store.ttl is not None
         ]
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
@@ -171,8 +171,8 @@ def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
         kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]
-        entries.append((f"s{number}", dict[str, kind], msgspec.field(default_factory=dict)))
-    names = {f"s{number}": name for number, name in enumerate(stores)}
+        entries.append((field_of(number), dict[str, kind], msgspec.field(default_factory=dict)))
+    names = {field_of(number): name for number, name in enumerate(stores)}
     held = msgspec.defstruct("Stores", entries, rename=names)
     timers = dict[str, Schedule]
     return msgspec.defstruct(

@@ -54,6 +54,11 @@ class Schedule(msgspec.Struct, array_like=True):
     every: int = 0
 
 
+def field_of(number: int) -> str:
+    """The field of `Kept.stores` for a processor's store; a store's own name may not be one of Python."""
+    return f"s{number}"
+
+
 class Kept(Protocol):
     """A processor's state for one key."""
 
@@ -177,7 +182,7 @@ class Context:
         self._stores: dict[str, Store[Any]] = {
             name: Store(name, options, self._journal) for name, options in stores.items()
         }
-        self._fields = [(store, f"s{number}") for number, store in enumerate(self._stores.values())]
+        self._fields = [(store, field_of(number)) for number, store in enumerate(self._stores.values())]
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
         self.begin, self.check, self.undo = self._journal.begin, self._journal.check, self._journal.undo
