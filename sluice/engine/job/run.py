@@ -11,7 +11,6 @@ from pathlib import Path
 import structlog
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits, ensure_topics, partition_counts, topic_limits
