@@ -19,9 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.testing.airflow import Airflow
 from sluice.testing.platform import LocalPlatform
-from sluice.topics import Topic, create_topics, produce
 
 PIPELINE = '''"""Counts records by key."""
 

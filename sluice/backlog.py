@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
-from sluice.brokers import silent_admin
 from sluice.errors import SluiceError
-from sluice.offsets import read_lag
+from sluice.kafka.brokers import silent_admin
+from sluice.kafka.offsets import read_lag
 
 
 def unread_records(

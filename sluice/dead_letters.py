@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from sluice.brokers import ANY_SIZE, broker_errors, configuration_errors, quiet, silent_admin
 from sluice.errors import EngineError
-from sluice.topics import Topic, create_topics, read_topic, require_delivery
+from sluice.kafka.brokers import ANY_SIZE, broker_errors, configuration_errors, quiet, silent_admin
+from sluice.kafka.topics import Topic, create_topics, read_topic, require_delivery
 
 READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are returned."""

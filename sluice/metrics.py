@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sluice import monitoring
-from sluice.offsets import Lag
+from sluice.kafka.offsets import Lag
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of

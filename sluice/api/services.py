@@ -10,9 +10,9 @@ from functools import cached_property
 from confluent_kafka.admin import AdminClient
 
 from sluice.api.runs import NO_RUNS, Runs
-from sluice.brokers import broker_errors, silent_admin
 from sluice.errors import BrokersUnreachable
-from sluice.offsets import Lag, Offsets, read_lag
+from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 

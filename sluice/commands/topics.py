@@ -33,8 +33,8 @@ def create(
     replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
 ) -> None:
     """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
+    from sluice.kafka.topics import Topic, create_topics
     from sluice.plan import plan
-    from sluice.topics import Topic, create_topics
     from sluice.topology import load_pipeline
 
     with errors_as_messages():
@@ -51,7 +51,7 @@ def create(
 @app.command()
 def write(topic: TopicName, separator: KeySeparator = "") -> None:
     """Send each line of standard input to a topic: as a value without a key, or as key and value."""
-    from sluice.topics import produce
+    from sluice.kafka.topics import produce
 
     with errors_as_messages():
         lines = _standard_input().splitlines()
@@ -72,8 +72,8 @@ def _standard_input() -> str:
 @app.command()
 def read(topic: TopicName, separator: KeySeparator = "") -> None:
     """Print a topic's committed records, one per line: their values, or their keys and values."""
-    from sluice.brokers import require_brokers
-    from sluice.topics import read_topic
+    from sluice.kafka.brokers import require_brokers
+    from sluice.kafka.topics import read_topic
 
     with errors_as_messages():
         require_brokers(settings().kafka)

@@ -79,9 +79,9 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     with importing():
         import structlog
 
-        from sluice.brokers import require_brokers
         from sluice.engine.job.restore import RestoringRun
         from sluice.engine.read.java_settings import java_settings
+        from sluice.kafka.brokers import require_brokers
         from sluice.plan import Job, explain, load_plan
         from sluice.state.ledger.run_ends import note_failure
 
@@ -102,8 +102,8 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
 def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
     """Print a pipeline's plan, and the tasks of a run on the session's master."""
-    from sluice.brokers import require_brokers
     from sluice.engine.job.tasks import describe_tasks
+    from sluice.kafka.brokers import require_brokers
     from sluice.plan import explain, load_plan
 
     planned = load_plan(configuration.pipelines, name)
@@ -121,8 +121,8 @@ def rebuild(
     from_topics: bool = False,
 ) -> None:
     """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
-    from sluice.brokers import require_brokers
     from sluice.engine.job.rebuild import Rebuild, drop_built
+    from sluice.kafka.brokers import require_brokers
     from sluice.plan import load_plan
 
     job = load_plan(configuration.pipelines, name).job
@@ -143,8 +143,8 @@ def rebuild_changed(
     configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False
 ) -> None:
     """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
-    from sluice.brokers import require_brokers
     from sluice.engine.job.changed_stores import ChangedStores
+    from sluice.kafka.brokers import require_brokers
     from sluice.plan import Job, load_plan
 
     job = load_plan(configuration.pipelines, name).job

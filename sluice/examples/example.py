@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from sluice.topics import Topic, create_topics, read_topic, text_headers
-from sluice.topics import produce as send
+from sluice.kafka.topics import Topic, create_topics, read_topic, text_headers
+from sluice.kafka.topics import produce as send
 
 START_MS = 1_740_988_800_000
 """The time of the first sample record: 2025-03-03T08:00:00Z."""

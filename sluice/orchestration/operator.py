@@ -17,12 +17,12 @@ from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.backlog import unread_records
-from sluice.brokers import require_brokers, silent_admin
 from sluice.connections import KAFKA, SPARK, database_url, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
+from sluice.kafka.brokers import require_brokers, silent_admin
+from sluice.kafka.offsets import Lag, read_lag
 from sluice.metrics import gauges
 from sluice.monitoring import run_figures
-from sluice.offsets import Lag, read_lag
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now

@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from sluice.connections import KAFKA
 from sluice.engine.job.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, SluiceError
-from sluice.offsets import Lag, Offsets
+from sluice.kafka.offsets import Lag, Offsets
 from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import sync_to_async
 from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import broker_errors, silent_admin
 from sluice.connections import kafka_config
-from sluice.offsets import Lag, Offsets, read_lag
+from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 from sluice.state.ledger.leases import LeaseRow

@@ -24,10 +24,10 @@ from sqlalchemy import make_url
 from sluice import dead_letters
 from sluice.api.runs import DagState
 from sluice.errors import EngineError, Overdue, TopologyError
+from sluice.kafka.topics import Topic, create_topics, read_topic
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import Topic, create_topics, read_topic
 from tests.airflow_browser import TIMEOUT_MS
 from tests.api_client import Api, User
 from tests.browser.conftest import LOG, Busy, publish

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.client import Client
 from sluice.examples.orders.totals import Totals
-from sluice.topics import read_topic
+from sluice.kafka.topics import read_topic
 from tests.cluster.standalone import SparkCluster, python_of_executors, spark_cluster
 from tests.faults.kills import WORKERS
 from tests.faults.orders import NOW_MS

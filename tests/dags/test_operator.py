@@ -18,7 +18,7 @@ from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
-from sluice.brokers import require_brokers
+from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceJobOperator
 from sluice.settings import settings
@@ -365,7 +365,7 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     connect(monkeypatch)
-    monkeypatch.setattr("sluice.offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
     with Ledger.open(settings().ledger) as ledger:
         states = States(f"sqlite:///{tmp_path}/state")
         ledger.jobs.register(states.info())

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from sluice.kafka.topics import read_topic
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import read_topic
 from sluice.topology import Pipeline, load_pipeline
 from tests.docs.pages import files, read
 

@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewPartitions
 from sluice import Pipeline
 from sluice.engine.job.linger import Linger, News
 from sluice.errors import EngineError
-from sluice.offsets import Offsets
+from sluice.kafka.offsets import Offsets
 from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale

@@ -12,11 +12,11 @@ import pytest
 from sluice import Pipeline, session
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import EngineError
+from sluice.kafka.topics import text_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import JobRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.topics import text_headers
 from sluice.topology.loading.file import load_file
 from sluice.values.records import OnError
 from sluice.values.windows import AnyWindow

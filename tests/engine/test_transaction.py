@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.kafka.topics import read_topic
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import read_topic
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from sluice import Pipeline, Serde, dead_letters
 from sluice.errors import EngineError
-from sluice.topics import text_headers
+from sluice.kafka.topics import text_headers
 from sluice.values.records import OnError
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, Sale, sale, sales_of

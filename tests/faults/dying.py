@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _COUNTED = tuple(
-    str(ROOT / "sluice" / path) for path in ("state", "remote", "query", "dead_letters.py", "topics.py", "engine/job")
+    str(ROOT / "sluice" / path) for path in ("state", "remote", "query", "dead_letters.py", "kafka", "engine/job")
 )
 
 

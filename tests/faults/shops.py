@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Producer
 
-from sluice.topics import read_topic
+from sluice.kafka.topics import read_topic
 from tests.faults.world import World, world
 
 _PIPELINE = '''

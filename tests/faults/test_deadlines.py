@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.kafka.topics import produce
 from sluice.metrics import gauges
 from sluice.state.ledger.ledger import Ledger
 from sluice.testing.airflow import Airflow
 from sluice.testing.platform import LocalPlatform
-from sluice.topics import produce
 from tests.airflow_database import provide_database
 from tests.faults.conftest import Observe
 from tests.faults.world import LONGEST_S, wait_until

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from sluice import Pipeline, tumbling
+from sluice.kafka.topics import text_headers
 from sluice.state.model import JobRef
-from sluice.topics import text_headers
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop
 from tests.faults.conftest import Observe

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 
 from sluice import dead_letters
 from sluice.dead_letters import Chosen
+from sluice.kafka.topics import read_topic
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import read_topic
 from tests.api_client import Api, User
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls

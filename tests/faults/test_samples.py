@@ -16,13 +16,13 @@ from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError
+from sluice.kafka.topics import read_topic
 from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef, owner
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
-from sluice.topics import read_topic
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
 from tests.faults.world import wait_until

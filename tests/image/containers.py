@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sluice.examples.orders.totals import Totals
-from sluice.topics import read_topic
+from sluice.kafka.topics import read_topic
 from tests.image.composition import LASTING, SERVICES, Composition, composition
 from tests.image.engine import IMAGE, ROOT, Engine, engine
 

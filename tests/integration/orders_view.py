@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from sluice.kafka.topics import read_topic, text_headers
 from sluice.testing.airflow import Airflow
-from sluice.topics import read_topic, text_headers
 
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 

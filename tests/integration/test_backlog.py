@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sluice.backlog import unread_records
+from sluice.kafka.topics import produce
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import produce
 from tests.ports import free_port
 from tests.states import States
 

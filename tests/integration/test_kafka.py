@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import PreflightError
+from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.submission import archive_file
 from sluice.testing import kafka
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import read_topic
 from tests.faults.world import wait_until
 from tests.ports import free_port
 

@@ -13,8 +13,8 @@ from confluent_kafka import Message, Producer
 from sluice import dead_letters
 from sluice.dead_letters import Chosen, find, redrive
 from sluice.errors import EngineError
+from sluice.kafka.topics import read_topic
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import read_topic
 from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.integration

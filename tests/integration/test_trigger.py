@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from sluice.kafka.topics import produce
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import Watch
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot
 from sluice.testing.kafka import EmbeddedKafka
-from sluice.topics import produce
 from tests.ports import free_port
 
 Events = list[dict[str, Any]]

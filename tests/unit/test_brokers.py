@@ -11,17 +11,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner
 
-from sluice import topics
-from sluice.brokers import require_brokers
 from sluice.cli import app
 from sluice.engine.batch.topics import TopicLimits, kafka_errors
 from sluice.engine.job.linger import Linger
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError
+from sluice.kafka import topics
+from sluice.kafka.brokers import require_brokers
+from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
-from sluice.topics import read_topic
 from tests.ports import free_port
 
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "sluice.client": set(),
     "sluice.query": {"sqlalchemy"},
     "sluice.examples.orders": {"confluent_kafka"},
-    "sluice.topics": {"confluent_kafka"},
+    "sluice.kafka.topics": {"confluent_kafka"},
     "sluice.testing.kafka": {"confluent_kafka"},
 }
 

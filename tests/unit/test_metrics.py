@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import EngineError
+from sluice.kafka.offsets import Lag
 from sluice.metrics import HELP, Gauge, gauges, prometheus
-from sluice.offsets import Lag
 from sluice.state.ledger.failures import Failure
 from tests.states import NOON, States
 

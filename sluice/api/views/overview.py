@@ -17,7 +17,7 @@ from sluice.api.runs import DagState
 from sluice.api.views.access import Access, access
 from sluice.api.views.pipelines import failure_answer
 from sluice.errors import BrokersUnreachable
-from sluice.offsets import Lag, Offsets
+from sluice.kafka.offsets import Lag, Offsets
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot

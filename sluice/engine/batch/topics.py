@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.brokers import quiet
 from sluice.errors import EngineError
+from sluice.kafka.brokers import quiet
 
 TIMEOUT_S = 30
 _ANY_TIME = 2**63 - 1

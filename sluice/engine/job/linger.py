@@ -11,8 +11,8 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import broker_errors, quiet
-from sluice.offsets import Lag, Offsets, read_lag
+from sluice.kafka.brokers import broker_errors, quiet
+from sluice.kafka.offsets import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from sluice.brokers import require_brokers
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
@@ -25,6 +24,7 @@ from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import DamagedState, EngineError, StateError
+from sluice.kafka.brokers import require_brokers
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings

@@ -19,10 +19,10 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from sluice.brokers import ANY_SIZE, configuration_errors, quiet
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
+from sluice.kafka.brokers import ANY_SIZE, configuration_errors, quiet
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef

@@ -7,9 +7,9 @@ from itertools import groupby
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from sluice.brokers import quiet
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
+from sluice.kafka.brokers import quiet
 
 Headers = list[Mapping[str, str | bytes | None]]
 _NEAR = 1_000

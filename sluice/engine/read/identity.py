@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient
 
-from sluice.brokers import quiet
 from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
 from sluice.errors import EngineError
+from sluice.kafka.brokers import quiet
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import JobRef
 

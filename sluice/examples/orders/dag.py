@@ -37,7 +37,7 @@ with DAG(
         topic="stores",
         producer_function="sluice.examples.orders.records.store_messages",
         producer_function_kwargs={"count": "{{ params.stores }}"},
-        delivery_callback="sluice.topics.require_delivery",
+        delivery_callback="sluice.kafka.topics.require_delivery",
         synchronous=False,
     )
     orders = ProduceToTopicOperator(
@@ -51,7 +51,7 @@ with DAG(
             # The orders of each run are newer than those of earlier runs, whose windows are closed.
             "start_s": "{{ dag_run.run_after.timestamp() }}",
         },
-        delivery_callback="sluice.topics.require_delivery",
+        delivery_callback="sluice.kafka.topics.require_delivery",
         synchronous=False,
     )
     topics >> stores >> orders

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sluice.examples.orders.records import START_MS, orders
 from sluice.examples.orders.records import stores as sample_stores
-from sluice.topics import Topic, create_topics, produce
+from sluice.kafka.topics import Topic, create_topics, produce
 
 PARTITIONS = 4
 _FOREVER = {"retention.ms": "-1"}

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sluice.topics import read_topic
+from sluice.kafka.topics import read_topic
 
 WINDOW_MS = 15_000
 GRACE_MS = 15_000

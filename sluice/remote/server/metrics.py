@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
+from sluice.kafka.offsets import Lag
 from sluice.metrics import gauges, prometheus
-from sluice.offsets import Lag
 from sluice.query.execution import Own
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo

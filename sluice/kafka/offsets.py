@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.brokers import ANSWER_SECONDS
+from sluice.kafka.brokers import ANSWER_SECONDS
 
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 Offsets = dict[str, dict[int, int]]

@@ -9,8 +9,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.brokers import broker_errors, configuration_errors, quiet, require_brokers
 from sluice.errors import EngineError
+from sluice.kafka.brokers import broker_errors, configuration_errors, quiet, require_brokers
 
 _PRODUCER = {
     "linger.ms": 50,
