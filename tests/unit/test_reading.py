@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from decimal import Context, Decimal, localcontext
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
@@ -167,6 +168,17 @@ def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
     with localcontext(Context(prec=200)):
         assert result.sum == sum(values.values())
     assert (result.min, result.max, result.entries) == (min(values.values()), max(values.values()), len(values))
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+@example([1.7976931348623157e308, 5e-324, -1.7976931348623157e308])
+def test_sums_of_doubles_are_exact_whatever_their_exponents(values: list[float]) -> None:
+    aggregates = Aggregates("", "_all")
+    aggregates.add(Entry(str(n), -1, -1, msgspec.Raw(repr(value).encode())) for n, value in enumerate(values))
+    (result,) = aggregates.groups()
+    assert result.sum is not None
+    # The text of a double is the number that is added, as in every JSON document.
+    assert Fraction(result.sum) == sum(Fraction(repr(value)) for value in values)
 
 
 def test_changes_since_a_batch(states: States) -> None:

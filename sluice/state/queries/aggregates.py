@@ -20,7 +20,8 @@ MAX_GROUPS = 10_000
 
 Order = Literal["group", "entries", "sum", "min", "max"]
 
-_EXACT = Context(prec=100)
+_EXACT = Context(prec=700)
+"""Adds doubles exactly, whatever their exponents: up to 309 digits before the point, and 324 zeros after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 
