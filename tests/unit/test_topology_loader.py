@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def test_all_files_except_routes_and_hidden_ones_are_pipelines(tmp_path: Path) -
     (tmp_path / "notes.txt").write_text("no pipeline")
     assert [file.name for file in pipeline_files(tmp_path)] == ["a.py", "b.py"]
     assert [pipeline.name for pipeline in load_pipelines(tmp_path).pipelines] == ["one", "two"]
+
+
+@pytest.mark.timeout(30)
+def test_pipes_and_folders_are_no_pipelines_and_a_link_without_its_file_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, a=GOOD.format(name="one"))
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "link.py").symlink_to(tmp_path / "gone.py")
+    assert load_pipeline(tmp_path, "one").name == "one"
+    loaded = load_pipelines(tmp_path)
+    assert [pipeline.name for pipeline in loaded.pipelines] == ["one"]
+    assert [broken.file.name for broken in loaded.broken] == ["link.py"]
 
 
 def test_a_pipeline_has_its_file_and_docstring(tmp_path: Path) -> None:

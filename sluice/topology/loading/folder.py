@@ -42,7 +42,9 @@ def pipeline_files(folder: Path) -> list[Path]:
         raise TopologyError(
             f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
         )
-    return sorted(file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
+    named = (file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
+    # To open a pipe would wait for its writer. A link without its file is a mistake that loading reports.
+    return sorted(file for file in named if file.is_file() or not file.exists())
 
 
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
