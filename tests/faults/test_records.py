@@ -58,14 +58,14 @@ def test_values_that_violate_their_contract(start: Start, observe: Observe) -> N
 @pytest.mark.fault("B2", "null keys, tombstones, 0.9 MB, invalid UTF-8, a byte-order mark, deep nesting")
 def test_unusual_records(start: Start, observe: Observe) -> None:
     running = start(shop)
-    long = sale("long" * 110_000, note="n" * 450_000)
+    long = sale("b", note="n" * 890_000)
     running.send("sales", (None, sale("a")), (b"key", None), (b"\xff", sale("a")), long)
     running.send("sales", sale("a").replace(b"a", b"\xff", 1), b"\xef\xbb\xbf" + sale("a"), b"[" * 100_000)
     running.run()
     reasons = reasons_by_offset(running)
     assert reasons.keys() == {1, 4, 5, 6}
     assert reasons[1] == "null_value"
-    assert running.store("n") == {"a": 2, "long" * 110_000: 1}
+    assert running.store("n") == {"a": 2, "b": 1}
     observe(
         f"records with null or unreadable keys, which no step reads, and with 0.9 MB are counted; rejected: {reasons}"
     )
