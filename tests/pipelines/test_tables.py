@@ -404,3 +404,59 @@ def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
 
 def _number(item: Item) -> Any:
     return item.n
+
+
+class Member(Struct):
+    group: str
+    points: int
+
+
+class Changes(Struct):
+    """The rows of a table that one record changes, by their keys; null deletes a row."""
+
+    rows: dict[str, Member | None]
+
+
+def add_points(total: int, member: Member) -> int:
+    if member.points < 0:
+        raise ValueError("negative points")
+    return total + member.points
+
+
+def members() -> Pipeline:
+    pipeline = Pipeline("members", workers=1)
+    changes = pipeline.stream("changes", value=Changes)
+    table = changes.flat_map(lambda change: list(change.rows.items()), returns=Member).to_table(store="members")
+    groups = table.group_by("group")
+    groups.count(store="sizes").to("sizes")
+    subtract = lambda total, member: total - member.points  # noqa: E731
+    groups.aggregate(int, add_points, subtract, store="points", returns=int).to("points")
+    return pipeline
+
+
+ANN_IN_A = {"ann": {"group": "A", "points": 1}}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"ann": {"group": "B", "points": 1}, "bob": {"group": "A", "points": 5}},
+        {"ann": {"group": "B", "points": 1}, "bob": {"group": "A", "points": -5}},
+        {"ann": None, "bob": {"group": "A", "points": 5}},
+        {"ann": None, "bob": {"group": "A", "points": -5}},
+        {"ann": {"group": "A", "points": 3}, "bob": {"group": "A", "points": 5}},
+    ],
+)
+def test_a_record_that_changes_two_rows_of_a_group_does_what_two_records_do(
+    drive: Drive, second: dict[str, dict[str, Any] | None]
+) -> None:
+    results = []
+    for parts in ([second], [{key: row} for key, row in second.items()]):
+        driver = drive(members())
+        for rows in (ANN_IN_A, *parts):
+            driver.pipe("changes", {"rows": rows}, key="x")
+            driver.commit()
+        outputs = [[(record.key, record.value) for record in driver.read(topic)] for topic in ("sizes", "points")]
+        letters = [record.headers["sluice.detail"] for record in driver.dead_letters()]
+        results.append((driver.store("sizes"), driver.store("points"), outputs, letters))
+    assert results[0] == results[1]

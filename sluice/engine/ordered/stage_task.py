@@ -172,11 +172,12 @@ class StageRun:
         return times
 
     def _changes(self, rows: pa.Table) -> frozenset[int]:
-        """Indices of the rows that are the old and the new value of a change within one group."""
+        """Indices of the rows that are the old and the new value of a table's row that stays in its group."""
         subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
         if not subtracting:
             return frozenset()
-        names = ("target", "old", "key", "sequence", "origin")
+        # One record may change several rows of a group, each with its own key, which is `foreign`.
+        names = ("target", "old", "key", "sequence", "origin", "foreign")
         columns = [rows.column(name).to_pylist() for name in names]
         indices: list[int] = []
         last: dict[int, tuple[int, tuple[object, ...]]] = {}
