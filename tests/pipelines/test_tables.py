@@ -423,10 +423,14 @@ def add_points(total: int, member: Member) -> int:
     return total + member.points
 
 
+def rows_of(change: Changes) -> list[tuple[str, Any]]:
+    return list(change.rows.items())
+
+
 def members() -> Pipeline:
     pipeline = Pipeline("members", workers=1)
     changes = pipeline.stream("changes", value=Changes)
-    table = changes.flat_map(lambda change: list(change.rows.items()), returns=Member).to_table(store="members")
+    table = changes.flat_map(rows_of, returns=Member).to_table(store="members")
     groups = table.group_by("group")
     groups.count(store="sizes").to("sizes")
     subtract = lambda total, member: total - member.points  # noqa: E731
