@@ -106,3 +106,23 @@ def test_chains_have_the_results_of_kafka_streams(driver: TopologyTestDriver) ->
     assert driver.store("merged") == {("a", 20, 30): 1, ("b", 20, 30): 1}
     assert driver.counts()["late/merged"] == 1
     assert driver.output("large") == []
+
+
+def test_a_side_of_a_join_that_lags_behind_in_one_partition_still_matches_in_later_batches() -> None:
+    pipeline = Pipeline("lagging", workers=1)
+    left, right = (pipeline.stream(topic, value=int) for topic in ("left", "right"))
+    left.left_join(right, within("3 seconds")).to("joined")
+    records = [
+        ("left", "a", 0, 10_000), ("right", "c", 0, 100_000), ("left", "b", 1, 100_000), ("right", "b", 1, 100_000),
+        ("right", "a", 0, 11_000),
+    ]  # fmt: skip
+    results = []
+    for is_divided in (False, True):
+        with TopologyTestDriver(pipeline, partitions={"left": 2, "right": 2}) as driver:
+            for number, (topic, key, partition, time) in enumerate(records):
+                driver.pipe(topic, number, key=key, partition=partition, timestamp=time)
+                if is_divided:
+                    driver.commit()
+            results.append([(record.key, record.value) for record in driver.read("joined")])
+    assert results[0] == results[1]
+    assert ("a", {"left": 0, "right": 4}) in results[0]
