@@ -133,7 +133,7 @@ class Store(Generic[V]):
     def get(self, key: str, default: V | None = None) -> V | None:
         """The value of a key. Returns `default` for a key without a value, or whose value has expired."""
         entry = self.entries.get(key)
-        if entry is None or (self.ttl is not None and self._expired(entry[0])):
+        if entry is None or self._expired(entry[0]):
             return default
         value = entry[1]
         if type(value) not in IMMUTABLE:

@@ -423,6 +423,10 @@ def add_points(total: int, member: Member) -> int:
     return total + member.points
 
 
+def subtract_points(total: int, member: Member) -> int:
+    return total - member.points
+
+
 def rows_of(change: Changes) -> list[tuple[str, Any]]:
     return list(change.rows.items())
 
@@ -433,8 +437,7 @@ def members() -> Pipeline:
     table = changes.flat_map(rows_of, returns=Member).to_table(store="members")
     groups = table.group_by("group")
     groups.count(store="sizes").to("sizes")
-    subtract = lambda total, member: total - member.points  # noqa: E731
-    groups.aggregate(int, add_points, subtract, store="points", returns=int).to("points")
+    groups.aggregate(int, add_points, subtract_points, store="points", returns=int).to("points")
     return pipeline
 
 

@@ -205,7 +205,12 @@ class Timeline:
             number: self._partition(number, sides, complete)
             for number in range(max(before.partitions[topic] for topic in operator.topics))
         }
-        active = [partition.running[_CLOSED] for partition in self._active()]
+        self._active = [
+            partition
+            for number, partition in self._partitions.items()
+            if (self._numbers == number).any() or not before.is_idle(operator.topics, number)
+        ]
+        active = [partition.running[_CLOSED] for partition in self._active]
         closed = np.minimum.reduce(active) if active else np.full(len(self._times), BEFORE_ALL)
         closed = np.maximum(closed, self.closed_before)
         before_each = np.concatenate(([self.closed_before], closed[:-1])) if len(closed) else closed
@@ -259,17 +264,8 @@ class Timeline:
         A side may lag behind in one partition, whose later records can still match earlier ones. Idle partitions, and
         those without any record of a side, do not count.
         """
-        left, right = (
-            min((p.last(kind) for p in self._active() if p.last(kind) != BEFORE_ALL), default=BEFORE_ALL)
-            for kind in (_LEFT, _RIGHT)
-        )
-        return left, right
-
-    def _active(self) -> Iterator[_Partition]:
-        """The partitions with rows in the batch, and all others that are not idle."""
-        for number, partition in self._partitions.items():
-            if (self._numbers == number).any() or not self._before.is_idle(self._operator.topics, number):
-                yield partition
+        left, right = ([last for p in self._active if (last := p.last(kind)) != BEFORE_ALL] for kind in (_LEFT, _RIGHT))
+        return min(left, default=BEFORE_ALL), min(right, default=BEFORE_ALL)
 
     def closing(self, due: int) -> Position:
         """The first position at which the closed time has reached `due`."""
