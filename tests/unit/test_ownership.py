@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from sluice.errors import StateError
+from sluice.errors import DamagedState, StateError
 from sluice.settings import Settings, settings
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
@@ -152,6 +152,35 @@ def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pyte
     assert "another-password" not in str(refused.value) + str(gone.value)
 
 
+@pytest.mark.usefixtures("_knows_the_password")
+def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = States(guarded, pipeline="granted")
+    states.publish({"a": "[1,2]"})
+    address = states.ledger.jobs.workers("granted", "totals")[0].location
+    schema = str(make_url(address).query["schema"])
+    reader = make_url(guarded).set(username="reader", password="r-word")
+    monkeypatch.setenv("SLUICE_SHARDS", reader.render_as_string(hide_password=False))
+    settings.cache_clear()
+    with psycopg.connect(guarded, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN PASSWORD 'r-word'")
+        with pytest.raises(StateError, match=f"role 'reader' may not use the schema '{schema}'") as denied:
+            LocalShard.open(address)
+        assert not isinstance(denied.value, DamagedState)
+
+        connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader".encode())
+        with pytest.raises(StateError, match="permission denied for table shard") as denied:
+            LocalShard.open(address)
+        assert not isinstance(denied.value, DamagedState)
+
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader".encode())
+        with LocalShard.open(address) as shard:
+            assert shard.batches().keys() == {0}
+            connection.execute(f"REVOKE USAGE ON SCHEMA {schema} FROM reader".encode())
+            with pytest.raises(StateError, match="may not use the schema") as denied:
+                shard.batches()
+            assert not isinstance(denied.value, DamagedState)
+
+
 @pytest.mark.parametrize(
     ("address", "kept"),
     [
@@ -169,14 +198,20 @@ def test_an_address_without_password(address: str, kept: str) -> None:
 @pytest.mark.parametrize(
     ("ledger", "shards", "opened"),
     [
-        ("sqlite:///l", "postgresql://u:p@db/shards?sslmode=require", None),
+        (
+            "sqlite:///l",
+            "postgresql://u:p@db/shards?sslmode=require",
+            "postgresql+psycopg://u:p@db/shards?schema=s&sslmode=require",
+        ),
+        ("sqlite:///l", "postgresql://u:p@db:5432/shards", "postgresql+psycopg://u:p@db:5432/shards?schema=s"),
+        ("sqlite:///l", "postgresql://u:p@db:5433/shards", None),
         ("sqlite:///l", "postgresql://u:p@db/shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
         ("postgresql://u:p@db/shards", "sqlite:///shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
         ("sqlite:///l", "postgresql://u:p@other/shards", None),
-        ("sqlite:///l", "postgresql://somebody:p@db/shards", None),
+        ("sqlite:///l", "postgresql://reader:q@db/shards", "postgresql+psycopg://reader:q@db/shards?schema=s"),
     ],
 )
-def test_a_password_is_only_used_for_its_database_and_user(
+def test_each_process_opens_the_shards_of_its_database_with_its_own_role(
     ledger: str, shards: str, opened: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_LEDGER", ledger)

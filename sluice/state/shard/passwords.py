@@ -1,4 +1,4 @@
-"""Passwords of shards come from each process's settings, never from the ledger, which more people may read."""
+"""Roles and passwords of shards come from each process's settings, never from the ledger, which more people may read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from sluice.state.database import database_url
 _SECRET = ("password", "passfile", "sslkey", "sslpassword")
 """Secret parameters that libpq accepts in the query part of an address."""
 
+_PORT = 5432
+"""PostgreSQL's default port."""
+
 
 def without_password(address: str) -> str:
     """A shard's address without secrets, as the ledger stores it."""
@@ -19,17 +22,16 @@ def without_password(address: str) -> str:
 
 
 def with_password(url: URL) -> URL:
-    """The shard's address, with the password from this process's settings.
+    """The shard's address with this process's own role, password and parameters of the connection.
 
-    The password comes from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For other
-    addresses, libpq looks up the password as usual.
+    They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For shards in other
+    databases, libpq looks up the password as usual.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url
-    place = url.difference_update_query(["schema"])
     for known in (settings().shards, settings().ledger):
         own = database_url(known)
-        if own.get_backend_name() == "postgresql" and _bare(own) == place:
+        if own.get_backend_name() == "postgresql" and _database(own) == _database(url):
             return own.update_query_dict({"schema": url.query["schema"]})
     return url
 
@@ -38,3 +40,11 @@ def _bare(url: URL) -> URL:
     if url.get_backend_name() != "postgresql":
         return url
     return URL.create(**url.difference_update_query(_SECRET)._asdict() | {"password": None})
+
+
+def _database(url: URL) -> tuple[object, ...]:
+    return (
+        url.query.get("host", url.host),
+        str(url.query.get("port", url.port or _PORT)),
+        url.query.get("dbname", url.database),
+    )

@@ -66,7 +66,7 @@ class PostgresDriver(Driver):
         self._schema = str(url.query["schema"])
         self._lock = RLock()
         self._limit_ms = 0
-        with _postgres_errors():
+        with self._errors():
             self._connection = self._connect()
             if mode == "create":
                 self._create()
@@ -85,6 +85,27 @@ class PostgresDriver(Driver):
             )
         )
         return connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from psycopg.errors import UndefinedTable
+
+        with _postgres_errors():
+            try:
+                yield
+            except UndefinedTable:
+                self._require_usage()
+                raise
+
+    def _require_usage(self) -> None:
+        """Raise StateError if this role may not use the schema: to such a role, PostgreSQL denies that it has tables."""
+        usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
+        if denied := self._connection.execute(usage, [self._schema]).fetchone():
+            raise StateError(
+                f"The PostgreSQL role {denied[0]!r} may not use the schema {self._schema!r}, which holds the shard.",
+                next_step="Grant the role USAGE on the schema and SELECT on its tables, or set SLUICE_SHARDS to an "
+                "address with the role that runs the pipeline.",
+            )
 
     def _create(self) -> None:
         from psycopg import sql
@@ -105,7 +126,7 @@ class PostgresDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        with self._lock, _postgres_errors():
+        with self._lock, self._errors():
             if self._connection.closed:
                 self._connection, self._limit_ms = self._connect(), 0
             self._limit()
@@ -123,7 +144,7 @@ class PostgresDriver(Driver):
     @override
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._lock, _postgres_errors():
+        with self._lock, self._errors():
             if self._connection.closed:
                 self._connection = self._connect()
             with self._connection.transaction():
@@ -140,7 +161,7 @@ class PostgresDriver(Driver):
     @override
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        with self._lock, _postgres_errors(), self._connection.transaction():
+        with self._lock, self._errors(), self._connection.transaction():
             self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             self._connection.execute(PROBE)  # the first read of a transaction pins what it sees
             yield
