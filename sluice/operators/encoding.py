@@ -163,6 +163,32 @@ def _require_names(value: Any) -> None:
         _require_names(each)
 
 
+def require_same(value: Any, decoded: Any, declare: str) -> None:
+    """Raise TypeError, which says what to `declare`, if a value without a declared type is decoded as another value.
+
+    A list may replace a tuple. Otherwise the author's function would get one value within a batch, such as a set or a
+    Decimal, and another one in the next batch.
+    """
+    if (other := _other_type(value, decoded)) is not None:
+        raise TypeError(f"a value of type {other} needs a declared type: {declare}")
+
+
+def _other_type(value: Any, decoded: Any) -> str | None:
+    """The type of the first part that is decoded as another value."""
+    try:
+        if value == decoded or isinstance(value, float):  # NaN is not equal to itself
+            return None
+    except ArithmeticError:  # a Decimal that is a signaling NaN cannot be compared
+        pass
+    if isinstance(value, list | tuple) and isinstance(decoded, list) and len(value) == len(decoded):
+        pairs = zip(value, decoded, strict=True)
+    elif isinstance(value, dict) and isinstance(decoded, dict) and value.keys() == decoded.keys():
+        pairs = ((value[key], decoded[key]) for key in value)
+    else:
+        return type(value).__name__
+    return next((other for pair in pairs if (other := _other_type(*pair)) is not None), None)
+
+
 def _encode_fields(value: Any) -> bytes:
     """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
     return _encode_json(contracts.by_name(value))

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, state_decoder
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, require_same, state_decoder
 
 Clock = Literal["event", "wall"]
 _UNDECLARED = Declared(Any)
@@ -97,10 +97,11 @@ class Journal:
         self._unchecked[store, name] = None
 
     def check(self) -> None:
-        """Raise an error unless every changed value can be decoded as its store's type in the next batch."""
+        """Replace every changed value by what the next batch reads. Raises an error if it is not of its store's type."""
         for store, name in self._unchecked:
             if name in store.entries:
-                store.decode(encode_state(store.entries[name][1]))
+                written, value = store.entries[name]
+                store.entries[name] = written, store.as_read(value)
 
     def undo(self) -> None:
         """Restore every changed entry and timer."""
@@ -124,6 +125,7 @@ class Store(Generic[V]):
         self.now = -1
         self.decode = state_decoder(options.value_type)
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
+        self._is_undeclared = options.value_type is Any
         self._journal = journal
 
     @overload
@@ -167,6 +169,13 @@ class Store(Generic[V]):
                 if type(value) not in IMMUTABLE:
                     self._journal.hand_out(self, key, written, value)
                 yield key, value
+
+    def as_read(self, value: V) -> V:
+        """The value as the next batch reads it. Raises an error if it is not of the store's type."""
+        decoded: V = self.decode(encode_state(value))
+        if self._is_undeclared:
+            require_same(value, decoded, f"stores={{{self.name!r}: ...}}")
+        return decoded
 
     def _expired(self, written: int) -> bool:
         return self.ttl is not None and written + self.ttl < self.now

@@ -15,7 +15,7 @@ import msgspec
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct
 from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, state_decoder
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -171,7 +171,8 @@ class Custom:
     """An author's Python functions. Without an initializer, the first value is the first aggregate.
 
     `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`; `merger(key, earlier, later)`
-    gets the aggregates of two sessions. Aggregates are stored as `value_type`.
+    gets the aggregates of two sessions. Aggregates are stored as `value_type`. A function that returns None removes the
+    aggregate: the next value is added to the initializer's, and nothing is subtracted before that.
     """
 
     def __init__(
@@ -206,14 +207,18 @@ class Custom:
         return None if value is None else self._decode(value)
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
-        if self._initializer is None and aggregate is None:
-            return self._checked(value)
+        if aggregate is None:
+            if self._initializer is None:
+                return self._checked(value)
+            aggregate = self.begin()  # the last call returned None
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         if not self._subtractor:
             raise TopologyError("An aggregation over a table needs a subtractor.")
+        if aggregate is None:
+            return None
         self._remember(aggregate)
         return self._checked(self._subtractor(key, aggregate, value))
 
@@ -258,4 +263,6 @@ class Custom:
         elif kind is self._plain and kind in IMMUTABLE:
             return aggregate
         decoded = self._decode_kept(encode_state(aggregate))
-        return aggregate if self._plain is Any else decoded
+        if self._plain is Any:
+            require_same(aggregate, decoded, "returns=...")
+        return decoded

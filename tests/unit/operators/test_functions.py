@@ -135,6 +135,49 @@ def test_a_python_aggregate_keeps_its_type() -> None:
     assert ran.values[-1] == {"words": ["x", "y"], "running": 2}
 
 
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2]])
+def test_a_function_gets_the_same_aggregate_within_a_batch_as_in_the_next(cuts: list[int]) -> None:
+    def add(key: str, so_far: Any, n: int) -> Any:
+        return n, {"was": type(so_far).__name__, "at": (n,)}
+
+    ran = run(Aggregate(Custom(list, add)), [Given("a", n, n) for n in range(3)], cuts)
+    assert ran.values == [[n, {"was": "list", "at": [n]}] for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (lambda n: {n}, "set"),
+        (lambda n: Decimal(n), "Decimal"),
+        (lambda n: {"amounts": [1, Decimal(n)]}, "Decimal"),
+        (lambda n: [Decimal("sNaN")], "Decimal"),
+        (lambda n: (1, Letters([], n)), "Letters"),
+    ],
+)
+def test_a_value_that_the_next_batch_would_not_get_back_needs_a_declared_type(made: Any, kind: str) -> None:
+    ran = run(Aggregate(Custom(dict, lambda key, so_far, n: made(n))), [Given("a", 1, 0), Given("a", 2, 1)])
+    why = f"TypeError: a value of type {kind} needs a declared type: returns=..."
+    assert ([rejection.why for rejection in ran.rejected], ran.results) == ([why, why], [])
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
+def test_after_none_an_aggregate_starts_again(cuts: list[int]) -> None:
+    custom = Custom(int, lambda key, total, n: None if total + n > 9 else total + n)
+    ran = run(Aggregate(custom), [Given("a", 5, time) for time in range(4)], cuts)
+    assert (ran.values, ran.rejected) == ([5, None, 5, None], [])
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
+def test_nothing_is_subtracted_from_an_aggregate_that_is_none(cuts: list[int]) -> None:
+    def add(key: str, total: int, n: int) -> int | None:
+        return None if n == 0 else total + n
+
+    rows = [Given("a", 0, 0, foreign="x"), Given("a", 0, 1, foreign="x", old=True), Given("a", 7, 2, foreign="x")]
+    custom = Custom(int, add, lambda key, total, n: total - n, value_type=int)
+    ran = run(TableAggregate(custom), rows, cuts)
+    assert (ran.values, ran.rejected) == ([None, None, 7], [])
+
+
 def test_keys_do_not_share_an_initializers_list() -> None:
     shared: list[int] = []
 

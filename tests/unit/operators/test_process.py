@@ -14,6 +14,10 @@ from sluice.operators.processor import Context, Processor, Record, StoreOptions,
 from tests.unit.operators.feed import Given, Ran, run
 
 
+class Totals(msgspec.Struct):
+    total: int
+
+
 class Author:
     """A processor that calls one function for records and one for timers."""
 
@@ -49,6 +53,24 @@ def test_a_store_belongs_to_the_records_key_and_lasts_across_batches() -> None:
         ("b", {"total": 5}),
         ("a", {"total": 3}),
     ]
+
+
+@pytest.mark.parametrize("cuts", [[], [1]])
+def test_a_store_returns_the_same_value_within_a_batch_as_in_the_next(cuts: list[int]) -> None:
+    def record(context: Context, record: Record) -> None:
+        typed, plain = context.store("typed"), context.store("plain")
+        context.forward(record.key, [type(store.get("x")).__name__ for store in (typed, plain)])
+        typed.put("x", {"total": 1})
+        plain.put("x", (1, 2))
+
+    stores = {"typed": StoreOptions(Totals), "plain": StoreOptions()}
+    ran = run(process(record, **stores), [Given("a", 1, 0), Given("a", 2, 1)], cuts)
+    assert ran.values == [["NoneType", "NoneType"], ["Totals", "list"]]
+
+
+def test_an_undeclared_store_keeps_only_values_that_it_gives_back() -> None:
+    ran = run(process(lambda context, record: context.store("s").put("x", {1}), s=StoreOptions()), [Given("a", 1, 0)])
+    assert ran.rejected[0].why == "TypeError: a value of type set needs a declared type: stores={'s': ...}"
 
 
 def test_items_by_key_and_prefix_omit_deleted_ones() -> None:
