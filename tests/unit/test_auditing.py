@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from sqlalchemy import delete
 
 from sluice.auditing import report
 from sluice.errors import NotFound, StateError
+from sluice.state.database import transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
+from sluice.state.ledger.tables import WORKERS
 from sluice.state.model import NO_WINDOW, JobRef
 from sluice.state.shard.shard import LocalShard
 from tests.states import States, ledger_url, make_audit, make_snapshot
@@ -77,6 +80,16 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
     states.ledger.snapshots.publish(make_snapshot(1), right)
     assert said(states, "1.1", verify=True)[0]
     assert not any(worker.unavailable for worker in states.ledger.jobs.workers("orders", "totals"))
+
+
+def test_a_lost_row_of_a_worker_is_found(states: States) -> None:
+    states.publish({"a": "[1,null]"})
+    assert said(states, verify=True)[0]
+    with transaction(states.ledger.engine) as connection:
+        connection.execute(delete(WORKERS).where(WORKERS.c.number == 1))
+    fine, text = said(states, verify=True)
+    assert not fine
+    assert "worker 1: The ledger has lost the shard's address." in text
 
 
 @pytest.mark.attack("S9", "reading the audit of state in an unreachable database")

@@ -119,15 +119,45 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
 
 def test_a_ledger_without_a_version_gets_one(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "HEAD", "0001")
-    first_version(ledger_url(database))
-    States(database).publish({"key": "[1,null]"})
     old = ledger_url(database)
+    first_version(old)
     with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
+        connection.execute(text("INSERT INTO jobs VALUES ('orders', 'totals', 1)"))
         connection.execute(text(f"DROP TABLE {migrations.TABLE}"))
     monkeypatch.undo()
     with Ledger.open(old) as ledger:
-        assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders", "totals")] == [0]
+        assert ledger.jobs.generation("orders", "totals") == 1
         assert inspect(ledger.engine).has_table(migrations.TABLE)
+
+
+@pytest.mark.parametrize("lost", [f"DROP TABLE {migrations.TABLE}", f"DELETE FROM {migrations.TABLE}"])
+def test_a_ledger_that_has_lost_its_version_is_refused_and_stays_as_it_is(old: str, lost: str) -> None:
+    with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
+        connection.execute(text(lost))
+    for _ in range(2):
+        with pytest.raises(StateError, match="has lost its version") as refused:
+            Ledger.open(old)
+    assert "Restore the ledger from a backup" in refused.value.next_step
+
+
+def test_migrated_generations_know_their_number_of_workers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrations, "HEAD", "0001")
+    first_version(ledger_url(database))
+    with Ledger.open(ledger_url(database)) as ledger, transaction(ledger.engine) as connection:
+        for name, workers in (("orders", 2), ("pages", 1)):
+            texts = "'[]', '{}', '{}', '', '', ''"
+            connection.execute(
+                text(
+                    "INSERT INTO generations (pipeline, job, generation, topics, operators, functions, description, "
+                    f"drawing, picture) VALUES ('{name}', 'main', 1, {texts})"
+                )
+            )
+            for number in range(workers):
+                connection.execute(text(f"INSERT INTO workers VALUES ('{name}', 'main', 1, {number}, 'x', 'h', 0)"))
+    monkeypatch.undo()
+    with Ledger.open(ledger_url(database)) as ledger, transaction(ledger.engine) as connection:
+        counted = connection.execute(text("SELECT pipeline, workers FROM generations ORDER BY pipeline"))
+        assert [tuple(row) for row in counted] == [("orders", 2), ("pages", 1)]
 
 
 def test_a_new_ledger_and_one_of_this_version_open_without_alembic(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import delete, make_url
 
 from sluice.errors import NotFound, NotReady, QueryError, StateError
 from sluice.query import Answer, AsOf, Pin, Reader
 from sluice.query import pinning as catalogue_module
+from sluice.state.database import transaction
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.tables import WORKERS
 from sluice.state.model import NO_WINDOW, owner
 from sluice.state.shard.ranges import Range
 from tests.states import States, ledger_url
@@ -170,6 +172,26 @@ def test_an_unreadable_shard_makes_the_answer_partial(local: States, damage: str
     lost.unlink(missing_ok=True)
     lost.write_bytes(content)
     assert everything(reader) == whole
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_lost_row_of_a_worker_makes_the_answer_partial_until_the_next_run(database: str, number: int) -> None:
+    states = States(database, workers=3)
+    keys = {f"k{number:02}": f"[{number}]" for number in range(20)}
+    states.publish(keys)
+    with transaction(states.ledger.engine) as connection:
+        connection.execute(delete(WORKERS).where(WORKERS.c.number == number))
+
+    reader = Reader(states.ledger)
+    answer = everything(reader)
+    assert [worker.status == "ok" for worker in answer.workers] == [n != number for n in range(3)]
+    assert answer.workers[number].reason.startswith("The ledger has lost the worker's address.")
+    assert set(values(answer)) == {key for key in keys if owner(key, 3) != number}
+    with pytest.raises(StateError, match=f"Worker {number}, which owns the key, is unavailable"):
+        ask(reader, next(key for key in keys if owner(key, 3) == number))
+
+    states.ledger.jobs.register(states.info())  # as a run does
+    assert set(values(everything(Reader(states.ledger)))) == keys.keys()
 
 
 def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:

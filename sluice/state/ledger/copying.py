@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, tuple_, update
 
 from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import LEASES, METADATA, WORKERS
+from sluice.state.ledger.tables import GENERATIONS, LEASES, METADATA, WORKERS
 from sluice.state.model import JobRef
 from sluice.state.shard.passwords import without_password
 
@@ -36,3 +36,6 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
             ref = JobRef(worker["pipeline"], worker["job"], worker["generation"])
             if (location := locations.get((ref, worker["number"]))) is not None:
                 new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
+        known = select(WORKERS.c.pipeline, WORKERS.c.job, WORKERS.c.generation)
+        of = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.job, GENERATIONS.c.generation)
+        new.execute(update(GENERATIONS).where(of.not_in(known)).values(workers=0))

@@ -50,7 +50,7 @@ class Jobs(LedgerPart):
         texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
         texts |= {name: as_json(getattr(job, name)) for name in ("topics", "operators", "functions")}
         rows: dict[Any, Iterable[dict[str, Any]]] = {
-            GENERATIONS: [texts],
+            GENERATIONS: [texts | {"workers": len(job.workers)}],
             STORES: map(msgspec.structs.asdict, job.stores),
             WORKERS: map(_worker_row, job.workers),
         }
@@ -197,10 +197,11 @@ class Jobs(LedgerPart):
             statement = statement.where(STORES.c.pipeline == pipeline)
         return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
-    def workers(self, pipeline: str, job: str) -> list[WorkerInfo]:
+    def workers(self, pipeline: str, job: str) -> tuple[WorkerInfo, ...]:
         """The workers of the current generation, sorted by number."""
         generation = self.generation(pipeline, job)
-        return [] if generation is None else self._workers(JobRef(pipeline, job, generation))
+        found = None if generation is None else self.get(JobRef(pipeline, job, generation))
+        return () if found is None else found.workers
 
     def _job(self, row: RowMapping) -> JobInfo:
         ref = JobRef(row["pipeline"], row["job"], row["generation"])
@@ -210,9 +211,17 @@ class Jobs(LedgerPart):
             "operators": msgspec.json.decode(row["operators"]),
             "functions": msgspec.json.decode(row["functions"]),
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
-            "workers": tuple(self._workers(ref)),
+            "workers": tuple(self._all_workers(ref, row["workers"])),
         }
         return JobInfo(**values)
+
+    def _all_workers(self, ref: JobRef, number: int) -> list[WorkerInfo]:
+        """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
+        lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
+        known = {worker.number: worker for worker in self._workers(ref)}
+        of = msgspec.structs.asdict(ref)
+        missing = (WorkerInfo(**of, number=n, location="", unavailable=lost) for n in {*range(number)} - {*known})
+        return sorted([*known.values(), *missing], key=lambda worker: worker.number)
 
     def _workers(self, ref: JobRef) -> list[WorkerInfo]:
         statement = select(WORKERS).where(of_ref(WORKERS, ref)).order_by(WORKERS.c.number)

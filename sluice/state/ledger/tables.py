@@ -42,6 +42,7 @@ GENERATIONS = Table(
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),
     Column("picture", Text, nullable=False, comment="SVG"),
+    Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
 )
 
 STORES = Table(

@@ -6,7 +6,9 @@ import hashlib
 import re
 from pathlib import Path
 
-from sluice.errors import SettingsError
+from sqlalchemy import URL
+
+from sluice.errors import SettingsError, StateError
 from sluice.state.database import database_url
 from sluice.state.model import JobRef
 from sluice.state.shard.drivers import Driver, Mode
@@ -19,7 +21,7 @@ _POSTGRES_NAME_BYTES = 63
 
 def drop(url: str) -> None:
     """Delete a shard that this process can open. Does nothing if it does not exist."""
-    parsed = with_password(database_url(url))
+    parsed = with_password(_parsed(url))
     if parsed.get_backend_name() == "sqlite":
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
@@ -29,7 +31,7 @@ def drop(url: str) -> None:
 
 def exists(url: str) -> bool:
     """Whether there is a shard, or a part of one, that this process can open."""
-    parsed = with_password(database_url(url))
+    parsed = with_password(_parsed(url))
     return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
 
 
@@ -53,20 +55,29 @@ def is_remote(url: str) -> bool:
 
 def is_file(url: str) -> bool:
     """Whether an address names a SQLite file."""
-    return not is_remote(url) and database_url(url).get_backend_name() == "sqlite"
+    return not is_remote(url) and _parsed(url).get_backend_name() == "sqlite"
 
 
 def shown(url: str) -> str:
     """The address with its password masked, for errors and logs."""
-    return url if is_remote(url) else database_url(url).render_as_string(hide_password=True)
+    return url if is_remote(url) else _parsed(url).render_as_string(hide_password=True)
 
 
 def open_driver(url: str, mode: Mode) -> Driver:
     """Connect to the shard at an address."""
-    parsed = with_password(database_url(url))
+    parsed = with_password(_parsed(url))
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)
     return PostgresDriver(parsed, mode)
+
+
+def _parsed(url: str) -> URL:
+    if not url:
+        raise StateError(
+            "The ledger has lost the shard's address.",
+            next_step="Run the pipeline: the run registers the addresses of its shards again.",
+        )
+    return database_url(url)
 
 
 def _name(text: str) -> str:

@@ -16,7 +16,7 @@ from sluice.state.ledger.tables import JOBS, METADATA
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
-HEAD = "0003"
+HEAD = "0004"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 
@@ -31,7 +31,8 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction. Several processes may do so at once.
 
-    Raises StateError, and changes nothing, if a newer version of Sluice has migrated the ledger.
+    Raises StateError, and changes nothing, if a newer version of Sluice has migrated the ledger, or if the ledger has
+    lost its version.
     """
     with engine.connect() as connection:
         if _version(connection) == HEAD:
@@ -44,6 +45,8 @@ def migrate(engine: Engine) -> None:
         if version is None and not inspect(connection).has_table(JOBS.name):
             _create(connection)
         elif version != HEAD:
+            if version is None:
+                _require_first_version(connection)
             upgrade(connection, version, HEAD)
 
 
@@ -53,6 +56,15 @@ def _version(connection: Connection) -> str | None:
         return None
     version: str | None = connection.execute(text(f"SELECT version_num FROM {TABLE}")).scalar()
     return version
+
+
+def _require_first_version(connection: Connection) -> None:
+    """Raise StateError if a ledger without a version is newer than the first version, whose tables need none."""
+    if any(column["name"] == "replayed" for column in inspect(connection).get_columns(JOBS.name)):
+        raise StateError(
+            f"The ledger has lost its version: the table {TABLE} is missing or empty.",
+            next_step="Restore the ledger from a backup: sluice restore.",
+        )
 
 
 def _create(connection: Connection) -> None:
