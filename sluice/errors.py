@@ -158,7 +158,7 @@ class Incomplete(StateError):
     """The query requires a complete answer, but a worker is unavailable."""
 
     title = "Incomplete"
-    next_step = "Try again, or remove require=complete to get the other workers' data."
+    next_step = "Try again. A run of the pipeline checks its shards, and restores the damaged ones."
 
 
 class TooSlow(QueryError):

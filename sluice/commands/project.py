@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def init(folder: Annotated[Path, typer.Argument(help="The new project's folder."
     with errors_as_messages():
         for file in create(folder):
             out.print(f"created {file}", markup=False, soft_wrap=True)
-        out.print(f"Next: cd {folder}, and follow README.md.", markup=False, soft_wrap=True)
+        out.print(f"Next: cd {shlex.quote(str(folder))}, and follow README.md.", markup=False, soft_wrap=True)
 
 
 def create(folder: Path) -> list[Path]:

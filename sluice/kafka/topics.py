@@ -11,6 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
 from sluice.kafka.brokers import broker_errors, configuration_errors, quiet, require_brokers
+from sluice.values.counts import counted
 
 _PRODUCER = {
     "linger.ms": 50,
@@ -23,6 +24,7 @@ _PRODUCER = {
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _AT_ONCE = 10_000
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 _WAIT_S = 0.02
 """A read of fewer than `_AT_ONCE` records always takes this long."""
 
@@ -58,7 +60,8 @@ def _was_created(name: str, error: BaseException | None) -> bool:
 def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | None, bytes | None, int]]) -> None:
     """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
-    Raises EngineError if the broker refuses a record.
+    Raises EngineError if the topic does not exist or the broker refuses a record, and BrokersUnreachable if no broker
+    answers.
     """
     errors: list[KafkaError] = []
 
@@ -68,6 +71,7 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
 
     with configuration_errors():
         producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
+    _require_topic(kafka, producer, topic)
     for number, (key, value, timestamp_ms) in enumerate(records):
         while True:
             try:
@@ -79,10 +83,22 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
             producer.poll(0)
     undelivered = producer.flush(_TIMEOUT_S)
     if errors or undelivered:
-        cause = errors[0] if errors else "no answer from the broker"
+        cause = errors[0].str() if errors else "no answer from the broker"
+        count = len(errors) + undelivered
+        verb = "was" if count == 1 else "were"
         raise EngineError(
-            f"{len(errors) + undelivered} records were not written to {topic}: {cause}.",
-            next_step="Check that the broker is running, then produce again.",
+            f"{counted(count, 'record')} {verb} not written to {topic}: {cause.rstrip('.')}.",
+            next_step="Check that the broker is running, then write them again.",
+        )
+
+
+def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> None:
+    with broker_errors(kafka):
+        error = client.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].error
+    if error is not None and error.code() in _NO_TOPIC:
+        raise EngineError(
+            f"Topic {topic} cannot be written: {error.str().rstrip('.')}.",
+            next_step="Check its name, or create it. sluice topics create NAME creates the topics of a pipeline.",
         )
 
 

@@ -33,9 +33,11 @@ def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
         if fields is None:
             return
         if name not in fields:
-            next_step = (
-                f"Its fields are: {', '.join(fields)}." if fields else "The values have no fields: omit the parameter."
-            )
+            next_step = f"Its fields are: {', '.join(fields)}."
+            if not fields:
+                next_step = "The values have no fields: omit the parameter."
+                if number:
+                    next_step = f"{'.'.join(names[:number])} has the type {kind}, which has no fields."
             if dotted := next((field for field in fields if "." in field and f"{rest}.".startswith(f"{field}.")), None):
                 next_step = f"A dot leads to a nested field: rename the field {dotted!r} in the pipeline to query it."
             raise UnknownField(

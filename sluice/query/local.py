@@ -42,8 +42,11 @@ def read_store(
     with a decimal point are `Decimal`. Raises NotFound if the store does not exist, QueryError without `limit` if there
     are more than 100,000 entries, and StateError if a worker's shard cannot be read.
     """
-    if limit is not None and limit < 1:
-        raise QueryError(f"limit is {limit:,}, but must be at least 1.")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
+    for name, text in {"first": first, "last": last, "prefix": prefix}.items():
+        if text is not None and not _is_unicode(text):
+            raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
     with ThreadPoolExecutor(1) as thread:  # because the caller's thread may already run an event loop
         entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
@@ -63,6 +66,14 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, lim
         if reasons := answers.unavailable(answer.workers):
             raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
         return answer.entries
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
 
 
 def _decoded(entry: Entry) -> answers.Entry:

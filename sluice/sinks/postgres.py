@@ -35,6 +35,7 @@ _PREPARE = (
     # Ends the transaction of a driver that is paused while it holds locks, before others give up waiting for them.
     "set_config('idle_in_transaction_session_timeout', '30s', false)"
 )
+_NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,9 @@ def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[Post
         if required and not is_filled and name not in target.wanted:
             problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
     identity = [*target.identity]
-    if {*identity} <= columns.keys() and not _is_unique(database, table, identity):
+    if (relation := _NO_TABLES.get(_kind(database, table))) is not None:
+        problems.append(f"it is a {relation}, and only a table can have the primary key that writing needs")
+    elif {*identity} <= columns.keys() and not _is_unique(database, table, identity):
         names = _list([Identifier(name) for name in identity]).as_string(database)
         problems.append(f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))")
     if problems:
@@ -375,6 +378,12 @@ def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
 def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
     statement = SQL("SELECT to_regtype({})::oid::bigint").format(Literal(declared))
     return database.execute(statement).fetchone() == (oid,)
+
+
+def _kind(database: psycopg.Connection, table: str) -> str:
+    row = database.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [table]).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:

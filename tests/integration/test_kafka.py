@@ -82,6 +82,13 @@ def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:
         broker.create_topics({"refused": 1}, {"cleanup.policy": "no-such-policy"})
 
 
+@pytest.mark.parametrize(("name", "why"), [("missing", "Unknown topic"), ("no topic", "Invalid topic")])
+def test_writing_to_a_topic_that_does_not_exist_is_an_error(broker: EmbeddedKafka, name: str, why: str) -> None:
+    with pytest.raises(EngineError, match=f"Topic {name} cannot be written: .*{why}") as refused:
+        produce({"bootstrap.servers": broker.bootstrap}, name, [(None, b"1", 0)])
+    assert "sluice topics create NAME" in refused.value.next_step
+
+
 def test_topics_are_not_created_automatically(broker: EmbeddedKafka) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     assert admin.list_topics("asked", timeout=60).topics["asked"].error is not None

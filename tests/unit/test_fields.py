@@ -43,7 +43,7 @@ def test_existing_and_possible_fields(value: str, path: str) -> None:
     [
         (SPARKS, "town", "Its fields are: city, at, more."),
         (SPARKS, "CITY", "Its fields are: city, at, more."),
-        (SPARKS, "city.name", "The values have no fields: omit the parameter."),
+        (SPARKS, "city.name", "city has the type string, which has no fields."),
         (SPARKS, "at.lon", "Its fields are: a.b, lines."),
         (OURS, "at.lon", "Its fields are: lat."),
         ("BIGINT", "count", "The values have no fields: omit the parameter."),

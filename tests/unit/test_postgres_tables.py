@@ -185,6 +185,13 @@ def test_a_table_that_does_not_fit(url: str, query: Query) -> None:
         begun(url, target("other", fields=(("shop", "STRING"), ("n", ""))))
 
 
+def test_a_view_is_no_table(url: str, query: Query) -> None:
+    query("CREATE TABLE kept (shop text PRIMARY KEY, n bigint); CREATE VIEW totals AS SELECT * FROM kept")
+    with pytest.raises(EngineError, match="does not fit: it is a view, and only a table can have") as error:
+        begun(url, target())
+    assert "ALTER TABLE" not in str(error.value)
+
+
 def test_a_constraint_that_the_database_checks(url: str, query: Query) -> None:
     query("CREATE TABLE totals (shop text PRIMARY KEY, n bigint CHECK (n < 10))")
     tables = begun(url)

@@ -206,6 +206,8 @@ def test_times_need_a_store_with_windows(states: States) -> None:
     for question in questions:
         with pytest.raises(QueryError, match="has no windows"):
             ask(states, question)
+    with pytest.raises(QueryError, match="Group by another field"):
+        ask(states, lambda reader, pin: reader.combine(pin, "sum", "_start"))
 
 
 def test_more_windows_of_a_key_than_an_answer_has(states: States, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,10 @@ class Access:
 def require_complete(workers: Iterable[WorkerStatus]) -> None:
     """Raise Incomplete, with the reasons, if a worker is unavailable."""
     if reasons := unavailable(workers):
-        raise Incomplete(f"Some workers cannot be read: {', '.join(reasons)}")
+        raise Incomplete(
+            f"Some workers cannot be read: {', '.join(reasons)}",
+            next_step="Try again, or remove require=complete to get the other workers' data.",
+        )
 
 
 async def access(request: Request) -> Access:
