@@ -67,6 +67,9 @@ READING_AGAIN = {"--rebuild", "--replay"}
 """Options of the application for a run that reads its topics from the beginning."""
 CODE = "sluice.zip"
 """The archive of this package on executors."""
+FINISHED = "SLUICE_FINISHED"
+"""The environment variable with the path of the file that a driver makes after it has done everything."""
+UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WRITE = "-XX:ArchiveClassesAtExit="
 FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
@@ -88,6 +91,13 @@ class Submission:
     application: str = str(APPLICATION)
     is_first: bool = False
     """Whether the run also writes the archive of Java classes."""
+    finished: Path | None = None
+    """The file that a driver makes after it has done everything; None if the command is not a driver."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the driver has done everything. Code that ends its process may also end it with status 0."""
+        return self.finished is None or self.finished.exists()
 
     @property
     def command(self) -> list[str]:
@@ -115,7 +125,9 @@ class Submission:
         return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
 
     def run(self, patience_s: float = 5.0) -> int:
-        """Run the command and return its status. Java's warning about incubator modules is filtered out.
+        """Run the command and return its status, 1 for a driver that ends with 0 before it has done everything.
+
+        Java's warning about incubator modules is filtered out.
 
         If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, after
         `patience_s` with SIGKILL, and raise Interrupted.
@@ -141,6 +153,9 @@ class Submission:
                     started = processes.with_descendants(process.pid)
                     processes.end(lambda: [each for each in started if not processes.has_ended(each)], patience_s)
                     raise
+        if process.returncode == 0 and not self.is_finished:
+            sys.stderr.write(f"{UNFINISHED}\n")
+            return 1
         return process.returncode
 
 
@@ -202,6 +217,7 @@ def submission(
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
+        variables[FINISHED] = str(folder / "finished")
         # The archive can only hold classes from the class path.
         archive = stack.enter_context(class_archive(settings.jars.parent, jars))
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
@@ -215,6 +231,7 @@ def submission(
                 **(delta_conf(settings) if delta else {}),
             },
             is_first=archive.startswith(_WRITE),
+            finished=folder / "finished",
         )
         if is_local(master):
             variables["SPARK_LOCAL_IP"] = LOOPBACK  # binds the driver's ports to this machine only

@@ -26,7 +26,15 @@ from sluice.monitoring import run_figures
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.submission import APPLICATION, LARGE_BACKLOG, READING_AGAIN, deploy_mode_error, is_noise, submission
+from sluice.submission import (
+    APPLICATION,
+    LARGE_BACKLOG,
+    READING_AGAIN,
+    UNFINISHED,
+    deploy_mode_error,
+    is_noise,
+    submission,
+)
 from sluice.values.points import MOST, Span
 from sluice.values.tables import connection_variable
 
@@ -106,6 +114,8 @@ class SluiceJobOperator(SparkSubmitOperator):
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
                 with added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
+                if not submitted.is_finished:
+                    raise AirflowException(UNFINISHED)
             self._report(context, kafka)
         except (SettingsError, PreflightError) as error:
             self._note_failure(context, started_at, error.detail)

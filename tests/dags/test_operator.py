@@ -28,6 +28,8 @@ from tests.ports import free_port
 from tests.states import States, make_snapshot
 
 SECRET = "hunter2-of-kafka"
+FINISHES = "open(os.environ['SLUICE_FINISHED'], 'w').close()"
+"""What a driver does last."""
 KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET, "enable.auto.commit": False}
 
 # The Spark provider does not close the pipe to spark-submit.
@@ -51,7 +53,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record = tmp_path / "record.json"
     program = tmp_path / "bin" / "spark2-submit"
     program.parent.mkdir()
-    code = f"json.dump([sys.argv, dict(os.environ)], open({str(record)!r}, 'w'))"
+    code = f"json.dump([sys.argv, dict(os.environ)], open({str(record)!r}, 'w')); {FINISHES}"
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
     program.chmod(0o755)
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
@@ -104,6 +106,16 @@ def test_the_urls_of_databases_come_from_connections(recorder: Path, monkeypatch
     monkeypatch.setenv("AIRFLOW_CONN_WAREHOUSE", json.dumps(warehouse | {"conn_type": "mysql"}))
     with pytest.raises(AirflowFailException, match="'warehouse' is of type mysql"):
         submit(recorder, databases=["warehouse"])
+
+
+def test_a_driver_that_ends_before_it_has_done_everything_fails_the_task(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect(monkeypatch)
+    program = tmp_path / "bin" / "spark2-submit"
+    program.write_text(program.read_text().replace(FINISHES, ""))
+    with pytest.raises(AirflowException, match="ended with status 0 before it had done everything"):
+        submit(recorder)
 
 
 def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +364,8 @@ def test_the_log_omits_javas_warning_about_sparks_module(
 ) -> None:
     connect(monkeypatch)
     program = recorder.parent / "bin" / "spark2-submit"
-    program.write_text("#!/bin/sh\necho 'WARNING: Using incubator modules: jdk.incubator.vector'\necho job done\n")
+    warning = "WARNING: Using incubator modules: jdk.incubator.vector"
+    program.write_text(f"#!/bin/sh\necho '{warning}'\necho job done\ntouch $SLUICE_FINISHED\n")
     operator_of = SluiceJobOperator(task_id="main", pipeline="orders")
     with caplog.at_level("INFO"):
         operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))

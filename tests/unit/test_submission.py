@@ -197,6 +197,17 @@ def test_a_signal_that_this_process_ignores_does_not_end_the_command() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_driver_that_ends_with_status_0_before_it_has_done_everything_has_failed(
+    configuration: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
+        for code, status in (("import os; os._exit(0)", 1), (f"open({str(submitted.finished)!r}, 'w')", 0)):
+            driver = Program("local[2]", (), submitted.environment, finished=submitted.finished, program=code)
+            assert driver.run() == status
+            told = capfd.readouterr().err
+            assert ("ended with status 0 before it had done everything" in told) == (status == 1)
+
+
 def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd: pytest.CaptureFixture[str]) -> None:
     for is_first in (True, False):
         with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
