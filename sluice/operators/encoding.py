@@ -180,6 +180,7 @@ def _other_type(value: Any, decoded: Any) -> str | None:
             return None
     except ArithmeticError:  # a Decimal that is a signaling NaN cannot be compared
         pass
+    pairs: Iterable[tuple[Any, Any]]
     if isinstance(value, list | tuple) and isinstance(decoded, list) and len(value) == len(decoded):
         pairs = zip(value, decoded, strict=True)
     elif isinstance(value, dict) and isinstance(decoded, dict) and value.keys() == decoded.keys():

@@ -97,7 +97,7 @@ class Journal:
         self._unchecked[store, name] = None
 
     def check(self) -> None:
-        """Replace every changed value by what the next batch reads. Raises an error if it is not of its store's type."""
+        """Replace each changed value by what the next batch reads. Raises an error if it is not of its store's type."""
         for store, name in self._unchecked:
             if name in store.entries:
                 written, value = store.entries[name]

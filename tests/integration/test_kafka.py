@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
-from sluice.errors import PreflightError
-from sluice.kafka.topics import read_topic
+from sluice.errors import EngineError, PreflightError
+from sluice.kafka.topics import produce, read_topic
 from sluice.settings import settings
 from sluice.submission import archive_file
 from sluice.testing import kafka

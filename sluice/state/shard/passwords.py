@@ -1,4 +1,4 @@
-"""Roles and passwords of shards come from each process's settings, never from the ledger, which more people may read."""
+"""Each process gets the role and password for shards from its settings, because many people may read the ledger."""
 
 from __future__ import annotations
 

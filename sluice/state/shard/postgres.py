@@ -98,7 +98,7 @@ class PostgresDriver(Driver):
                 raise
 
     def _require_usage(self) -> None:
-        """Raise StateError if this role may not use the schema: to such a role, PostgreSQL denies that it has tables."""
+        """Raise StateError if this role may not use the schema. PostgreSQL then says that there are no tables."""
         usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
         if denied := self._connection.execute(usage, [self._schema]).fetchone():
             raise StateError(
