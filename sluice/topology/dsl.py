@@ -659,7 +659,11 @@ class Stream(Handle[V]):
         return Processed(self.pipeline, node)
 
     def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
-        """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id."""
+        """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id.
+
+        An id is forgotten `within` after its first record, in stream time. A record that comes even later than that
+        passes again.
+        """
         self._check(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.at_least(self._where("deduplicate"), "within", within_ms, 0)
@@ -1061,7 +1065,8 @@ class GroupedStream(Grouped[V]):
 
         Python functions can be used instead of SQL. They are called in the order of the records: `initializer()`
         returns the initial aggregate, `adder(aggregate, value)` the next one; session windows also need
-        `merger(earlier, later)`. `returns` is the aggregate's type.
+        `merger(earlier, later)`. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data.
+        `adder` may return None to remove the aggregate. The next value then starts with a new initial one.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             return self._sql(store, {**(initializer or {}), **columns}, on_error)
