@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,22 +98,22 @@ class ShardWriter:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.stores is not None:
             batches = map(partial(_state_rows, stores=self.stores), unpack(batches))
-        not_empty = [batch for batch in batches if batch.num_rows]
-        if not not_empty:
+        received = self._received(batches)
+        if received is None:
             return
-        state_rows = pa.Table.from_batches(not_empty)
-        worker: int = state_rows.column("worker")[0].as_py()
-        is_event = pc.is_in(state_rows.column("group_id"), pa.array(self.events, pa.int32()))
-        events, state_rows = state_rows.filter(is_event), state_rows.filter(pc.invert(is_event))
-        latest = self._latest(state_rows)
+        worker, events, latest = received
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
+        batch, rows = current_batch(), rows_of(latest.select([*STATE_KEY, "value"]))
+        if self.totals is None:
+            changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))
+        # `rows` has copied them. Otherwise a large batch would need half a gigabyte more.
+        del received, latest
+        pa.default_memory_pool().release_unused()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
-            batch, rows = current_batch(), rows_of(latest.select([*STATE_KEY, "value"]))
             if self.totals is None:
                 written = shard.write(batch, rows, self.epoch)
-                changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))
             else:
-                added = self._added(self.totals, shard, batch, list(rows))
+                added = self._added(self.totals, shard, batch, rows)
                 written = len(added)
                 changes = self._changes(self.totals, worker, [row for row in added if row[0] in wanted])
         tables = [table.select(self.spooled.names).cast(self.spooled) for table in (changes, events)]
@@ -121,17 +121,36 @@ class ShardWriter:
             self.side_outputs.write_changes(batch, worker, pa.concat_tables(tables))
         yield pa.RecordBatch.from_pydict({"written": [written]})
 
-    def _added(self, totals: Totals, shard: Shard, batch: int, rows: list[Row]) -> list[Row]:
+    def _received(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table, pa.Table] | None:
+        """The worker, its events, and the last change of each state row; None without rows."""
+        not_empty = [batch for batch in batches if batch.num_rows]
+        if not not_empty:
+            return None
+        rows = pa.Table.from_batches(not_empty)
+        is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
+        return rows.column("worker")[0].as_py(), rows.filter(is_event), self._latest(rows.filter(pc.invert(is_event)))
+
+    def _added(self, totals: Totals, shard: Shard, batch: int, rows: Iterable[Row]) -> list[Row]:
         """Add sorted rows to the shard's rows. Write and return the results."""
-        merged: dict[RowId, Row] = {}
+        merged: list[Row] = []
+        ids: list[RowId] = []
+        last: RowId | None = None
         for row in rows:
             name = row[:3]
-            merged[name] = self._sum(totals, merged[name], row) if name in merged else row
-        before = shard.before(batch, list(merged), self.epoch)
-        for old in before:
-            merged[old[:3]] = self._sum(totals, old[:5], merged[old[:3]])
-        shard.write(batch, merged.values(), self.epoch, sum(old[5] for old in before))
-        return [*merged.values()]
+            if name == last:
+                merged[-1] = self._sum(totals, merged[-1], row)
+            else:
+                merged.append(row)
+                ids.append(name)
+                last = name
+        before = {old[:3]: old for old in shard.before(batch, ids, self.epoch)}
+        if before:
+            for at, name in enumerate(ids):
+                if (old := before.get(name)) is not None:
+                    merged[at] = self._sum(totals, old[:5], merged[at])
+        del ids
+        shard.write(batch, merged, self.epoch, sum(old[5] for old in before.values()))
+        return merged
 
     def _sum(self, totals: Totals, first: Row, second: Row) -> Row:
         """Combine two versions of a state row: add them up, or return the second for a global table or a tombstone."""
