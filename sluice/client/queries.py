@@ -183,20 +183,33 @@ class Queries:
     async def changes(
         self, store: str, *, pipeline: str | None = None, since: str | None = None
     ) -> AsyncIterator[Change]:
-        """Every new snapshot as it is published, starting with the newest or after snapshot `since`. Never ends."""
+        """Every new snapshot as it is published, starting with the newest or after snapshot `since`.
+
+        Never ends. Raises StateError if the server ends the stream, for example because it stops: continue `since` the
+        last snapshot.
+        """
         await self.stores()  # logs in if necessary
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
             events = _Events()
             async for line in lines:
                 for change in events.read(line):
+                    since = change.snapshot.id
                     yield change
+        last = f": since={since!r}" if since else ""
+        raise StateError(
+            "The server ended the stream of changes.", next_step=f"Ask again for the changes since the last one{last}."
+        )
 
     async def _send(self, query: Query[T]) -> T:
         raise NotImplementedError
 
     def _lines(self, query: Query[Any], headers: dict[str, str]) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         raise NotImplementedError
+
+
+class _Token(msgspec.Struct):
+    access_token: str
 
 
 class Connection:
@@ -227,7 +240,14 @@ class Connection:
         """Store the token from a log-in response."""
         if response.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
             raise Refused(f"Airflow refused the log-in of {self._user}: {response.status_code}.")
-        self._headers = {"Authorization": f"Bearer {response.json()['access_token']}"}
+        try:
+            token = msgspec.json.decode(response.content, type=_Token).access_token
+        except msgspec.MsgspecError:
+            raise StateError(
+                f"{self._address}/auth/token did not answer with a token of Airflow.",
+                next_step="Check the address: another server, such as a proxy, may have answered. Or pass a token.",
+            ) from None
+        self._headers = {"Authorization": f"Bearer {token}"}
 
     def request(self, query: Query[Any]) -> dict[str, Any]:
         """Arguments of the GET request of a query."""
@@ -347,17 +367,17 @@ def _invalid(error: httpx.InvalidURL) -> QueryError:
 
 @contextmanager
 def transport_errors() -> Iterator[None]:
-    """Raise StateError if the server does not answer in the block, and QueryError if a request has no valid URL."""
+    """Raise StateError if there is no valid HTTP response in the block, and QueryError for an invalid URL."""
     try:
         yield
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise _unreachable(error) from error
     except httpx.InvalidURL as error:
         raise _invalid(error) from error
 
 
-def _unreachable(error: httpx.TransportError) -> StateError:
-    """The error for a server that does not answer."""
+def _unreachable(error: httpx.RequestError) -> StateError:
+    """The error for a server that does not answer, or whose response cannot be decoded."""
     url = error.request.url
     return StateError(
         f"The REST API at {url.scheme}://{url.netloc.decode()} cannot be reached ({type(error).__name__}).",

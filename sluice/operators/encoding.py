@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,6 +16,7 @@ from msgspec import inspect
 from sluice.operators.exact_sums import Exact
 from sluice.values import contracts
 from sluice.values.json_limits import (
+    MOST_DIGITS,
     MOST_LEVELS,
     MOST_UNTYPED_BYTES,
     Amounts,
@@ -31,6 +33,8 @@ IMMUTABLE = frozenset(
 )
 """Types whose values cannot be modified in place."""
 _WITHOUT_DECIMALS = IMMUTABLE - {Decimal}
+
+_LARGE_INTEGER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 _encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string").encode
@@ -141,8 +145,10 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a Decimal can have so many digits. With one, its text is longer than its number.
-    if type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data):
+    # Only a Decimal or a large integer can have so many digits. A Decimal's text is longer than its number.
+    if (len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data)) or (
+        type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)
+    ):
         refuse_inexact_numbers(data)
     return data.decode()
 

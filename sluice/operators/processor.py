@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, require_same, state_decoder
+from sluice.values.times import AFTER_LAST
 
 Clock = Literal["event", "wall"]
 _UNDECLARED = Declared(Any)
@@ -164,8 +165,10 @@ class Store(Generic[V]):
     def items(self, prefix: str = "") -> Iterator[tuple[str, V]]:
         """Iterate over the keys that start with `prefix`, in order, with their values."""
         for key in sorted(self.entries):
+            if not key.startswith(prefix) or key not in self.entries:  # deleted during the iteration
+                continue
             written, value = self.entries[key]
-            if key.startswith(prefix) and not self._expired(written):
+            if not self._expired(written):
                 if type(value) not in IMMUTABLE:
                     self._journal.hand_out(self, key, written, value)
                 yield key, value
@@ -214,13 +217,15 @@ class Context:
             ) from None
 
     def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
-        """Send a record to an output. `time` defaults to the time of the current record or timer."""
+        """Send a record to an output. `time`, in epoch ms, defaults to the time of the current record or timer."""
         if key is not None:
             if type(key) is not str:
                 raise TypeError(f"a record's key must be a str, not {type(key).__name__}")
             require_key(key)
         if time is not None:
             _require_time("forward", time)
+            if not 0 <= time < AFTER_LAST:
+                raise ValueError(f"forward: {time} ms is not a time in the years 1970 to 9999")
         if self._outputs is not None and to not in self._outputs:
             raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
         declared = _UNDECLARED if self._outputs is None else self._outputs[to]

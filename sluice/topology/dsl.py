@@ -92,12 +92,12 @@ class Handle(Generic[V]):
         if other.pipeline is not self.pipeline:
             raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
 
-    def _returned(self, step: str, returns: type | None) -> Shape:
+    def _returned(self, step: str, returns: type | None, argument: str = "returns") -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
             return Shape.of(returns, fields_of(returns))
         except TopologyError as error:
-            raise TopologyError(f"{self._where(step)}: returns={error.detail}", next_step=error.next_step) from None
+            raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
     def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
@@ -648,6 +648,9 @@ class Stream(Handle[V]):
         _check_processor(where, processor, self.shape.contract)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.instance(where, declared, Mapping, f"{name}={{name: type}}")
+        self._returned("process", returns)
+        for name, kind in (outputs or {}).items():
+            self._returned("process", kind, f"outputs[{name!r}]")
         for name in (stores or {}) if queryable else ():
             self.pipeline.claim("store", name)
         node = self.pipeline.add(

@@ -134,22 +134,38 @@ def test_a_result_has_all_fields_although_its_type_leaves_out_defaults_or_names(
         [["x" * 19_000_000] * 3],
         json.loads("[" * 101 + "]" * 101),
         [{"a": {1: "x", "1": "y"}}],
+        10**38 + 1,
+        {"n": [-(7**400)]},
     ],
-    ids=["39 digits", "1001 digits", "exponent", "decimals", "name", "string", "size", "depth", "equal names"],
+    ids=[
+        "39 digits",
+        "1001 digits",
+        "exponent",
+        "decimals",
+        "name",
+        "string",
+        "size",
+        "depth",
+        "equal names",
+        "integer",
+        "list",
+    ],
 )
 def test_a_result_without_a_declared_type_is_rejected_if_spark_cannot_store_it_exactly(value: Any) -> None:
     with pytest.raises(ValueError, match=r"digits|characters|declared type|nested|same name") as error:
         Declared(Any).json(value)
     assert len(str(error.value)) < 200
-    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested|same name"):
+    with pytest.raises(
+        (ValueError, TypeError, OverflowError), match=r"characters|declared type|nested|same name|can't serialize ints"
+    ):
         of_aggregate(Any, value)
 
 
 @pytest.mark.parametrize(
     "value",
-    [Decimal("1" * 38), Decimal("1.5E-10"), Decimal("1E+300"), 5e-324, 1.2345678901234567e300, 2**64 - 1,
+    [Decimal("1" * 38), Decimal("1.5E-10"), Decimal("1E+300"), 5e-324, 1.2345678901234567e300, 2**64 - 1, 10**38 - 1,
      {"id": "1" * 50, "price": Decimal("2.5")}, {"k" * 50_000: 1}, "x" * 20_000_000, {1: 2, 3: 4}],
-    ids=range(10),
+    ids=range(11),
 )  # fmt: skip
 def test_other_results_without_a_declared_type_are_kept(value: Any) -> None:
     assert json.loads(Declared(Any).json(value), parse_float=Decimal) is not None

@@ -31,6 +31,8 @@ _READ_PER_WINDOW = 4
 """How many versions to read in one statement for each of a key's windows, before each is looked up instead."""
 
 _GENERATION = re.compile(r"g\d+")
+_LOCKED_SECONDS = 3.0
+"""How long a reader waits for a program that has locked the whole file. Writers of shards never do."""
 _STEPS = 20_000
 """SQLite checks a query's deadline after every such number of virtual-machine steps, every few milliseconds."""
 
@@ -72,7 +74,8 @@ class SqliteDriver(Driver):
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         address = f"{self._path.absolute().as_uri()}?mode={mode}"
-        return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        patience = _LOCKED_SECONDS if mode == "ro" else BUSY_SECONDS
+        return sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:

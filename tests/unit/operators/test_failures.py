@@ -297,6 +297,8 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "a key of store 'n' must be a str, not int": lambda context: context.store("n").put(1, 1),  # type: ignore[arg-type]
     "can't serialize ints": lambda context: context.store("n").put("x", 2**64),
     "1.5 is not a time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
+    "9223372036854775807 ms is not a time": lambda context: context.forward("k", 1, time=2**63 - 1),
+    "-1 ms is not a time in the years 1970 to 9999": lambda context: context.forward("k", 1, time=-1),
     "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
     "a record's key must be a str, not int": lambda context: context.forward(1, 1),  # type: ignore[arg-type]
     "Expected `int`, got `array`": lambda context: context.forward("k", [1]),

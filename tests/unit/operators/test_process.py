@@ -87,6 +87,20 @@ def test_items_by_key_and_prefix_omit_deleted_ones() -> None:
     ]
 
 
+def test_items_omit_those_deleted_during_the_iteration() -> None:
+    def record(context: Context, record: Record) -> None:
+        store = context.store("seen")
+        for name in ("a1", "a2", "a3"):
+            store.put(name, name)
+        names = []
+        for name, _ in store.items(""):
+            names.append(name)
+            store.delete("a2")
+        context.forward(None, names)
+
+    assert run(process(record, seen=StoreOptions(str)), [Given("k", 1, 0)]).values == [["a1", "a3"]]
+
+
 @pytest.mark.parametrize(("time", "there"), [(10, 1), (11, None)])
 def test_an_entry_lives_for_its_ttl_whatever_the_batches(time: int, there: int | None) -> None:
     def record(context: Context, record: Record) -> None:
