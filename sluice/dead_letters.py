@@ -30,7 +30,7 @@ HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
-        "future", "key_not_utf8", "null_key", "out_of_range",
+        "future", "key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
     }
 )  # fmt: skip
 """Reasons of records that could not be read and therefore had no effect. Records with other reasons may have had an

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, Serde
+from sluice.dead_letters import UNREADABLE
 from sluice.engine.batch import checkpoint
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
@@ -192,7 +193,7 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
     "a raw NUL in a text": (order(shop='"a\0b"'), "malformed", "JSON is malformed: invalid character (byte 25)"),
     "a byte-order mark": (b"\xef\xbb\xbf" + GOOD, "malformed", "JSON is malformed: invalid character (byte 0)"),
     "UTF-16": (GOOD.decode().encode("utf-16"), "malformed", "JSON is malformed: invalid character (byte 0)"),
-    "half a surrogate pair": (order(shop='"\\ud800"'), "malformed", "JSON is malformed: "),
+    "half a surrogate pair": (order(shop='"\\ud800"'), "malformed", "a string has an unpaired surrogate"),
     "Latin-1": (
         order().replace(b'"a"', b'"\xe9"'),
         "not_utf8",
@@ -800,6 +801,7 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
         "dead_letter/event_time": 1, "dead_letter/malformed": 1,
     }  # fmt: skip
     assert reading.counts == expected
+    assert {letter["headers"]["sluice.reason"] for letter in reading.letters} <= UNREADABLE
     reading.reader = TableReader.of(job, reading.side_outputs, batches, interleaved=False)
     assert [row["key"] for row in reading.read(*values, keys=keys, times=times)] == ["a", "b"]
     assert (reading.counts, len(reading.letters)) == (expected, 5), "the table's records are counted once"

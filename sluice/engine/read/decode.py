@@ -453,8 +453,23 @@ def _reason(text: bytes | None, error: BaseException) -> tuple[str, str]:
             return "malformed", f"nested more than {MOST_LEVELS} levels deep"
         case msgspec.DecodeError() if "utf-8" in str(error).lower():
             return "not_utf8", str(error)
+        case msgspec.DecodeError() if _has_unpaired_surrogate(text):
+            return "malformed", "a string has an unpaired surrogate"
         case _:
             return "malformed", error_text(error)
+
+
+def _has_unpaired_surrogate(text: bytes) -> bool:
+    """Whether JSON is well-formed but for half of a surrogate pair, which msgspec calls truncated or invalid."""
+    if b"\\u" not in text:
+        return False
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        pass
+    return False
 
 
 def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str], topic: str) -> Iterator[Key]:
