@@ -140,7 +140,7 @@ class Hoard:
             self.kept.delete("amount")
             self.kept.delete("odd")
         else:
-            self.kept.put("amount", record.value.amount)
+            self.kept.put("amount", float(record.value.amount))
             self.kept.put("odd", float("nan"))
 
 
