@@ -80,7 +80,9 @@ def certificate_advice(reason: str) -> str:
 def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
+        engine = create_engine(url, pool_pre_ping=True)
+        event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
+        return engine
     path = Path(url.database or "")
     try:
         make_folder(path.parent)
@@ -126,6 +128,13 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
     connection.isolation_level = None  # otherwise the driver would begin its own transactions, and none for reads
     use_wal(connection)  # fails unless the file is a database
     close_database(path)
+
+
+def _prepare_postgres(connection: Any) -> None:
+    """Wait for another program's lock no longer than SQLite does."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS:g}s'")
+    connection.commit()
 
 
 def _begin_sqlite(connection: Connection) -> None:

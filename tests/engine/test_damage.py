@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from sqlalchemy import delete
 
 from sluice import Pipeline, tumbling
 from sluice.auditing import report
-from sluice.errors import DamagedState
+from sluice.errors import DamagedState, StateError
+from sluice.state.database import transaction
+from sluice.state.ledger.tables import LEASES
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sums
@@ -84,6 +87,20 @@ def test_the_next_run_reports_damaged_state_and_the_worker(start: Start) -> None
             assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
     running.run()
     assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
+
+
+def test_a_ledger_that_is_older_than_the_shards_is_reported(start: Start) -> None:
+    running = start(sums)
+    amount(running, 5, at=1_000)
+    running.run()
+    before = running.store("sums")
+    with running.ledger() as ledger, transaction(ledger.engine) as connection:
+        assert connection.execute(delete(LEASES)).rowcount
+    change(running, "UPDATE shard SET epoch = 7")
+    with pytest.raises(StateError, match="the ledger is older than the shards") as error:
+        running.run()
+    assert "sluice restore" in error.value.next_step
+    assert running.store("sums") == before
 
 
 def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start: Start) -> None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sqlalchemy import make_url
 
-from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, TooSlow
+from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, StateError, TooSlow
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
 from sluice.query import pinning as catalogue_module
 from sluice.query import reader as reader_module
@@ -30,6 +32,7 @@ from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
 from sluice.snapshot_retention import retain
 from sluice.state.deadlines import deadline
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
 from sluice.state.queries import worker_queries
 from sluice.state.queries.aggregates import Aggregates, largest
@@ -382,6 +385,24 @@ def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pyt
         assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline the statement runs to its end"
         with pytest.raises(TooSlow), deadline(time.monotonic() - 1, 0.1):
             driver.fetch("SELECT 1", ())
+
+
+def test_readers_wait_for_a_lock_of_another_program_only_briefly(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if states.database.startswith("sqlite"):
+        return  # a locked file is another test's
+    monkeypatch.setattr("sluice.state.shard.postgres._LOCKED_S", 1)
+    monkeypatch.setattr("sluice.state.database.BUSY_SECONDS", 1)
+    address = states.location(0)
+    with LocalShard.open(address) as shard, psycopg.connect(states.database) as other:
+        other.execute(f"LOCK TABLE {make_url(address).query['schema']}.state_rows".encode())
+        with pytest.raises(StateError, match="Another program has locked the shard for 1 seconds"):
+            shard.verify(0)
+    with Ledger.open(states.database) as ledger, psycopg.connect(states.database) as other:
+        other.execute("LOCK TABLE snapshots")
+        with pytest.raises(StateError, match="lock timeout"):
+            ledger.snapshots.recent("orders", "totals")
 
 
 def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import Starting, compile_for, started
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError
+from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError, StateError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.protocol import BatchId, Published
@@ -125,7 +125,8 @@ class JobRun:
             if output is not None:
                 output.require_newest()
                 output.require_marker(ledger.audits.newest(storage.ref))
-            storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
+            with _older_ledger(lease):
+                storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
             sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
             last = _last_published(ledger, storage.ref, published) if sinks else None
             for table_sink in sinks.values():
@@ -220,6 +221,22 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
         name = uri.rpartition("/")[2]
         if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):
             spark.addPyFile(uri)
+
+
+@contextmanager
+def _older_ledger(lease: Lease) -> Iterator[None]:
+    """Raise StateError if a shard refuses this driver, although it holds the lease."""
+    try:
+        yield
+    except LeaseError:
+        lease.require()  # raises the error of a driver that has lost its lease
+        name = lease.ref.pipeline
+        raise StateError(
+            f"A shard of {name} was written under a newer lease than this driver's, the newest in the ledger: the "
+            "ledger is older than the shards.",
+            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or rebuild the state "
+            f"from the topics: sluice rebuild {name}.",
+        ) from None
 
 
 @contextmanager

@@ -37,6 +37,8 @@ WRITER_SILENT_S = 60
 Otherwise a driver that was paused, or whose host is gone, would block its successors, which wait twice as long.
 """
 
+_LOCKED_S = 3
+"""How long a reader waits for a program that has locked a table of the shard. Writers of shards never do."""
 _TOLERANCE = 0.1
 """To save a round trip, the previous time limit stays in force if its relative error is at most this."""
 
@@ -64,6 +66,7 @@ class PostgresDriver(Driver):
     def __init__(self, url: URL, mode: Mode) -> None:
         self._url = url
         self._schema = str(url.query["schema"])
+        self._patience_s = _LOCKED_S if mode == "read" else 2 * WRITER_SILENT_S
         self._lock = RLock()
         self._limit_ms = 0
         with self._errors():
@@ -81,14 +84,14 @@ class PostgresDriver(Driver):
         connection.adapters.register_loader("varchar", read)
         connection.execute(
             sql.SQL(_SESSION).format(
-                schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{2 * WRITER_SILENT_S}s"
+                schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{self._patience_s}s"
             )
         )
         return connection
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        from psycopg.errors import UndefinedTable
+        from psycopg.errors import LockNotAvailable, UndefinedTable
 
         with _postgres_errors():
             try:
@@ -96,6 +99,11 @@ class PostgresDriver(Driver):
             except UndefinedTable:
                 self._require_usage()
                 raise
+            except LockNotAvailable as error:
+                raise StateError(
+                    f"Another program has locked the shard for {self._patience_s} seconds.",
+                    next_step="Find the program, for example a driver that is paused while it writes, and stop it.",
+                ) from error
 
     def _require_usage(self) -> None:
         """Raise StateError if this role may not use the schema. PostgreSQL then says that there are no tables."""
@@ -270,11 +278,6 @@ def _postgres_errors() -> Iterator[None]:
         raise too_slow() from None
     except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
         raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
-    except errors.LockNotAvailable as error:
-        raise StateError(
-            f"Another writer has locked the shard for {2 * WRITER_SILENT_S} seconds.",
-            next_step="Find the driver that writes to the shard, for example one that is paused, and stop it.",
-        ) from error
     except psycopg.Error as error:
         reason = first_line(error)
         raise StateError(f"The shard cannot be used: {reason}", next_step=certificate_advice(reason)) from error
