@@ -1,4 +1,4 @@
-"""The number of workers of each generation. Before, nothing told that the row of a worker was lost."""
+"""The number of workers of each generation. Before, the loss of a worker's row went unnoticed."""
 
 from __future__ import annotations
 
