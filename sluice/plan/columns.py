@@ -94,14 +94,13 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
         case nodes.Select(columns=texts):
             return _map(builder, node, scope, texts)
         case nodes.MapValues(value=text):
-            scope = replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True)
-            return as_table(builder, scope) if nodes.is_table(node) else scope
+            return null_scalars(builder, replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True))
         case nodes.SelectKey(parent=parent, key=key):
             scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
             return _rekeyed(builder, node, scope, f"IF({scope.passed}, CAST({sqls['key']} AS STRING), NULL)")
         case nodes.FlatMapValues(parent=parent, items=items, fields=fields):
             scope, sqls = tried(builder, scope, node, parent, {"items": items})
-            return _elements(builder, node, scope, sqls["items"], fields)
+            return null_scalars(builder, _elements(builder, node, scope, sqls["items"], fields))
         case nodes.Apply():
             return _applied(builder, node, scope)
         case nodes.Transform():
@@ -132,8 +131,8 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
 
 
-def as_table(builder: PlanBuilder, scope: Scope) -> Scope:
-    """The scope of a stream's records as changes of a table: JSON's null deletes a key as a missing value does."""
+def null_scalars(builder: PlanBuilder, scope: Scope) -> Scope:
+    """The scope in which a value that is not an object, and is null, counts as a missing value."""
     if not scope.scalar:
         return scope
     is_null = "value = 'null'" if scope.raw is not None else f"{column_read(builder, scope, TEXT_FIELD)} IS NULL"
@@ -146,7 +145,7 @@ def _either(condition: str, other: str) -> str:
 
 def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
     """The scope of a table's records, without records that have no key."""
-    scope = as_table(builder, scope)
+    scope = null_scalars(builder, scope)
     return replace(scope, passed=f"({scope.passed} AND {column_read(builder, scope, '_key')} IS NOT NULL)")
 
 
@@ -284,7 +283,7 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
             # Skip the expression for records that an earlier filter removed.
             column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
             add(builder, scope.stage, scope.depth + 1, column)
-    # Mapping turns a stream's null value into a value; in a table, a null value remains a deletion.
+    # Mapping turns a stream's null value into an object; in a table, a null value remains a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
-from sluice.plan.columns import as_table, made_of, scope_of
+from sluice.plan.columns import made_of, null_scalars, scope_of
 from sluice.plan.jobs import LEFT, RIGHT, STORE, Edge, OrderedOperator, result_column
 from sluice.plan.lineage import declared, does, made_by
 from sluice.plan.operators import (
@@ -268,7 +268,7 @@ class Planner:
         for side, parent in enumerate(nodes.parents(node)):
             scope = scope_of(self.builder, parent, old=self._takes_old(node) and side == LEFT)
             if isinstance(node, nodes.ToTable):
-                scope = as_table(self.builder, scope)
+                scope = null_scalars(self.builder, scope)
             edges.append(self._edge(node, side, scope, parent, functions))
         return edges
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+
+from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
@@ -21,7 +23,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
+from sluice.values.records import CHANGE_METADATA, METADATA, RESULT_METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
@@ -72,9 +74,6 @@ def _struct_type(fields: Mapping[str, str]) -> str:
 class Handle(Generic[V]):
     """A node of the pipeline, and the shape of its values."""
 
-    metadata: ClassVar[dict[str, str]] = METADATA
-    """The columns that SQL can read in addition to the value's fields, with their types."""
-
     def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape) -> None:
         self.pipeline = pipeline
         self.node = node
@@ -84,6 +83,11 @@ class Handle(Generic[V]):
     def fields(self) -> dict[str, str]:
         """The value's fields, each with its Spark SQL type, or an empty string if the type is unknown."""
         return self.shape.fields
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The columns that SQL can read in addition to the value's fields, with their types."""
+        return RESULT_METADATA if nodes.follows_state(self.node) else METADATA
 
     def _where(self, step: str) -> str:
         return f"{self.pipeline.name}: {step} at {source_line()}"
@@ -763,7 +767,10 @@ def _check_processor(where: str, processor: Any, value_type: type | None) -> Non
 class Table(Handle[V]):
     """The latest value of each key. Its changes can be filtered, joined, grouped and written to a topic."""
 
-    metadata = CHANGE_METADATA
+    @property
+    @override
+    def metadata(self) -> dict[str, str]:
+        return CHANGE_METADATA
 
     def to(
         self,

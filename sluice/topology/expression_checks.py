@@ -6,6 +6,7 @@ check` lets Spark analyze the expressions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Literal
@@ -31,6 +32,7 @@ _OF_TEXT = (
 _NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP", "STRUCT")
 
 
+_BATCH_TIME = "Use current_timestamp(), which is the time when the batch began."
 _FROM_THE_RECORD = "Compute it from the record, for example with xxhash64(_key) or _partition and _offset."
 _VARYING: dict[str, str] = {
     **dict.fromkeys(
@@ -39,10 +41,13 @@ _VARYING: dict[str, str] = {
     ),
     **dict.fromkeys(("input_file_name", "input_file_block_start", "input_file_block_length"), _FROM_THE_RECORD),
     **dict.fromkeys(("reflect", "try_reflect", "java_method"), "Use a Python function."),
-    "current_time": "Use current_timestamp(), which is the time when the batch began.",
+    **dict.fromkeys(("current_time", "localtimestamp", "now"), _BATCH_TIME),
 }
 """Functions whose result changes when Spark computes a record again → what to use instead. The time when a batch began
 is kept with the batch."""
+_SPECIAL_TIME = re.compile(r"\s*(now|today|tomorrow|yesterday)(\s+\S+)?\s*", re.IGNORECASE)
+"""Texts that Spark converts to a time relative to its own clock."""
+_OF_ROWS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist", "row_number", "ntile", "lag", "lead"})
 _WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
 
 
@@ -53,6 +58,12 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
     for node in tree.walk():
         if isinstance(node, exp.Func):
             _require_repeatable(node, where)
+            _require_of_record(node, where)
+        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, known):
+            raise TopologyError(
+                f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
+                next_step=_BATCH_TIME,
+            )
         if isinstance(node, exp.Anonymous):
             _require_function(node, where)
         elif isinstance(node, exp.Column):
@@ -68,6 +79,11 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
             )
     for mistake in _misplaced(tree):
         raise TopologyError(f"{where} {mistake}.")
+    if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
+        raise TopologyError(
+            f"{where} uses the current time in an aggregate.",
+            next_step='Make it a field of the record first, for example with select(at="current_timestamp()").',
+        )
     kind = _kind(tree, known)
     if need == "condition" and kind not in ("", "BOOLEAN"):
         raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Write a comparison.")
@@ -90,6 +106,31 @@ def _require_repeatable(node: exp.Func, where: str) -> None:
         raise TopologyError(
             f"{where}: {name} would have another result if a batch is repeated after a crash.", next_step=instead
         )
+
+
+def _require_of_record(node: exp.Func, where: str) -> None:
+    """Raise TopologyError for functions over a window of rows, and for a count of nothing."""
+    name = function_name(node)
+    if name in _OF_ROWS:
+        raise TopologyError(
+            f"{where}: {name} needs other rows, but an expression sees one record.",
+            next_step="Use a store, such as aggregate(best='top(amount, 3)'), or a processor.",
+        )
+    if isinstance(node, exp.Count) and node.this is None:
+        raise TopologyError(f"{where}: count needs an argument.", next_step="Write count(*).")
+
+
+def _is_time(node: exp.Literal, known: Mapping[str, str]) -> bool:
+    """Whether Spark converts a text to a time, as far as that is known."""
+    parent = node.parent
+    match parent:
+        case exp.Cast() | exp.TryCast():
+            return parent.to.this in exp.DataType.TEMPORAL_TYPES
+        case exp.TsOrDsToDate() | exp.TsOrDsToTimestamp() | exp.TimeToStr():
+            return True
+        case exp.Predicate():
+            return any(_kind(other, known).startswith(("TIMESTAMP", "DATE")) for other in parent.iter_expressions())
+    return False
 
 
 def _require_function(node: exp.Anonymous, where: str) -> None:

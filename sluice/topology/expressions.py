@@ -17,6 +17,7 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
+from sluice.values.records import METADATA
 from sluice.values.sql import literal, quoted
 
 MOST_LEVELS = 200
@@ -278,6 +279,8 @@ def require_known(expression: Expression, known: Mapping[str, str], where: str) 
             f"{name}.{field}" for field in unknown for name, kind in known.items() if field in struct_fields(kind)
         ]
         meant = f"Did you mean {', '.join(nested)}? " if nested else ""
+        if not METADATA.keys().isdisjoint(unknown):
+            meant = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
         raise TopologyError(
             f"{where}: {expression.text!r} reads unknown fields: {', '.join(unknown)}.",
             next_step=f"{meant}Known fields: {', '.join(sorted(known))}.",

@@ -334,6 +334,12 @@ def is_table(node: Node) -> bool:
             return False
 
 
+def follows_state(node: Node) -> bool:
+    """Whether a stateful step has computed the records of a stream."""
+    is_stateful = isinstance(node, Deduplicate | Join | Process) or is_table(node)
+    return is_stateful or any(follows_state(parent) for parent in parents(node))
+
+
 def sources_of(node: Node) -> tuple[Source, ...]:
     """The sources that feed a node, without repeats."""
     if isinstance(node, Source):

@@ -23,6 +23,10 @@ class Sale(Struct):
     tags: list[str] = []
 
 
+class Note(Struct):
+    text: str | None
+
+
 class Visit(Struct):
     at: datetime
     day: date
@@ -35,6 +39,33 @@ VISIT = {"at": "2024-01-01T10:00:00.120", "day": "2024-01-01", "price": 1.5, "pl
 
 def keys_and_values(driver: TopologyTestDriver, topic: str) -> list[tuple[object, object]]:
     return [(record.key, record.value) for record in driver.output(topic)]
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_null_result_is_a_null_value_in_sql_as_in_python(drive: Drive, in_python: bool) -> None:
+    pipeline = Pipeline("nulls", workers=2)
+    sales = pipeline.stream("sales", value=Note)
+    texts = sales.map_values(lambda note: note.text, returns=str) if in_python else sales.map_values("text")
+    texts.to("texts", value=str)
+    texts.group_by_key().count(store="count")
+    texts.to_table(store="latest")
+    both = (
+        sales.flat_map_values(lambda note: [note.text, "z"], returns=str)  # type: ignore[list-item]
+        if in_python
+        else sales.flat_map_values("array(text, 'z')")
+    )
+    both.to("both", value=str)
+    both.group_by_key().count(store="both_count")
+    driver = drive(pipeline)
+    for text in ("a", None):
+        driver.pipe("sales", {"text": text}, key="k", timestamp=1)
+    assert keys_and_values(driver, "texts") == [("k", "a"), ("k", None)]
+    assert keys_and_values(driver, "both") == [("k", "a"), ("k", "z"), ("k", None), ("k", "z")]
+    assert [driver.store(name) for name in ("count", "latest", "both_count")] == [{"k": 1}, {}, {"k": 3}]
+    assert {name: n for name, n in driver.counts().items() if name.startswith("null")} == {
+        "null_value/count": 1,
+        "null_value/both_count": 1,
+    }
 
 
 def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
