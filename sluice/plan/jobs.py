@@ -73,6 +73,8 @@ class Transformation:
     given: tuple[tuple[str, str], ...]
     made: tuple[tuple[str, str], ...]
     """Field and column of the job for each output."""
+    types: tuple[tuple[str, str], ...]
+    """Field and declared Spark SQL type of each output."""
 
 
 Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import Struct
 from pyspark.sql import DataFrame
@@ -54,6 +56,26 @@ def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
     pipeline = Pipeline("careless")
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
     with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a DataFrame without _row"):
+        drive(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda frame: summarized(frame).filter("mean > 1"), "must keep every row .* uses Filter"),
+        (lambda frame: summarized(frame).union(summarized(frame)), "must keep every row .* uses Union"),
+        (lambda frame: summarized(frame).orderBy("mean"), "must keep every row .* uses Sort"),
+        (lambda frame: summarized(frame).dropDuplicates(["sensor"]), "must keep every row .* uses Deduplicate"),
+        (lambda frame: summarized(frame).limit(1), "must keep every row .* uses GlobalLimit"),
+        (lambda frame: frame.withColumn("mean", F.lit("1")), "returns the column mean as string, .* declares double"),
+        (lambda frame: None, "returns NoneType, not a DataFrame"),
+        (lambda frame: frame.select("nothing"), "failed: .*nothing"),
+    ],
+)
+def test_a_function_that_does_not_keep_the_rows_is_refused(drive: Drive, function: Any, why: str) -> None:
+    pipeline = Pipeline("careless")
+    pipeline.stream("readings", value=Reading).filter("size(samples) > 1").transform(function, returns=Summary).to("m")
+    with pytest.raises(EngineError, match=rf"The function at test_transform.py:\d+ .*{why}"):
         drive(pipeline)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
@@ -57,19 +60,55 @@ START = "X'00'"
 """SQL of the path of a record."""
 
 _ROW = "_row"
+_OPERATION = re.compile(r"^[\s:+~'-]*(\w+)", re.MULTILINE)
+_ROW_CHANGES = frozenset({
+    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Except", "Expand", "Filter", "Generate",
+    "GlobalLimit", "Intersect", "LocalLimit", "Offset", "Sample", "Sort", "Union",
+})  # fmt: skip
 
 
 def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
     argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS `{name}`" for name, sql in step.given))
-    result: DataFrame = step.function.value(argument)
+    try:
+        result = step.function.value(argument)
+    except AnalysisException as error:
+        raise EngineError(f"The function at {step.at} failed: {str(error).splitlines()[0]}") from error
+    if not isinstance(result, DataFrame):
+        raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
+    used = _operations(result)
+    if changes := Counter(used) - Counter(_operations(argument)):
+        first = next(name for name in used if name in changes)
+        raise EngineError(
+            f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
+            next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
+        )
     missing = {_ROW, *(name for name, _ in step.made)} - set(result.columns)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
             next_step="Return its argument with further columns, as withColumn does.",
         )
+    for name, kind in step.types:
+        has, declared = result.schema[name].dataType, parse_ddl(kind)
+        if _family(has) != _family(declared):
+            raise EngineError(
+                f"The function at {step.at} returns the column {name} as {has.simpleString()}, but returns= declares "
+                f"{declared.simpleString()}.",
+                next_step="Cast the column, or declare its type.",
+            )
     return result.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column in step.made))
+
+
+def _family(kind: spark.DataType) -> type[spark.DataType]:
+    """The type, or NumericType for all numbers."""
+    return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
+
+
+def _operations(frame: DataFrame) -> list[str]:
+    """The operations of a DataFrame that drop, add or sort rows, the last one first."""
+    plan = frame._jdf.queryExecution().analyzed().treeString()
+    return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
 
 @dataclass
