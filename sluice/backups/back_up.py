@@ -39,11 +39,16 @@ Source = tuple[JobInfo, WorkerInfo, int, Shard]
 def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
-    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and StateError if
-    batches are published so often that the backup cannot begin between two of them.
+    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and StateError if there is
+    no snapshot, or batches are published so often that the backup cannot begin between two of them.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
+    if not jobs_with_batches(ledger):
+        raise StateError(
+            "The ledger has no snapshot, so there is nothing to back up.",
+            next_step="Check SLUICE_LEDGER and SLUICE_HOME. If the ledger is lost, restore an earlier backup.",
+        )
     folder, made_at = folder.absolute(), datetime.now(UTC)
     with file_errors("Writing the backup"):
         make_folder(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,10 @@ class Part(ReadPoint, total=False):
     end: str
 
 
+_SHORT_SECONDS = 2.0
+"""A stream of changes that the server ends sooner has not ended because its log-in expired."""
+
+
 @dataclass(frozen=True)
 class Query(Generic[T]):
     """A request, and the type of its answer."""
@@ -80,6 +85,8 @@ class Query(Generic[T]):
 
 class Queries:
     """The methods of both clients."""
+
+    _connection: Connection
 
     async def stores(self, *, entries: bool = False) -> list[Store]:
         """All stores you may read; `entries=True` counts their entries."""
@@ -188,14 +195,19 @@ class Queries:
         Never ends. Raises StateError if the server ends the stream, for example because it stops: continue `since` the
         last snapshot.
         """
-        await self.stores()  # logs in if necessary
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
-        async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
-            events = _Events()
-            async for line in lines:
-                for change in events.read(line):
-                    since = change.snapshot.id
-                    yield change
+        is_renewable = True
+        while is_renewable:
+            await self.stores()  # logs in if necessary
+            begun = time.monotonic()
+            async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
+                events = _Events()
+                async for line in lines:
+                    for change in events.read(line):
+                        since = change.snapshot.id
+                        yield change
+            # The server ends a stream whose log-in has expired.
+            is_renewable = self._connection.can_log_in and time.monotonic() - begun > _SHORT_SECONDS
         last = f": since={since!r}" if since else ""
         raise StateError(
             "The server ended the stream of changes.", next_step=f"Ask again for the changes since the last one{last}."

@@ -67,6 +67,17 @@ def test_a_backup_of_files_is_restored_to_postgresql(backup: Path, tmp_path: Pat
         assert all("postgresql" in worker.location for worker in ledger.jobs.workers("orders", "main"))
 
 
+def test_a_lost_ledger_is_not_backed_up(tmp_path: Path) -> None:
+    old = Installation(settings_of(tmp_path / "old"))
+    old.publish()
+    old.ledger.close()
+    Path(old.settings.ledger.removeprefix("sqlite:///")).unlink()
+    with Ledger.open(old.settings.ledger) as ledger, pytest.raises(StateError, match="nothing to back up") as refused:
+        back_up(ledger, old.settings.checkpoints, tmp_path / "backup")
+    assert "SLUICE_LEDGER" in refused.value.next_step
+    assert not (tmp_path / "backup").exists()
+
+
 def test_backups_are_consistent_while_batches_are_published(database: str, tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old", database))
     done = threading.Event()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -29,12 +30,15 @@ class Other(BaseHTTPRequestHandler):
     """A server that is not Airflow."""
 
     log_in = PAGE
+    since: ClassVar[list[str | None]] = []
+    """The header Last-Event-ID of each request for changes."""
 
     def do_POST(self) -> None:
         self.answer(200, self.log_in)
 
     def do_GET(self) -> None:
         if self.path.endswith("/changes"):
+            self.since.append(self.headers.get("Last-Event-ID"))
             self.answer(200, EVENT)
         elif self.path.endswith("/count"):
             self.answer(200, PAGE, ("Content-Encoding", "gzip"))
@@ -56,6 +60,7 @@ class Other(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
+    Other.since.clear()
     server = HTTPServer(("127.0.0.1", 0), Other)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -79,6 +84,17 @@ def test_a_body_that_cannot_be_decoded(address: str) -> None:
     with Client(address, token="t") as client, pytest.raises(SluiceError, match="DecodingError") as refused:
         client.count("s")
     assert refused.value.next_step
+
+
+def test_a_stream_whose_log_in_expires_goes_on_after_another_log_in(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Other, "log_in", b'{"access_token": "t"}')
+    monkeypatch.setattr("sluice.client.queries._SHORT_SECONDS", 0.0)
+    with Client(address, user="me", password="secret") as client:
+        changes = client.changes("s")
+        assert [next(changes).snapshot.id for _ in range(3)] == ["1.7"] * 3
+    assert Other.since == [None, "1.7", "1.7"]
 
 
 def test_a_stream_of_changes_that_the_server_ends(address: str) -> None:

@@ -70,7 +70,7 @@ class Linger:
             lag = read_lag(self._admin, self.topics, positions)
         except (KafkaException, TimeoutError) as error:
             if not self._unreachable:
-                log.warning("waiting for the broker", why=str(error))
+                log.warning("waiting for the broker", why=str(error) or "timed out")
             self._unreachable = True
             return None
         self._unreachable = False
