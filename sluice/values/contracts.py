@@ -147,8 +147,7 @@ def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
         name = f"{where}.{field.name}"
         if twins := [known for known in types if known.lower() == field.encode_name.lower()]:
             raise TopologyError(
-                f"{name}: the fields {twins[0]} and {field.encode_name} differ only in upper and lower case, which Spark "
-                "SQL does not distinguish.",
+                f"{name}: the fields {twins[0]} and {field.encode_name} differ only in case, which Spark SQL ignores.",
                 next_step="Leave one out, or give the values a Serde whose decoder renames it.",
             )
         types[field.encode_name] = _sql_type(field.type, name)

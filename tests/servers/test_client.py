@@ -96,7 +96,7 @@ def test_changes_end_with_an_error_when_the_server_does(client: Client, hosts: l
 
 
 def test_keys_may_contain_any_character(client: Client, states: States) -> None:
-    for key in ("a/b?c#d&e=f", "ключ", "..", ".", "a/../b", "/", "%2e", "a b+c"):
+    for key in ("a/b?c#d&e=f", "ключ", "..", ".", "a/../b", "/", "%2e", "a b+c", "a\nb", "\r"):
         states.publish(totals("general", {key: (5, "1.00")}))
         (entry,) = client.get(COUNT, key, min_snapshot=f"1.{states.batch}").entries
         assert (entry.key, entry.value) == (key, 5)

@@ -130,7 +130,7 @@ class Pages(Struct, tag=1):
     [
         (Array, r"Odd\.field: a Struct with array_like=True has no names in JSON\. Declare it without array_like"),
         (list[Array], r"Odd\.field: a Struct with array_like=True"),
-        (Twins, r"Odd\.field\.ID: the fields id and ID differ only in upper and lower case"),
+        (Twins, r"Odd\.field\.ID: the fields id and ID differ only in case"),
         (Annotated[datetime, Meta(tz=False)], r"Odd\.field: tz=False is impossible.* Declare it as datetime"),
         (Annotated[Decimal, Digits(39, 2)], r"Odd\.field: Digits\(39, 2\) has no Spark SQL type\. Declare 1 to 38"),
         (Annotated[Decimal, Digits(2, 5)], r"Odd\.field: Digits\(2, 5\)"),
