@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +76,8 @@ def main(arguments: list[str]) -> int:
     from sluice.submission import FINISHED  # imported for the session, after which it takes no time
 
     if file := os.environ.get(FINISHED):
-        Path(file).touch()
+        with suppress(OSError):  # the folder is gone if nobody waits for this driver any more
+            Path(file).touch()
     return 0
 
 

@@ -91,7 +91,9 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         return snapshot
     if (number := _number(as_of.removesuffix(_NEWEST), _INTEGER)) is not None and as_of.endswith(_NEWEST):
         last = ledger.snapshots.last_batch(JobRef(pipeline, job, number))
-        as_of = f"{number}.{last or 0}"
+        if last is None:
+            return _missing(ledger, newest, f"Generation {number} of job {job!r} has none", (number, 0))
+        as_of = f"{number}.{last}"
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
         snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
@@ -157,6 +159,8 @@ def _number(text: str, most: int) -> int | None:
 
 
 def _missing(ledger: Ledger, newest: Snapshot, what: str, asked: tuple[int, int]) -> Snapshot:
+    # A reader may hold a snapshot that has been removed meanwhile.
+    newest = ledger.snapshots.latest(newest.pipeline, newest.job) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline, newest.job) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if asked < (oldest.generation, oldest.batch):

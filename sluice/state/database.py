@@ -24,7 +24,9 @@ from sluice.errors import SettingsError, StateError
 from sluice.file_modes import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
-"""How long a SQLite writer waits for another writer."""
+"""How long a writer waits for another writer, and in PostgreSQL each statement for another program's lock."""
+CONNECT_SECONDS = 5
+"""How long a connection to PostgreSQL may take."""
 
 
 def database_url(text: str) -> URL:
@@ -80,7 +82,8 @@ def certificate_advice(reason: str) -> str:
 def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
-        engine = create_engine(url, pool_pre_ping=True)
+        given = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+        engine = create_engine(url, pool_pre_ping=True, connect_args=given)
         event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
@@ -131,7 +134,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _prepare_postgres(connection: Any) -> None:
-    """Wait for another program's lock no longer than SQLite does."""
+    """Limit the time that a statement waits for another program's lock."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS:g}s'")
     connection.commit()

@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
-from sluice.state.database import certificate_advice, first_line
+from sluice.state.database import CONNECT_SECONDS, certificate_advice, first_line
 from sluice.state.deadlines import check_deadline, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
@@ -229,7 +229,7 @@ def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
     import psycopg
 
     _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
-    return psycopg.connect(**{"connect_timeout": 5, **parts}, autocommit=autocommit)
+    return psycopg.connect(**{"connect_timeout": CONNECT_SECONDS, **parts}, autocommit=autocommit)
 
 
 def has_schema(url: URL) -> bool:
