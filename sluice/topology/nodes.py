@@ -334,17 +334,25 @@ def is_table(node: Node) -> bool:
             return False
 
 
+def upstream(node: Node) -> tuple[Node, ...]:
+    """The node and all nodes that feed it, each once, depth first."""
+    passed: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        if (at := waiting.pop()) not in passed:
+            passed[at] = None
+            waiting += reversed(parents(at))
+    return tuple(passed)
+
+
 def follows_state(node: Node) -> bool:
     """Whether a stateful step has computed the records of a stream."""
-    is_stateful = isinstance(node, Deduplicate | Join | Process) or is_table(node)
-    return is_stateful or any(follows_state(parent) for parent in parents(node))
+    return any(isinstance(each, Deduplicate | Join | Process) or is_table(each) for each in upstream(node))
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
     """The sources that feed a node, without repeats."""
-    if isinstance(node, Source):
-        return (node,)
-    return tuple(dict.fromkeys(source for parent in parents(node) for source in sources_of(parent)))
+    return tuple(each for each in upstream(node) if isinstance(each, Source))
 
 
 def window_of(node: Node) -> AnyWindow | None:
