@@ -76,8 +76,11 @@ class Output(Protocol):
         of stream time releases for all keys; the default is the time at which the result was due.
         """
 
-    def count(self, reason: str) -> None:
-        """Count the current row as dropped: `late`, `null_key`, `null_value`, `duplicate`."""
+    def count(self, reason: str, number: int = 1) -> None:
+        """Count the current row as dropped: `late`, once for each window, `null_key`, `null_value` or `duplicate`."""
+
+    def send_late(self) -> None:
+        """Send the current row, which is late for all windows, to the operator's topic for late records, if any."""
 
     def hold(self) -> None:
         """Buffer further results until `release` sends them or `reject` discards them."""

@@ -1017,8 +1017,9 @@ class GroupedStream(Grouped[V]):
     ) -> WindowedStream[V]:
         """Aggregate each window of event time separately.
 
-        Records that are late for every window are counted, and written to the topic `late` if it is set. A window can
-        be queried until stream time is more than `retention` past its end; without `retention`, forever.
+        A record is counted as late once for each window for which it is late. If it is late for all of them, it is
+        written to the topic `late`, if that is set. A window can be queried until stream time is more than `retention`
+        past its end; without `retention`, forever.
         """
         where = self.parent._where("windowed_by")
         arguments.instance(

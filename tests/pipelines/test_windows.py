@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, tumbling
+from sluice import Pipeline, hopping, session, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
@@ -219,3 +219,19 @@ def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, k
     ]  # fmt: skip
     assert driver.counts()["late/per_window"] == 2
     assert {key: value["n"] for key, value in driver.store("per_window").items()} == {("a", 0, 10): 1, ("a", 20, 30): 2}
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Drive, in_order: bool) -> None:
+    pipeline = Pipeline("late", workers=2)
+    visits = pipeline.stream("visits", value=str).group_by_key()
+    if in_order:  # all aggregations of a pipeline with sessions see each key's records in order
+        visits.windowed_by(session("1 second")).count(store="sessions")
+    window = hopping("3 seconds", advance="2 seconds", grace="2 seconds")
+    visits.windowed_by(window, late="visits_late").count(store="n")
+    driver = drive(pipeline)
+    for time in (1_000, 6_000, 2_500, 12_000, 2_500, 6_500, 8_500):
+        driver.pipe("visits", "v", key="home", timestamp=time)
+    # One window of the first 2,500, both of the second one and of 6,500, and one of 8,500.
+    assert driver.counts()["late/n"] == 6
+    assert [record.timestamp for record in driver.output("visits_late")] == [2_500, 6_500]

@@ -197,14 +197,17 @@ class StageOutput:
         window = None if timer or self.row is None else self.row.window
         self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, False)
 
-    def count(self, reason: str) -> None:
+    def count(self, reason: str, number: int = 1) -> None:
         assert self.operator is not None
         name = f"{reason}/{self.operator.plan.name}"
-        self.counts[name] += 1
+        self.counts[name] += number
         sequence, origin, _ = self.position
         if has_origin(sequence):
-            self.by_partition.setdefault(partition_of(origin), Counter())[name] += 1
-        if reason == "late" and self.operator.late is not None and self.row is not None:
+            self.by_partition.setdefault(partition_of(origin), Counter())[name] += number
+
+    def send_late(self) -> None:
+        assert self.operator is not None
+        if self.operator.late is not None and self.row is not None:
             self._add(self.operator.late, self.row.key, self.row.foreign, self.row.time, None, False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -212,7 +212,7 @@ def _own(row: Row) -> str:
 class WindowedAggregate(Aggregation):
     """One aggregate per key and tumbling or hopping window. Null values are processed.
 
-    A record that is late for all of its windows is counted as `late`.
+    A record is counted as `late` once for each window for which it is late.
     """
 
     def __init__(
@@ -231,13 +231,17 @@ class WindowedAggregate(Aggregation):
             return
         size, last_closed = self.window.size_ms, self.window.last_closed(row.after)
         value = self.calculation.read(row.value)
-        late = True
-        for start in self.window.starts(row.time):
+        starts = self.window.starts(row.time)
+        late = 0
+        for start in starts:
             if start + size > last_closed:
                 self._add(state, start, self._bounds(start), row, value, out)
-                late = False
+            else:
+                late += 1
         if late:
-            out.count("late")
+            out.count("late", late)
+            if late == len(starts):
+                out.send_late()
 
     def due(self, state: State) -> int | None:
         return self.window.closes_at(min(state) + self.window.size_ms) if state else None

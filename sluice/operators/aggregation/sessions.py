@@ -32,6 +32,7 @@ class SessionAggregate(Aggregation):
         end = max(row.time, *[state[session][0] for session in near]) if near else row.time
         if end < self.window.last_closed(row.after):
             out.count("late")
+            out.send_late()
             return
         aggregate = self.calculation.begin()
         for session in near:

@@ -29,6 +29,7 @@ class SlidingAggregate(Aggregation):
         time, size = row.time, self.window.size_ms
         if time + size <= self.window.last_closed(row.after):
             out.count("late")
+            out.send_late()
             return
         starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
         after = self._seed_after(state, starts, time)
@@ -40,6 +41,7 @@ class SlidingAggregate(Aggregation):
             out.emit(row.key, self.calculation.result(after[1]), after[0], window=window)
         if not counted:
             out.count("late")
+            out.send_late()
 
     def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""

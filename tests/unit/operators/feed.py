@@ -76,8 +76,11 @@ class Ran:
         self.results.append(Result(key, None if value is None else json.loads(value), time, window, old))
         self.outputs[to] += 1
 
-    def count(self, reason: str) -> None:
-        self.dropped[reason] += 1
+    def count(self, reason: str, number: int = 1) -> None:
+        self.dropped[reason] += number
+
+    def send_late(self) -> None:
+        pass
 
     def hold(self) -> None:
         self._held = len(self.results)
