@@ -230,8 +230,8 @@ def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Dr
     window = hopping("3 seconds", advance="2 seconds", grace="2 seconds")
     visits.windowed_by(window, late="visits_late").count(store="n")
     driver = drive(pipeline)
-    for time in (1_000, 6_000, 2_500, 12_000, 2_500, 6_500, 8_500):
-        driver.pipe("visits", "v", key="home", timestamp=time)
+    for at in (1_000, 6_000, 2_500, 12_000, 2_500, 6_500, 8_500):
+        driver.pipe("visits", "v", key="home", timestamp=at)
     # One window of the first 2,500, both of the second one and of 6,500, and one of 8,500.
     assert driver.counts()["late/n"] == 6
     assert [record.timestamp for record in driver.output("visits_late")] == [2_500, 6_500]
