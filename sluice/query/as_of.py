@@ -135,6 +135,12 @@ def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[
     return generation, batch
 
 
+def is_snapshot(text: str) -> bool:
+    """Whether a text is a snapshot's id, generation.batch."""
+    generation, _, batch = text.partition(".")
+    return _number(generation, _INTEGER) is not None and _number(batch, _BIGINT) is not None
+
+
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
     """Parse positions: `topic:partition:offset`, separated by commas. Raises QueryError if the text is invalid."""
     positions: dict[str, dict[str, int]] = {}

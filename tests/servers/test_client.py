@@ -71,6 +71,9 @@ def test_the_next_page_keeps_the_bounds_of_the_first(client: Client) -> None:
     assert client.page(COUNT, limit=3, cursor=page.cursor or "", min_snapshot="1.0").entries
     with pytest.raises(NotReached):
         client.page(COUNT, limit=3, cursor=page.cursor or "", min_snapshot="1.77")
+    assert client.page(COUNT, limit=3, cursor=page.cursor or "", as_of=page.snapshot.id).entries
+    with pytest.raises(QueryError, match=r"The cursor belongs to snapshot 1\.0"):
+        client.page(COUNT, limit=3, cursor=page.cursor or "", as_of="1.77")
 
 
 def test_a_repeated_key_is_in_the_answer_once(client: Client) -> None:
