@@ -15,6 +15,8 @@ from sluice.values.windows import Bounds
 
 LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
+AHEAD = 3
+"""Added to the side of a table's change that a `TableJoin` gets twice: first, in its store, before any other step."""
 
 
 def rejects_record(error: BaseException) -> bool:
@@ -44,7 +46,7 @@ class Row(msgspec.Struct):
     after: int
     """The operator's stream time including this row, ms."""
     side: int = LEFT
-    """The input of a join: LEFT, RIGHT or MOVED. Operators with one input use LEFT."""
+    """The input of a join: LEFT, RIGHT, MOVED, or AHEAD + LEFT or RIGHT. Operators with one input use LEFT."""
     old: bool = False
     """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
     and `after`: the old value, then the new one."""

@@ -321,6 +321,9 @@ class OrderedOperator:
 
 LEFT, RIGHT, STORE = 0, 1, 2
 """Sides of an operator. The edge into the operator's store is a separate side."""
+AHEAD = 3
+"""Added to the side of a join of tables, if the other side depends on the same table: the edge of the table's changes
+before any step after the table gets them."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:

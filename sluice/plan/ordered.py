@@ -12,7 +12,7 @@ from sluice.errors import TopologyError
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
-from sluice.plan.jobs import LEFT, RIGHT, STORE, Edge, OrderedOperator, result_column
+from sluice.plan.jobs import AHEAD, LEFT, RIGHT, STORE, Edge, OrderedOperator, result_column
 from sluice.plan.lineage import declared, does, made_by
 from sluice.plan.operators import (
     Action,
@@ -270,6 +270,8 @@ class Planner:
             if isinstance(node, nodes.ToTable):
                 scope = null_scalars(self.builder, scope)
             edges.append(self._edge(node, side, scope, parent, functions))
+            if _is_shared(node, side):
+                edges.append(self._edge(node, AHEAD + side, scope, parent))
         return edges
 
     def _edge(
@@ -292,7 +294,7 @@ class Planner:
             values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
         else:
             values = (scope.value(builder) if scope.raw is None else "value",)
-        if isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT:
+        if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
             # The join reads the table's store, which is updated before any step after the table gets the change.
             scope = replace(scope, path=())
         elif parent is not node:
@@ -371,6 +373,19 @@ def _follows_filter(node: nodes.Node) -> bool:
     while isinstance(node, nodes.Select | nodes.MapValues):
         node = node.parent
     return isinstance(node, nodes.Filter)
+
+
+def _is_shared(node: nodes.Node, side: int) -> bool:
+    """Whether a join's other side depends on the table that this side maps or filters.
+
+    In Kafka Streams, both sides read this table's store, which is updated before any step after the table.
+    """
+    if not isinstance(node, nodes.Join) or node.kind != "table-table":
+        return False
+    own, other = (node.left, node.right) if side == LEFT else (node.right, node.left)
+    while isinstance(own, nodes.Filter | nodes.Select | nodes.MapValues):
+        own = own.parent
+    return own in nodes.upstream(other)
 
 
 _PASSING_ON_OLD = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress

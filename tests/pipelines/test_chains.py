@@ -126,3 +126,26 @@ def test_a_side_of_a_join_that_lags_behind_in_one_partition_still_matches_in_lat
             results.append([(record.key, record.value) for record in driver.read("joined")])
     assert results[0] == results[1]
     assert ("a", {"left": 0, "right": 4}) in results[0]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_table_joined_with_what_was_computed_from_it_reads_its_store(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("shared", workers=2)
+    sizes = pipeline.table("members", value=Reading).group_by("g").aggregate(store="sizes", c="count(*)")
+    sized = pipeline.table("groups", value=Reading).left_join(sizes).select(n="left.n + right.c")
+    parity = sized.join(sizes).select(n="left.n").group_by("if(n is null, 'unknown', if(n % 2 = 0, 'even', 'odd'))")
+    parity.aggregate(store="parity", c="count(*)")
+    driver = drive(pipeline)
+    expected = [
+        # Both changes of the join find the other side's new value, so that the group is added twice.
+        ("groups", "x", value(4), {}),
+        ("members", "a", value(0, "x"), {"odd": {"c": 2}}),
+        # Its next number is subtracted and added again by the second change.
+        ("members", "b", value(0, "x"), {"odd": {"c": 1}, "even": {"c": 1}}),
+    ]
+    for topic, key, given, store in expected:
+        driver.pipe(topic, given, key=key, timestamp=1)
+        if cut:
+            driver.commit()
+            assert {key: row for key, row in driver.store("parity").items() if key != "unknown"} == store
+    assert {key: row for key, row in driver.store("parity").items() if key != "unknown"} == expected[-1][-1]

@@ -35,7 +35,7 @@ from sluice.plan import (
     OrderedOperator,
     Transformation,
 )
-from sluice.plan.jobs import STORE, result_column
+from sluice.plan.jobs import AHEAD, STORE, result_column
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
 from sluice.values.records import TEXT_FIELD
@@ -159,6 +159,7 @@ class Stages:
                 if edge.arguments
                 else self._values[edge.target, edge.side]
                 for edge in operator.edges
+                if edge.side < AHEAD
             )
             for operator in self.job.operators
         }

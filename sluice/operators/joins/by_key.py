@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.operators.base import RIGHT, Output, Row, Timeless
+from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row, Timeless
 
 How = Literal["inner", "left", "outer"]
 
@@ -32,6 +32,10 @@ class TableJoin(Timeless):
     in an outer join while either side has one. As in Kafka Streams, a tombstone of a row without a value is sent on if
     the other side has one, unless the row's side is a filtered table (`filtered`). An inner join sends nothing for
     changes while the other side has no value.
+
+    If the sides depend on the same table, one of them may change before the other in one step of the table. Then the
+    join reads the other side as in Kafka Streams, from a store that already has the change: it gets this change ahead,
+    and again when it is the side's turn.
     """
 
     state_type: Any = Pair
@@ -40,30 +44,50 @@ class TableJoin(Timeless):
         self.how = how
         self.retracts = retracts
         self.filtered = filtered
+        self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
+        """Key and side → value and time of a change that is not the side's turn yet."""
 
     def begin(self) -> Pair:
         return Pair()
 
     def process(self, state: Pair, row: Row, out: Output) -> None:
         if row.key is None:
-            out.count("null_key")
+            if row.side < AHEAD:
+                out.count("null_key")
             return
         if row.old:
             return
+        changed = row.value, row.time if row.value is not None else -1
+        if row.side >= AHEAD:
+            self._ahead[row.key, row.side - AHEAD] = changed
+            return
+        self._ahead.pop((row.key, row.side), None)
         if row.value is None and self.filtered[row.side] and (state.right if row.side == RIGHT else state.left) is None:
             return
-        old = self._result(state)
+        seen = self._seen(state, row)
+        old = self._result(seen)
         if row.side == RIGHT:
-            state.right, state.right_time = row.value, row.time if row.value is not None else -1
+            state.right, state.right_time = seen.right, seen.right_time = changed
         else:
-            state.left, state.left_time = row.value, row.time if row.value is not None else -1
-        new = self._result(state)
-        if old is None and new is None and not self._sends_tombstone(state, row.side):
+            state.left, state.left_time = seen.left, seen.left_time = changed
+        new = self._result(seen)
+        if old is None and new is None and not self._sends_tombstone(seen, row.side):
             return
-        time = max(row.time, state.left_time, state.right_time)
+        time = max(row.time, seen.left_time, seen.right_time)
         if self.retracts and old is not None:
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
+
+    def _seen(self, state: Pair, row: Row) -> Pair:
+        """The values of both sides as the stores have them: with the other side's change, if it came ahead."""
+        assert row.key is not None
+        other = LEFT if row.side == RIGHT else RIGHT
+        ahead = self._ahead.get((row.key, other)) if self._ahead else None
+        if ahead is None:
+            return state
+        if other == LEFT:
+            return Pair(*ahead, state.right, state.right_time)
+        return Pair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: Pair, side: int) -> bool:
         """Whether a change of a side that has no result before and after it is sent as a tombstone."""

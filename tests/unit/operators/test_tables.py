@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sluice.operators.base import LEFT, MOVED
+from sluice.operators.base import AHEAD, LEFT, MOVED, RIGHT
 from sluice.operators.joins.by_key import How, StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.table import Latest
@@ -96,6 +96,22 @@ def test_a_table_join_emits_old_results_first_on_request() -> None:
         (pair("l", "r"), False),
         (pair("l", "r"), True),
         (None, False),
+    ]
+
+
+def test_a_side_sees_the_others_change_that_came_ahead() -> None:
+    ahead = Given("k", "r", 5, side=AHEAD + RIGHT)
+    ran = run(TableJoin("inner", retracts=True), [ahead, L, R, Given(None, "r", 5, side=AHEAD + RIGHT)])
+    assert [(result.value, result.old) for result in ran.results] == [(pair("l", "r"), False)] * 2
+    assert ran.dropped == {}
+
+    gone = Given("k", None, 6, side=AHEAD + RIGHT)
+    ran = run(TableJoin("left", retracts=True), [L, R, gone, Given("k", "m", 6), NO_R], cuts=[2])
+    assert [(result.value, result.old) for result in ran.results][3:] == [
+        (pair("l", None), True),
+        (pair("m", None), False),
+        (pair("m", "r"), True),
+        (pair("m", None), False),
     ]
 
 
