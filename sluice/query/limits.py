@@ -9,10 +9,12 @@ from sluice.errors import Busy
 
 RUNNING = 2
 WAITING = 16
+WAIT_SECONDS = 10.0
+"""How long a query waits for its turn: as long as a query may then run."""
 
 
 class Gate:
-    """Admits `running` queries, queues `waiting` more, and rejects the rest with Busy."""
+    """Admits `running` queries and queues `waiting` more. Rejects the rest with Busy, and those that wait too long."""
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._most = running + waiting
@@ -24,9 +26,12 @@ class Gate:
             raise Busy(f"{self._most} queries that scan stores are already running or waiting.")
         self._inside += 1
         try:
-            await self._turns.acquire()
-        except BaseException:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turns.acquire()
+        except BaseException as error:
             self._inside -= 1
+            if isinstance(error, TimeoutError):
+                raise Busy(f"Other queries have been scanning stores for {WAIT_SECONDS:g} s.") from None
             raise
 
     async def __aexit__(

@@ -497,6 +497,21 @@ def test_a_gate_admits_a_few_and_rejects_the_rest() -> None:
     assert asyncio.run(run()) == (2, 4)
 
 
+def test_a_query_waits_for_its_turn_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.query.limits.WAIT_SECONDS", 0.01)
+
+    async def run() -> None:
+        gate = Gate(running=1, waiting=1)
+        async with gate:
+            for _ in range(3):  # those that gave up no longer wait
+                with pytest.raises(Busy, match="Other queries have been scanning stores"):
+                    await gate.__aenter__()
+        async with gate:
+            pass
+
+    asyncio.run(run())
+
+
 @pytest.mark.attack("S7", "a cursor signed with another key")
 def test_a_cursor_needs_a_valid_signature() -> None:
     cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1)
