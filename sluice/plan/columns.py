@@ -379,9 +379,8 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
     depth = below(builder, scope.stage)
     given = tuple((name, f"IF({scope.passed}, {column_read(builder, scope, name)}, NULL)") for name in scope.fields)
     made = {name: column_name(f"n{node.number}", name) for name in node.fields}
-    transformation = Transformation(
-        node.number, Reference(node.function), node.at, given, tuple(made.items()), tuple(node.fields.items())
-    )
+    outputs = tuple((name, made[name], kind) for name, kind in node.fields.items())
+    transformation = Transformation(node.number, Reference(node.function), node.at, given, outputs)
     builder.stages.setdefault(scope.stage, {})[depth] = transformation
     kept = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scalar = list(node.fields) == [TEXT_FIELD]

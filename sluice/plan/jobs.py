@@ -71,10 +71,8 @@ class Transformation:
     function: Reference
     at: str
     given: tuple[tuple[str, str], ...]
-    made: tuple[tuple[str, str], ...]
-    """Field and column of the job for each output."""
-    types: tuple[tuple[str, str], ...]
-    """Field and declared Spark SQL type of each output."""
+    made: tuple[tuple[str, str, str], ...]
+    """Field, column of the job, and declared Spark SQL type of each output."""
 
 
 Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation
@@ -319,11 +317,8 @@ class OrderedOperator:
         return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
 
 
-LEFT, RIGHT, STORE = 0, 1, 2
-"""Sides of an operator. The edge into the operator's store is a separate side."""
-AHEAD = 3
-"""Added to the side of a join of tables, if the other side depends on the same table: the edge of the table's changes
-before any step after the table gets them."""
+STORE = 2
+"""The side of the edge into an operator's store; the edges into the operator have the sides of its rows."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:

@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sluice.errors import TopologyError
+from sluice.operators.base import AHEAD, LEFT, RIGHT
 from sluice.plan.attempts import result_may_fail, sums_depend_on_order
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
-from sluice.plan.jobs import AHEAD, LEFT, RIGHT, STORE, Edge, OrderedOperator, result_column
+from sluice.plan.jobs import STORE, Edge, OrderedOperator, result_column
 from sluice.plan.lineage import declared, does, made_by
 from sluice.plan.operators import (
     Action,

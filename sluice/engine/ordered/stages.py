@@ -25,6 +25,7 @@ from sluice.engine.ordered.stage_task import Stage
 from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, TopologyError
+from sluice.operators.base import AHEAD
 from sluice.plan import (
     Attempt,
     Column,
@@ -35,7 +36,7 @@ from sluice.plan import (
     OrderedOperator,
     Transformation,
 )
-from sluice.plan.jobs import AHEAD, STORE, result_column
+from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
 from sluice.values.records import TEXT_FIELD
@@ -83,13 +84,13 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
             f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
             next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
         )
-    missing = {_ROW, *(name for name, _ in step.made)} - set(result.columns)
+    missing = {_ROW, *(name for name, _, _ in step.made)} - set(result.columns)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
             next_step="Return its argument with further columns, as withColumn does.",
         )
-    for name, kind in step.types:
+    for name, _, kind in step.made:
         has, declared = result.schema[name].dataType, parse_ddl(kind)
         if _family(has) != _family(declared):
             raise EngineError(
@@ -97,7 +98,7 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"{declared.simpleString()}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column in step.made))
+    return result.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column, _ in step.made))
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:

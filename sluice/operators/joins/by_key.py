@@ -61,10 +61,11 @@ class TableJoin(Timeless):
         if row.side >= AHEAD:
             self._ahead[row.key, row.side - AHEAD] = changed
             return
-        self._ahead.pop((row.key, row.side), None)
+        if self._ahead:
+            self._ahead.pop((row.key, row.side), None)
         if row.value is None and self.filtered[row.side] and (state.right if row.side == RIGHT else state.left) is None:
             return
-        seen = self._seen(state, row)
+        seen = self._seen(state, row) if self._ahead else state
         old = self._result(seen)
         if row.side == RIGHT:
             state.right, state.right_time = seen.right, seen.right_time = changed
@@ -82,7 +83,7 @@ class TableJoin(Timeless):
         """The values of both sides as the stores have them: with the other side's change, if it came ahead."""
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
-        ahead = self._ahead.get((row.key, other)) if self._ahead else None
+        ahead = self._ahead.get((row.key, other))
         if ahead is None:
             return state
         if other == LEFT:
