@@ -40,6 +40,8 @@ _QUERY_LENGTH = 6_000
 """Most characters of the keys in a request. Servers and proxies commonly allow 8 KB for the first line of a request."""
 _MOST_KEYS = 1_000
 """Most keys that the REST view takes in a request."""
+_SHORT_SECONDS = 2.0
+"""A stream of changes that the server ends sooner has not ended because its log-in expired."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
 """Parameters that have another name in the REST view."""
 
@@ -62,10 +64,6 @@ class Part(ReadPoint, total=False):
     prefix: str
     start: str
     end: str
-
-
-_SHORT_SECONDS = 2.0
-"""A stream of changes that the server ends sooner has not ended because its log-in expired."""
 
 
 @dataclass(frozen=True)

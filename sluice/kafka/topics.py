@@ -84,10 +84,8 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
     undelivered = producer.flush(_TIMEOUT_S)
     if errors or undelivered:
         cause = errors[0].str() if errors else "no answer from the broker"
-        count = len(errors) + undelivered
-        verb = "was" if count == 1 else "were"
         raise EngineError(
-            f"{counted(count, 'record')} {verb} not written to {topic}: {cause.rstrip('.')}.",
+            f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: {cause.rstrip('.')}.",
             next_step="Check that the broker is running, then write them again.",
         )
 

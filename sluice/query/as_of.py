@@ -128,17 +128,16 @@ _NO_SNAPSHOT = ("is not a snapshot", "Write generation.batch, for example 1.42."
 
 def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[int, int]:
     """Parse a snapshot's id into generation and batch. Raises QueryError if the text is invalid."""
+    if (snapshot := as_snapshot(text)) is None:
+        raise _refused(text, *or_else)
+    return snapshot
+
+
+def as_snapshot(text: str) -> tuple[int, int] | None:
+    """The generation and batch of a snapshot's id; None for any other text."""
     left, _, right = text.partition(".")
     generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
-    if generation is None or batch is None:
-        raise _refused(text, *or_else)
-    return generation, batch
-
-
-def is_snapshot(text: str) -> bool:
-    """Whether a text is a snapshot's id, generation.batch."""
-    generation, _, batch = text.partition(".")
-    return _number(generation, _INTEGER) is not None and _number(batch, _BIGINT) is not None
+    return None if generation is None or batch is None else (generation, batch)
 
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:

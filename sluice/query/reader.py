@@ -147,8 +147,8 @@ class Reader:
         `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or `_all`.
         """
         _require_times(pin, within)
-        if group_by == "_start" and pin.store.kind != "window":
-            raise QueryError(_no_windows(pin), next_step="Group by another field, by _key, or by _all.")
+        if group_by == "_start":
+            _require_windows(pin, are_there=True, next_step="Group by another field, by _key, or by _all.")
         shares, statuses = await self._query_all(pin, Aggregate(*pin.of, within, field, group_by))
         return Combined(pin, statuses, await asyncio.to_thread(_merged_groups, shares, field, group_by, order, limit))
 
@@ -232,16 +232,12 @@ def _require_times(pin: Pin, within: Range) -> None:
         _require_windows(pin, are_there=True)
 
 
-def _require_windows(pin: Pin, *, are_there: bool) -> None:
+def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the times out.") -> None:
     if (pin.store.kind == "window") == are_there:
         return
     if are_there:
-        raise QueryError(_no_windows(pin), next_step="Leave the times out.")
+        raise QueryError(f"Store {pin.store.name!r} has no windows.", next_step=next_step)
     raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Query the windows of the key.")
-
-
-def _no_windows(pin: Pin) -> str:
-    return f"Store {pin.store.name!r} has no windows."
 
 
 def _merged_groups(

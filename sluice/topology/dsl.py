@@ -23,7 +23,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, RESULT_METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
+from sluice.values.records import CHANGE_METADATA, METADATA, STATEFUL_METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
@@ -87,7 +87,7 @@ class Handle(Generic[V]):
     @property
     def metadata(self) -> dict[str, str]:
         """The columns that SQL can read in addition to the value's fields, with their types."""
-        return RESULT_METADATA if nodes.follows_state(self.node) else METADATA
+        return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
 
     def _where(self, step: str) -> str:
         return f"{self.pipeline.name}: {step} at {source_line()}"

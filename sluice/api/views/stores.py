@@ -17,7 +17,7 @@ from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, ReadPoint, access, require_complete
 from sluice.errors import NotFound, NotReady, QueryError, TooSlow
 from sluice.query import Answer, Pin
-from sluice.query.as_of import AsOf, is_snapshot, parse_snapshot
+from sluice.query.as_of import AsOf, as_snapshot
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
 from sluice.query.differences import compare
 from sluice.query.fields import demand_field
@@ -294,7 +294,7 @@ async def _cursor(allowed: Access, query: PageQuery) -> Cursor | None:
     cursor = read_cursor(query.cursor, await allowed.state.secret(SECRET), query.store)
     if query.pipeline not in (None, cursor.pipeline):
         raise QueryError("The cursor belongs to another pipeline.", next_step="Omit the cursor to start again.")
-    if is_snapshot(as_of := query.when.as_of or "") and parse_snapshot(as_of) != parse_snapshot(cursor.snapshot):
+    if as_snapshot(query.when.as_of or "") not in (None, as_snapshot(cursor.snapshot)):
         raise QueryError(
             f"The cursor belongs to snapshot {cursor.snapshot}.", next_step="Omit the cursor to read another one."
         )
