@@ -1,7 +1,8 @@
 """Finds dead letters by reason, time and partition, and re-drives them: writes each once to its source topic again.
 
 Each transaction writes records to their source topics and a marker for each record to `PIPELINE_redriven`. Therefore a
-crash, a second request or a second process cannot write a record twice.
+crash, a second request or a second process cannot write a record twice. A marker names its dead letter by the id of the
+dead-letter topic, partition and offset, because the offsets of a topic that is created again begin anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from sluice.errors import EngineError
-from sluice.kafka.brokers import ANY_SIZE, broker_errors, configuration_errors, quiet, silent_admin
-from sluice.kafka.topics import Topic, create_topics, read_topic, require_delivery
+from sluice.kafka.brokers import ANSWER_SECONDS, ANY_SIZE, configuration_errors, quiet
+from sluice.kafka.topics import Topic, create_topics, read_topic, require_delivery, topic_ids
 
 READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are returned."""
@@ -164,7 +165,7 @@ class Redriven:
 def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int) -> Found:
     """The newest `limit` chosen dead letters of a pipeline. Raises BrokersUnreachable."""
     matches = Found()
-    if topic_of(pipeline) not in _topics(kafka):
+    if (topic_id := _topic_id(kafka, pipeline)) is None:
         return matches
     until = time.monotonic() + READ_SECONDS
     for letter in _letters(kafka, pipeline, chosen):
@@ -176,7 +177,7 @@ def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int) ->
             matches.complete = False
             break
     matches.letters = _newest(matches.letters, limit)
-    matches.markers = _markers(kafka, pipeline)
+    matches.markers = _markers(kafka, pipeline, topic_id)
     return matches
 
 
@@ -189,7 +190,7 @@ def redrive(
     Kafka.
     """
     outcome, topics = Redriven(), set(topics)
-    if topic_of(pipeline) not in _topics(kafka):
+    if (topic_id := _topic_id(kafka, pipeline)) is None:
         return outcome
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
     with configuration_errors():
@@ -199,7 +200,7 @@ def redrive(
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)
-        markers = _markers(kafka, pipeline)
+        markers = _markers(kafka, pipeline, topic_id)
         due: list[DeadLetter] = []
         for letter in _letters(kafka, pipeline, chosen):
             if why := _why_not(letter, chosen, topics, markers):
@@ -209,9 +210,13 @@ def redrive(
                 break
             else:
                 due.append(letter)
+        if _topic_id(kafka, pipeline) != topic_id:
+            raise EngineError(
+                f"The topic {topic_of(pipeline)} was deleted while it was read.", next_step="Repeat the command."
+            )
         due.sort(key=lambda letter: letter.source or ())
         for start in range(0, len(due), _AT_ONCE):
-            _send(kafka, producer, pipeline, due[start : start + _AT_ONCE], outcome)
+            _send(kafka, producer, pipeline, topic_id, due[start : start + _AT_ONCE], outcome)
     except KafkaException as error:
         raise EngineError(
             f"Re-driving dead letters of {pipeline} failed: {error.args[0].str()}.",
@@ -239,7 +244,12 @@ def _why_not(
 
 
 def _send(
-    kafka: Mapping[str, str], producer: Producer, pipeline: str, letters: Sequence[DeadLetter], outcome: Redriven
+    kafka: Mapping[str, str],
+    producer: Producer,
+    pipeline: str,
+    topic_id: str,
+    letters: Sequence[DeadLetter],
+    outcome: Redriven,
 ) -> None:
     """Write records and their markers in one transaction."""
     records = _originals(kafka, letters)
@@ -272,7 +282,7 @@ def _send(
         if errors:
             raise errors[0]
         for (partition, offset), marker in sent.items():
-            producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{partition}/{offset}")
+            producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{topic_id}/{partition}/{offset}")
         producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
         producer.abort_transaction(_TIMEOUT_S)
@@ -328,14 +338,17 @@ def _letters(kafka: Mapping[str, str], pipeline: str, chosen: Chosen) -> Iterato
             yield letter
 
 
-def _markers(kafka: Mapping[str, str], pipeline: str) -> dict[tuple[int, int], Marker]:
-    if markers_of(pipeline) not in _topics(kafka):
+def _markers(kafka: Mapping[str, str], pipeline: str, topic_id: str) -> dict[tuple[int, int], Marker]:
+    """The markers of the dead-letter topic with this id, by the dead letter's partition and offset."""
+    if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
     markers: dict[tuple[int, int], Marker] = {}
     for message in read_topic(kafka, markers_of(pipeline)):
         try:
-            partition, _, offset = (_bytes(message.key()) or b"").decode().partition("/")
-            markers[int(partition), int(offset)] = msgspec.json.decode(_bytes(message.value()) or b"", type=Marker)
+            of_topic, partition, offset = (_bytes(message.key()) or b"").decode().rsplit("/", 2)
+            marker = msgspec.json.decode(_bytes(message.value()) or b"", type=Marker)
+            if of_topic == topic_id:
+                markers[int(partition), int(offset)] = marker
         except ValueError:  # of msgspec, too
             raise EngineError(
                 f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: this record is not a "
@@ -345,9 +358,10 @@ def _markers(kafka: Mapping[str, str], pipeline: str) -> dict[tuple[int, int], M
     return markers
 
 
-def _topics(kafka: Mapping[str, str]) -> set[str]:
-    with broker_errors(kafka):
-        return set(silent_admin(kafka).list_topics(timeout=5).topics)
+def _topic_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
+    """The id of a pipeline's topic of dead letters; None before its first dead letter."""
+    topic = topic_of(pipeline)
+    return topic_ids(kafka, [topic], ANSWER_SECONDS).get(topic)
 
 
 def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
-from sluice.kafka.brokers import broker_errors, configuration_errors, quiet, require_brokers
+from sluice.kafka.brokers import broker_errors, configuration_errors, quiet, require_brokers, silent_admin
 from sluice.values.counts import counted
 
 _PRODUCER = {
@@ -144,6 +153,27 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
                     raise EngineError(f"Topic {message.topic()} cannot be read: {error}")
     finally:
         consumer.close()
+
+
+def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = _TIMEOUT_S) -> dict[str, str]:
+    """The topics' Kafka ids: a topic that is deleted and created again has a new one. Omits topics that do not exist.
+
+    Raises BrokersUnreachable if no broker answers within `seconds`.
+    """
+    admin = silent_admin(kafka)
+    ids: dict[str, str] = {}
+    with broker_errors(kafka):
+        futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=seconds)
+        for name, future in futures.items():
+            try:
+                identity = future.result().topic_id
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_TOPIC:
+                    raise
+                continue
+            assert isinstance(identity, Uuid)
+            ids[name] = str(identity)
+    return ids
 
 
 def text_headers(message: Message) -> dict[str, str]:

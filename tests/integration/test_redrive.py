@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient
 
 from sluice import dead_letters
 from sluice.dead_letters import Chosen, find, redrive
@@ -85,6 +87,38 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
     assert len(shop.records) == 1
     found = find(shop.kafka, shop.name, Chosen(), 10)
     assert found.markers[0, 0].topic == shop.name
+
+
+def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
+    shop: Shop, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = dead_letters.topic_of(shop.name)
+
+    def create_again() -> None:
+        admin = AdminClient(shop.kafka)
+        admin.delete_topics([topic])[topic].result(20)
+        assert wait_until(lambda: topic not in admin.list_topics(timeout=20).topics)
+        kafka.create_topics({topic: 1})
+
+    shop.reject(b"1")
+    assert shop.redrive() == (1, {})
+    create_again()
+    shop.reject(b"2")
+    assert find(shop.kafka, shop.name, Chosen(), 10).markers == {}
+    assert shop.redrive() == (1, {})
+    assert shop.redrive() == (0, {"re-driven already": 1})
+    assert [record.value() for record in shop.records] == [b"1", b"2"]
+
+    def read_and_create_again(*arguments: Any) -> Iterator[Message]:
+        yield from read_topic(*arguments)
+        if arguments[1] == topic:
+            create_again()
+
+    shop.reject(b"3")
+    monkeypatch.setattr(dead_letters, "read_topic", read_and_create_again)
+    with pytest.raises(EngineError, match="was deleted while it was read"):
+        shop.redrive()
+    assert len(shop.records) == 2
 
 
 def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> None:

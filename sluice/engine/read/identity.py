@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition, Uuid
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, TopicPartition
 
 from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
+from sluice.kafka.topics import topic_ids
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import JobRef
 
@@ -112,24 +112,6 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
             }
     finally:
         consumer.close()
-
-
-def topic_ids(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
-    """The topics' Kafka ids. Omits topics that do not exist."""
-    admin = AdminClient(quiet(kafka))
-    ids: dict[str, str] = {}
-    with kafka_errors("Describing the topics", kafka):
-        futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
-        for name, future in futures.items():
-            try:
-                identity = future.result().topic_id
-            except KafkaException as error:
-                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-                    raise
-                continue
-            assert isinstance(identity, Uuid)
-            ids[name] = str(identity)
-    return ids
 
 
 def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int, int]]:
