@@ -62,7 +62,6 @@ class Process:
             record = Record(key, None if value is None else self._decode(value), time)
             if (result := self._of_author(record)) is not None:
                 require_run(result)
-            context.check()
         except BaseException as error:
             context.undo()
             out.reject(error, key, value, time)
@@ -138,7 +137,6 @@ class Process:
         try:
             if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
                 require_run(result)
-            context.check()
         except BaseException as error:
             context.undo()
             out.reject(error, timer.key, None, timer.time, timer.name)

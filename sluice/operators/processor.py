@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, overload
 
@@ -70,61 +70,43 @@ class Kept(Protocol):
 
 
 class Journal:
-    """An undo log: the old values of the entries and timers that the author's code may have changed."""
+    """An undo log: the old values of the entries and timers that the author's code has set or deleted."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[dict[str, Any], str, Any, Store[Any] | None]] = []
-        """Dictionary, name in it, old value; a value returned by `get` is encoded, and its store is the fourth item."""
-        self._unchecked: dict[tuple[Store[Any], str], None] = {}
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+        """Dictionary, name in it, old value."""
 
     def begin(self) -> None:
         """Make all changes so far final."""
         if self._before:
             self._before.clear()
-        if self._unchecked:
-            self._unchecked.clear()
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
-        self._before.append((kept, name, kept.get(name), None))
-
-    def hand_out(self, store: Store[Any], name: str, written: int, value: Any) -> None:
-        """Log a mutable value before the author's code gets it."""
-        self._before.append((store.entries, name, (written, encode_state(value)), store))
-        self._unchecked[store, name] = None
-
-    def put(self, store: Store[Any], name: str) -> None:
-        """Mark a value whose type `check` has to compare with the store's."""
-        self._unchecked[store, name] = None
-
-    def check(self) -> None:
-        """Replace each changed value by what the next batch reads. Raises an error if it is not of its store's type."""
-        for store, name in self._unchecked:
-            if name in store.entries:
-                written, value = store.entries[name]
-                store.entries[name] = written, store.as_read(value)
+        self._before.append((kept, name, kept.get(name)))
 
     def undo(self) -> None:
         """Restore every changed entry and timer."""
-        for kept, name, before, store in reversed(self._before):
+        for kept, name, before in reversed(self._before):
             if before is None:
                 kept.pop(name, None)
-            elif store is None:
-                kept[name] = before
             else:
-                written, data = before
-                kept[name] = written, store.decode(data)
+                kept[name] = before
 
 
 class Store(Generic[V]):
-    """A named key-value store. Each record key has its own entries and cannot see those of other keys."""
+    """A named key-value store. Each record key has its own entries and cannot see those of other keys.
+
+    As in Kafka Streams, only `put` and `delete` change the store: `put` stores a copy of a list, a dict or another
+    object that can be modified, and `get` and `items` return copies.
+    """
 
     def __init__(self, name: str, options: StoreOptions, journal: Journal) -> None:
         self.name = name
         self.ttl = options.ttl
         self.entries: dict[str, tuple[int, V]] = {}
         self.now = -1
-        self.decode = state_decoder(options.value_type)
+        self._decode: Callable[[bytes], V] = state_decoder(options.value_type)
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
         self._is_undeclared = options.value_type is Any
         self._journal = journal
@@ -138,10 +120,7 @@ class Store(Generic[V]):
         entry = self.entries.get(key)
         if entry is None or self._expired(entry[0]):
             return default
-        value = entry[1]
-        if type(value) not in IMMUTABLE:
-            self._journal.hand_out(self, key, *entry)
-        return value
+        return self._copy(entry[1])
 
     def put(self, key: str, value: V) -> None:
         """Set the value and restart its time to live."""
@@ -149,12 +128,9 @@ class Store(Generic[V]):
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         if not key.isascii():
             key.encode()
-        if type(value) is self._plain:
-            encode_state(value)
-        else:
-            self._journal.put(self, key)
+        stored = self._as_read(value)
         self._journal.change(self.entries, key)
-        self.entries[key] = self.now, value
+        self.entries[key] = self.now, stored
 
     def delete(self, key: str) -> None:
         """Delete the value, if any."""
@@ -169,13 +145,17 @@ class Store(Generic[V]):
                 continue
             written, value = self.entries[key]
             if not self._expired(written):
-                if type(value) not in IMMUTABLE:
-                    self._journal.hand_out(self, key, written, value)
-                yield key, value
+                yield key, self._copy(value)
 
-    def as_read(self, value: V) -> V:
+    def _copy(self, value: V) -> V:
+        return value if type(value) in IMMUTABLE else self._decode(encode_state(value))
+
+    def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
-        decoded: V = self.decode(encode_state(value))
+        data = encode_state(value)
+        if type(value) is self._plain:
+            return value
+        decoded = self._decode(data)
         if self._is_undeclared:
             require_same(value, decoded, f"stores={{{self.name!r}: ...}}")
         return decoded
@@ -197,7 +177,7 @@ class Context:
         self._fields = [(store, field_of(number)) for number, store in enumerate(self._stores.values())]
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
-        self.begin, self.check, self.undo = self._journal.begin, self._journal.check, self._journal.undo
+        self.begin, self.undo = self._journal.begin, self._journal.undo
         self._kept: Kept
         self._out: Output
         self.key = ""

@@ -42,12 +42,10 @@ class Adding:
         self._added: list[int] = []
         """The windows to which the current row has been added, if `only_last`."""
 
-    def _add(
-        self, state: State, start: int, window: Bounds | None, row: Row, value: Any, out: Output, seed: Any = None
-    ) -> None:
-        """Add `value` to the window's aggregate and send the result. A new window starts with `seed`, if given.
+    def _add(self, state: State, start: int, window: Bounds | None, row: Row, out: Output, seed: Any = None) -> None:
+        """Add the row's value to the window's aggregate and send the result.
 
-        `value` is the row's value as `calculation.read` returns it.
+        A new window starts with `seed`, if given.
         """
         assert row.key is not None
         calculation = self.calculation
@@ -58,7 +56,7 @@ class Adding:
             time, aggregate = held
             old = calculation.result(aggregate) if self.retracts else None
             time = max(time, row.time)
-        aggregate = calculation.add(row.key, aggregate, value)
+        aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:
             calculation.check(aggregate)
@@ -127,7 +125,7 @@ class Aggregate(Timeless, Aggregation):
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         else:
-            self._add(state, 0, None, row, self.calculation.read(row.value), out)
+            self._add(state, 0, None, row, out)
 
 
 class TableAggregate(Timeless, Adding):
@@ -230,12 +228,11 @@ class WindowedAggregate(Aggregation):
             out.count("null_key")
             return
         size, last_closed = self.window.size_ms, self.window.last_closed(row.after)
-        value = self.calculation.read(row.value)
         starts = self.window.starts(row.time)
         late = 0
         for start in starts:
             if start + size > last_closed:
-                self._add(state, start, self._bounds(start), row, value, out)
+                self._add(state, start, self._bounds(start), row, out)
             else:
                 late += 1
         if late:

@@ -30,7 +30,10 @@ class Calculation(Protocol):
         """Return an aggregate of no values."""
 
     def read(self, value: str | None) -> Any:
-        """Decode a row's value (JSON text or None) for `add` and `subtract`; called once for all windows."""
+        """Decode a row's value (JSON text or None) for one call of `add` or `subtract`.
+
+        Each call gets a value of its own, because an author's function may change its arguments.
+        """
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with the value added. May modify its argument."""
@@ -92,14 +95,21 @@ class Functions:
         self._adders = [accumulator.add for accumulator in accumulators]
         self._counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
         """Whether the results are numbers of values, which can always be written."""
+        self._last: tuple[str | None, Any] = None, self._nulls
+        """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
 
     def begin(self) -> tuple[Any, ...]:
         return tuple([accumulator.begin() for accumulator in self._accumulators])
 
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
-        if value is None:
-            return self._nulls
+        last, arguments = self._last
+        if value is not last:
+            arguments = self._nulls if value is None else self._arguments(value)
+            self._last = value, arguments
+        return arguments
+
+    def _arguments(self, value: str) -> Any:
         arguments = self._decode(value)
         if not self._raw:
             return arguments

@@ -90,9 +90,8 @@ class SlidingAggregate(Aggregation):
         """Add the value to the windows that are open. Return whether there was an open window."""
         last_closed = self.window.last_closed(row.after) - self.window.size_ms
         starts = [start for start in starts if start > last_closed]
-        value = self.calculation.read(row.value) if starts else None
         for start in starts:
-            self._add(state, start, (start, start + self.window.size_ms), row, value, out, seed)
+            self._add(state, start, (start, start + self.window.size_ms), row, out, seed)
         return bool(starts)
 
     def due(self, state: State) -> int | None:
