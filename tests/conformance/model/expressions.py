@@ -1,0 +1,67 @@
+"""The cases' expressions, evaluated for one record. The adapter writes the same expressions as Spark SQL."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable
+from typing import Any
+
+Expression = list[Any]
+
+_OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "=": operator.eq, "==": operator.eq,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "mod": operator.mod,
+}  # fmt: skip
+
+
+def evaluate(expression: Expression, key: str | None, value: Any) -> Any:
+    """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null."""
+    operation, *arguments = expression
+    match operation:
+        case "field":
+            return _field(value, arguments)
+        case "value":
+            return value
+        case "const":
+            return arguments[0]
+        case "key":
+            return key
+        case "struct":
+            return {name: evaluate(one, key, value) for name, one in arguments[0].items()}
+    parts = [evaluate(one, key, value) for one in arguments]
+    match operation:
+        case "list":
+            return parts
+        case "concat":
+            return "".join("null" if part is None else text(part) for part in parts)
+        case "is_null":
+            return parts[0] is None
+        case "not_null":
+            return parts[0] is not None
+        case "if_null":
+            return parts[1] if parts[0] is None else parts[0]
+    if None in parts:
+        return None
+    match operation:
+        case "upper":
+            return parts[0].upper()
+        case "str":
+            return text(parts[0])
+    return _OF_TWO[operation](*parts)
+
+
+def holds(condition: Expression, key: str | None, value: Any) -> bool:
+    """Whether a condition is true: neither false nor null."""
+    return evaluate(condition, key, value) is True
+
+
+def text(value: Any) -> str:
+    """A value as Spark SQL's CAST writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _field(value: Any, path: list[str]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,270 @@
+"""Tables: sources, stateless steps, joins of tables, and suppress.
+
+A table without a store computes its rows from its parents' whenever another operator looks one up. A join may therefore
+see a row of its other side before the update of that row arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from tests.conformance.model.expressions import Expression, evaluate, holds
+from tests.conformance.model.flow import Change, Flow, Key, Node, Record, Windowed, plain
+
+
+class Row(NamedTuple):
+    value: Any
+    time: int
+
+
+@dataclass(kw_only=True)
+class Table(Node):
+    """Children of a table receive its updates as a `Change`."""
+
+    parents: tuple[Table, ...] = ()
+    window: dict[str, Any] | None = None
+    """The window of the keys, if they have one."""
+
+    def get(self, key: Key) -> Row | None:
+        """The row of a key at this moment."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Stored(Table):
+    """A table with a store: a source, `to_table`, or the result of a foreign-key join."""
+
+    rows: dict[Key, Row] = field(default_factory=dict)
+
+    def get(self, key: Key) -> Row | None:
+        return self.rows.get(key)
+
+    def process(self, record: Record) -> None:
+        if record.key is not None:
+            self.update(record.key, record.value, record.time)
+
+    def update(self, key: Key, value: Any, time: int) -> None:
+        """Store a row, or delete it if the value is null, and send the update."""
+        old = self.rows.pop(key, None)
+        if value is not None:
+            self.rows[key] = Row(value, time)
+        self.send(Record(key, Change(value, old and old.value), time))
+
+
+@dataclass(kw_only=True)
+class GlobalTable(Stored):
+    """A table that streams look up, and whose updates cause nothing."""
+
+
+@dataclass(kw_only=True)
+class FilteredTable(Table):
+    where: Expression
+    wanted: bool
+
+    def get(self, key: Key) -> Row | None:
+        row = self.parents[0].get(key)
+        return row if row and self._kept(key, row.value) is not None else None
+
+    def process(self, record: Record) -> None:
+        change = Change(self._kept(record.key, record.value.new), self._kept(record.key, record.value.old))
+        if change != (None, None):
+            self.send(replace(record, value=change))
+
+    def _kept(self, key: Key, value: Any) -> Any:
+        return value if value is not None and holds(self.where, plain(key), value) is self.wanted else None
+
+
+@dataclass(kw_only=True)
+class MappedTable(Table):
+    value: Expression
+
+    def get(self, key: Key) -> Row | None:
+        row = self.parents[0].get(key)
+        return row and Row(self._mapped(key, row.value), row.time)
+
+    def process(self, record: Record) -> None:
+        new, old = (self._mapped(record.key, value) for value in record.value)
+        self.send(replace(record, value=Change(new, old)))
+
+    def _mapped(self, key: Key, value: Any) -> Any:
+        return None if value is None else evaluate(self.value, plain(key), value)
+
+
+Side = Literal["left", "right"]
+
+
+@dataclass(kw_only=True)
+class TableJoin(Table):
+    """Both tables are parents, the left one first."""
+
+    how: str
+
+    def __post_init__(self) -> None:
+        left, right = self.parents
+        left.children.append(lambda record: self._update(record, "left"))
+        right.children.append(lambda record: self._update(record, "right"))
+
+    def get(self, key: Key) -> Row | None:
+        left, right = (parent.get(key) for parent in self.parents)
+        value = self._joined(left and left.value, right and right.value)
+        return None if value is None else Row(value, max(row.time for row in (left, right) if row))
+
+    def _update(self, record: Record, side: Side) -> None:
+        other = self.parents[side == "left"].get(record.key)
+        change: Change = record.value
+        if other is None and (self._needs_other(side) or change == (None, None)):
+            return
+        new, old = (
+            self._joined(value, other and other.value) if side == "left" else self._joined(other and other.value, value)
+            for value in change
+        )
+        time = max(record.time, other.time) if other else record.time
+        self.send(Record(record.key, Change(new, old), time))
+
+    def _needs_other(self, side: Side) -> bool:
+        return self.how == "inner" or (self.how == "left" and side == "right")
+
+    def _joined(self, left: Any, right: Any) -> Any:
+        missing = {"inner": left is None or right is None, "left": left is None, "outer": left is right is None}
+        return None if missing[self.how] else {"left": left, "right": right}
+
+
+Action = Literal["delete", "delete and answer", "answer a match", "answer"]
+
+
+class Subscription(NamedTuple):
+    """What the left side of a foreign-key join sends to the right side."""
+
+    key: Key
+    left: Any
+    """The left row at the time of sending."""
+    action: Action
+
+
+class Answer(NamedTuple):
+    """What the right side of a foreign-key join sends back. It counts if the left row is still the same."""
+
+    left: Any
+    right: Any
+
+
+@dataclass(kw_only=True)
+class ForeignKeyJoin(Stored):
+    how: str
+    fk: Expression
+    left: Table
+    right: Table
+    flow: Flow
+    subscribed: dict[tuple[Key, Key], Any] = field(default_factory=dict)
+    """Foreign key and left key → the left row."""
+
+    def __post_init__(self) -> None:
+        self._to_right = self.flow.later(self._subscribe)
+        self._to_left = self.flow.later(self._answer)
+        self.left.children.append(self._update_left)
+        self.right.children.append(self._update_right)
+
+    def _update_left(self, record: Record) -> None:
+        new, old = record.value
+        foreign, old_foreign = (self._foreign_key(record.key, one) for one in (new, old))
+        for to, action in self._subscriptions(new, old, foreign, old_foreign):
+            self._to_right(Record(to, Subscription(record.key, new, action), record.time))
+
+    def _foreign_key(self, key: Key, left: Any) -> Any:
+        return None if left is None else evaluate(self.fk, plain(key), left)
+
+    def _subscriptions(self, new: Any, old: Any, foreign: Any, old_foreign: Any) -> Iterator[tuple[Any, Action]]:
+        """What a change of the left row tells which rows of the right side, so that stale results are deleted."""
+        is_moved = old_foreign is not None and foreign != old_foreign
+        if self.how == "left":
+            if is_moved:
+                yield old_foreign, "delete"
+            if new is not None or old is not None:
+                yield foreign, "answer"
+        elif foreign is None:
+            if is_moved:
+                yield old_foreign, "delete and answer"
+        elif is_moved:
+            yield old_foreign, "delete"
+            yield foreign, "answer"
+        else:
+            yield foreign, "answer a match"
+
+    def _subscribe(self, record: Record) -> None:
+        foreign, (key, left, action) = record.key, record.value
+        if foreign is not None:
+            if action.startswith("delete"):
+                self.subscribed.pop((foreign, key), None)
+            else:
+                self.subscribed[foreign, key] = left
+        right = None if foreign is None else self.right.get(foreign)
+        if action == "delete" or (action == "answer a match" and right is None):
+            return
+        time = max(record.time, right.time) if right else record.time
+        value = right.value if right and action != "delete and answer" else None
+        self._to_left(Record(key, Answer(left, value), time))
+
+    def _update_right(self, record: Record) -> None:
+        found = [(key, left) for (foreign, key), left in self.subscribed.items() if foreign == record.key]
+        for key, left in sorted(found, key=lambda one: plain(one[0]) or ""):
+            self._to_left(Record(key, Answer(left, record.value.new), record.time))
+
+    def _answer(self, record: Record) -> None:
+        row = self.left.get(record.key)
+        left, right = record.value
+        if (row and row.value) != left:
+            return
+        missing = left is None or (right is None and self.how == "inner")
+        self.update(record.key, None if missing else {"left": left, "right": right}, record.time)
+
+
+@dataclass
+class _Held:
+    """The last update of a row that suppress holds back."""
+
+    since: int
+    prior: Any
+    """The row before the first update that is held."""
+    update: Record
+
+
+@dataclass(kw_only=True)
+class Suppress(Table):
+    """Until the window closes, or until a time limit of `ms`."""
+
+    ms: int
+    of_windows: bool
+    held: dict[Key, _Held] = field(default_factory=dict)
+    time: int = -1
+
+    def get(self, key: Key) -> Row | None:
+        if key in self.held:
+            prior = self.held[key].prior
+            return None if prior is None else Row(prior, self.held[key].update.time)
+        return self.parents[0].get(key)
+
+    def process(self, record: Record) -> None:
+        self.time = max(self.time, record.time)
+        if record.key in self.held:
+            self.held[record.key].update = record
+        else:
+            since = record.key.end if self.of_windows and isinstance(record.key, Windowed) else record.time
+            self.held[record.key] = _Held(since, record.value.old, record)
+        while self.held:
+            key, first = min(self.held.items(), key=lambda item: (item[1].since, _bytes(item[0], self.window)))
+            if first.since > self.time - self.ms:
+                break
+            del self.held[key]
+            new = first.update.value.new
+            if new is not None or not self.of_windows:
+                self.send(replace(first.update, value=Change(new, first.update.value.old)))
+
+
+def _bytes(key: Key, window: dict[str, Any] | None) -> bytes:
+    """A key as the store writes it, which orders keys of the same time."""
+    if not isinstance(key, Windowed):
+        return (key or "").encode()
+    numbers = (key.end, key.start) if window and window["type"] == "session" else (key.start,)
+    return key.key.encode() + b"".join(number.to_bytes(8, "big") for number in numbers)

@@ -1,0 +1,159 @@
+"""Builds the nodes of a case, and runs its records through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.conformance.model import aggregates, flow, stream_joins, tables
+from tests.conformance.model.flow import Record
+
+Case = dict[str, Any]
+
+_SOURCES: dict[str, type[flow.Node]] = {
+    "stream": flow.Stream,
+    "table": tables.Stored,
+    "global_table": tables.GlobalTable,
+}
+
+
+class Topology:
+    """The nodes of a case's `spec`. `outputs` has what each node of interest has sent."""
+
+    def __init__(self, nodes: Iterable[dict[str, Any]]) -> None:
+        self.nodes: dict[str, Any] = {}
+        self._flow = flow.Flow()
+        self._sources: dict[str, list[flow.Node]] = {}
+        for node in nodes:
+            self.nodes[node["id"]] = self._add(node)
+
+    def record_output(self, name: str) -> list[Record]:
+        """A list that gets all that a node sends from now on; an update of a table as its new value."""
+        sent: list[Record] = []
+
+        def keep(record: Record) -> None:
+            new = record.value.new if isinstance(record.value, flow.Change) else record.value
+            sent.append(Record(record.key, new, record.time))
+
+        self.nodes[name].children.append(keep)
+        return sent
+
+    def pipe(self, topic: str, record: Record) -> None:
+        """Work a record through. A topic's sources are declared once each, as are those of Kafka Streams."""
+        for source in self._sources[topic]:
+            source.process(record)
+        self._flow.finish()
+
+    def _add(self, node: dict[str, Any]) -> flow.Node:
+        match node["op"]:
+            case "stream" | "table" | "global_table" as kind:
+                made: flow.Node = _SOURCES[kind]()
+                self._sources.setdefault(node["topic"], []).append(made)
+                return made
+            case "merge":
+                parents = [self.nodes[name] for name in node["in"]]
+                merged = flow.Stream(rekeyed=any(parent.rekeyed for parent in parents))
+                for parent in parents:
+                    parent.children.append(merged.process)
+                return merged
+            case "join":
+                return self._join(node, self.nodes[node["left"]], self.nodes[node["right"]])
+            case "aggregate":
+                return self._aggregate(node, self.nodes[node["in"]])
+            case "to_table":
+                table = tables.Stored()
+                self.nodes[node["in"]].connect(table.process, self._flow)
+                return table
+        step = self._step(node, self.nodes[node["in"]])
+        self.nodes[node["in"]].children.append(step.process)
+        return step
+
+    def _step(self, node: dict[str, Any], parent: Any) -> flow.Node:
+        """A step without a state, or suppress."""
+        if isinstance(parent, tables.Table):
+            return self._table_step(node, parent)
+        match node["op"]:
+            case "filter" | "filter_not" as op:
+                return flow.Filter(where=node["where"], wanted=op == "filter", rekeyed=parent.rekeyed)
+            case "map_values":
+                return flow.MapValues(value=node["value"], rekeyed=parent.rekeyed)
+            case "select_key":
+                return flow.SelectKey(key=node["key"])
+            case "flat_map_values":
+                return flow.FlatMapValues(list=node["list"], rekeyed=parent.rekeyed)
+        raise NotImplementedError(node["op"])
+
+    def _table_step(self, node: dict[str, Any], parent: tables.Table) -> flow.Node:
+        about: dict[str, Any] = {"parents": (parent,), "window": parent.window}
+        match node["op"]:
+            case "filter" | "filter_not" as op:
+                return tables.FilteredTable(where=node["where"], wanted=op == "filter", **about)
+            case "map_values":
+                return tables.MappedTable(value=node["value"], **about)
+            case "to_stream":
+                return flow.ToStream(rekeyed=parent.window is not None)
+            case "suppress" if node["type"] == "time_limit":
+                return tables.Suppress(ms=node["ms"], of_windows=False, **about)
+            case "suppress":
+                assert parent.window is not None
+                return tables.Suppress(
+                    ms=parent.window["grace"] + parent.window.get("gap", 0), of_windows=True, **about
+                )
+        raise NotImplementedError(node["op"])
+
+    def _join(self, node: dict[str, Any], left: Any, right: Any) -> flow.Node:
+        how = node["type"]
+        if isinstance(left, tables.Table):
+            if "fk" in node:
+                return tables.ForeignKeyJoin(how=how, fk=node["fk"], left=left, right=right, flow=self._flow)
+            return tables.TableJoin(how=how, parents=(left, right))
+        if isinstance(right, tables.GlobalTable):
+            lookup = stream_joins.Lookup(how=how, table=right, on=node["left_key"], rekeyed=left.rekeyed)
+            left.children.append(lookup.process)
+            return lookup
+        if isinstance(right, tables.Table):
+            lookup = stream_joins.Lookup(how=how, table=right)
+            left.connect(lookup.process, self._flow)
+            return lookup
+        join = stream_joins.StreamJoin(how=how, **node["window"])
+        join.connect_sides(left, right, self._flow)
+        return join
+
+    def _aggregate(self, node: dict[str, Any], parent: Any) -> flow.Node:
+        aggregator = aggregates.Aggregator(node["aggs"])
+        group_key = node.get("group_key", ["key"])
+        if isinstance(parent, tables.Table):
+            table = aggregates.TableAggregation(aggregator=aggregator)
+            parent.children.append(aggregates.regrouped(group_key, self._flow.later(table.process)))
+            return table
+        made = _windows(aggregator, node.get("window"))
+        if "group_key" in node:
+            group = flow.SelectKey(key=group_key)
+            parent.children.append(group.process)
+            group.connect(made.process, self._flow)
+        else:
+            parent.connect(made.process, self._flow)
+        return made
+
+
+def _windows(aggregator: aggregates.Aggregator, window: dict[str, Any] | None) -> tables.Stored:
+    match window:
+        case None:
+            return aggregates.Aggregation(aggregator=aggregator)
+        case {"type": "session", "gap": gap, "grace": grace}:
+            return aggregates.SessionWindows(aggregator=aggregator, gap=gap, grace=grace, window=window)
+        case {"type": "sliding", "size": size, "grace": grace}:
+            return aggregates.SlidingWindows(aggregator=aggregator, size=size, grace=grace, window=window)
+        case {"size": size, "grace": grace}:
+            advance = window.get("advance", size)
+            return aggregates.TimeWindows(aggregator=aggregator, size=size, advance=advance, grace=grace, window=window)
+    raise NotImplementedError(window)
+
+
+def run(case: Case, *names: str) -> dict[str, list[Record]]:
+    """What the nodes of these names send for the case's inputs."""
+    topology = Topology(case["spec"]["nodes"])
+    sent = {name: topology.record_output(name) for name in names}
+    for record in case["inputs"]:
+        topology.pipe(record["topic"], Record(record["key"], record["value"], record["ts"]))
+    return sent

@@ -1,0 +1,138 @@
+"""The model gives the results that Kafka Streams is known to give. Needs no Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conformance.model.flow import Windowed
+from tests.conformance.model.topology import run
+
+Sent = list[tuple[Any, Any, int]]
+
+N, G = ["field", "n"], ["field", "g"]
+COUNT = [{"name": "c", "fn": "count"}]
+STREAM = [{"id": "l", "op": "stream", "topic": "L"}, {"id": "r", "op": "stream", "topic": "R"}]
+TABLES = [{"id": "l", "op": "table", "topic": "L"}, {"id": "r", "op": "table", "topic": "R"}]
+
+
+def sent(sources: list[dict[str, Any]], nodes: list[dict[str, Any]], *inputs: tuple[str, str | None, Any, int]) -> Sent:
+    """What the last node sends."""
+    records = [{"topic": topic, "key": key, "value": value, "ts": time} for topic, key, value, time in inputs]
+    sink = nodes[-1]["id"]
+    made = run({"spec": {"nodes": [*sources, *nodes]}, "inputs": records}, sink)[sink]
+    return [(record.key, record.value, record.time) for record in made]
+
+
+def counted(window: dict[str, Any], *times: int) -> list[tuple[int, int, int]]:
+    """Start, end and count of each update of the windows of one key."""
+    node = {"id": "a", "op": "aggregate", "in": "l", "window": window, "aggs": COUNT}
+    made = sent(STREAM, [node], *(("L", "a", {"n": 1}, time) for time in times))
+    return [(key.start, key.end, value and value["c"]) for key, value, _ in made]
+
+
+@pytest.mark.parametrize(
+    ("window", "times", "updates"),
+    [
+        (
+            {"type": "tumbling", "size": 60, "grace": 15},
+            (4, 54, 65, 58, 73, 75, 59),
+            [(0, 60, 1), (0, 60, 2), (60, 120, 1), (0, 60, 3), (60, 120, 2), (60, 120, 3)],
+        ),
+        ({"type": "hopping", "size": 10, "advance": 5, "grace": 0}, (7,), [(0, 10, 1), (5, 15, 1)]),
+        (
+            {"type": "sliding", "size": 5000, "grace": 9000},
+            (6000, 7000, 13000),
+            [(1000, 6000, 1), (6001, 11001, 1), (2000, 7000, 2), (8000, 13000, 1)],
+        ),
+        (
+            {"type": "session", "gap": 3, "grace": 5},
+            (10, 14, 12, 22, 13),
+            [(10, 10, 1), (14, 14, 1), (10, 10, None), (14, 14, None), (10, 14, 3), (22, 22, 1)],
+        ),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_windows_take_records_until_their_grace_ends(
+    window: dict[str, Any], times: tuple[int, ...], updates: list[tuple[int, int, int]]
+) -> None:
+    assert counted(window, *times) == updates
+
+
+def test_a_closed_window_is_sent_once() -> None:
+    window = {"type": "tumbling", "size": 10, "grace": 5}
+    nodes = [
+        {"id": "a", "op": "aggregate", "in": "l", "window": window, "aggs": COUNT},
+        {"id": "p", "op": "suppress", "in": "a", "type": "window_close"},
+    ]
+    made = sent(STREAM, nodes, *(("L", key, {}, time) for key, time in (("a", 1), ("a", 12), ("a", 3), ("b", 15))))
+    assert made == [(Windowed("a", 0, 10), {"c": 2}, 3)]
+
+
+def test_a_left_join_of_streams_sends_unmatched_records_after_grace() -> None:
+    join = {"id": "j", "op": "join", "type": "left", "left": "l", "right": "r"}
+    nodes = [join | {"window": {"before": 0, "after": 4, "grace": 2}}]
+    inputs = [("L", "a", 1, 10), ("L", "b", 2, 11), ("R", "b", 3, 15), ("L", None, 4, 15), ("R", "c", 5, 17)]
+    assert sent(STREAM, nodes, *inputs) == [
+        ("b", {"left": 2, "right": 3}, 15),
+        (None, {"left": 4, "right": None}, 15),
+        ("a", {"left": 1, "right": None}, 10),
+    ]
+
+
+def test_a_stream_joined_with_its_own_aggregate_sees_the_new_row() -> None:
+    nodes = [
+        {"id": "a", "op": "aggregate", "in": "l", "aggs": COUNT},
+        {"id": "j", "op": "join", "type": "left", "left": "l", "right": "a"},
+    ]
+    made = sent(STREAM, nodes, ("L", "a", 1, 5), ("L", "a", 2, 6))
+    assert made == [("a", {"left": 1, "right": {"c": 1}}, 5), ("a", {"left": 2, "right": {"c": 2}}, 6)]
+
+
+def test_what_a_rekeying_sends_on_waits_until_the_record_is_done() -> None:
+    nodes = [
+        {"id": "a", "op": "aggregate", "in": "l", "group_key": ["key"], "aggs": COUNT},
+        {"id": "j", "op": "join", "type": "left", "left": "l", "right": "a"},
+    ]
+    made = sent(STREAM, nodes, ("L", "a", 1, 5), ("L", "a", 2, 6))
+    assert [value["right"] for _, value, _ in made] == [None, {"c": 1}]
+
+
+def test_a_row_that_changes_its_group_updates_the_old_group_first() -> None:
+    nodes = [{"id": "a", "op": "aggregate", "in": "l", "group_key": G, "aggs": COUNT}]
+    inputs = [("L", "k", {"g": "x"}, 5), ("L", "k", {"g": "x"}, 4), ("L", "k", {"g": "y"}, 7), ("L", "k", None, 8)]
+    assert sent(TABLES, nodes, *inputs) == [
+        ("x", {"c": 1}, 5),
+        ("x", {"c": 1}, 5),
+        ("x", {"c": 0}, 7),
+        ("y", {"c": 1}, 7),
+        ("y", {"c": 0}, 8),
+    ]
+
+
+def test_a_filtered_table_deletes_the_rows_that_no_longer_pass() -> None:
+    nodes = [
+        {"id": "f", "op": "filter", "in": "l", "where": [">", N, ["const", 3]]},
+        {"id": "s", "op": "to_stream", "in": "f"},
+    ]
+    made = sent(TABLES, nodes, *(("L", "a", {"n": n}, n) for n in (1, 5, 2, 2)))
+    assert made == [("a", {"n": 5}, 5), ("a", None, 2)]
+
+
+@pytest.mark.parametrize(
+    ("how", "made"),
+    [
+        ("inner", [(1, 2), None, (3, 2), None]),
+        ("left", [(1, None), (1, 2), (1, None), (3, None), (3, 2), None]),
+    ],
+)
+def test_foreign_key_joins_follow_the_left_rows(how: str, made: list[tuple[int, int] | None]) -> None:
+    nodes = [{"id": "j", "op": "join", "type": how, "left": "l", "right": "r", "fk": G}]
+    inputs: list[tuple[str, str, Any, int]] = [
+        ("L", "a", {"n": 1, "g": "x"}, 1), ("R", "x", {"n": 2}, 2), ("L", "a", {"n": 1, "g": None}, 3),
+        ("L", "a", {"n": 3, "g": "z"}, 4), ("L", "a", {"n": 3, "g": "x"}, 5), ("L", "a", None, 6),
+    ]  # fmt: skip
+    values = [value for _, value, _ in sent(TABLES, nodes, *inputs)]
+    found = [value and (value["left"]["n"], value["right"] and value["right"]["n"]) for value in values]
+    assert found == made
