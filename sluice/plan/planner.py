@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sluice.errors import TopologyError
 from sluice.plan.attempts import causes, may_fail, validated, without_risk
 from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, final, masked, tried
 from sluice.plan.columns import scope_of
@@ -47,9 +46,8 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     `without` leaves out stores and steps with these names, and what follows them.
     """
     pipeline = pipeline.without(without) if without else pipeline
+    pipeline.require_streams()
     streams = [node for node in pipeline.nodes if isinstance(node, nodes.Source) and node.kind != "global_table"]
-    if not streams:
-        raise TopologyError(f"{pipeline.name} reads no stream.", next_step="Add one with stream(...).")
     planned = _planned(pipeline)
     if only:
         part = pipeline.part(only)

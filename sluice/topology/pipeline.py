@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -14,7 +16,7 @@ from sluice.topology.dsl import GlobalTable, Shape, Stream, Table
 from sluice.topology.functions import require_callable
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, fields_of, serde_of
-from sluice.topology.source_line import source_line
+from sluice.topology.source_line import files_running, source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.tables import DeltaTable
@@ -25,6 +27,25 @@ ON_RECORDS, CONTINUOUS = "on_records", "continuous"
 _CRON = re.compile(r"@(hourly|daily|weekly|monthly|yearly)|[-*/,0-9A-Za-z]+( [-*/,0-9A-Za-z]+){4}")
 RESERVED = frozenset({"produce_sample_orders", "sluice_deadlines", "sluice_retention"})
 """Names of Sluice's own DAGs."""
+
+
+_made: ContextVar[list[tuple[Pipeline, frozenset[str]]] | None] = ContextVar("made", default=None)
+
+
+@contextmanager
+def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
+    """Collects the pipelines that the code of a file makes within the block, whatever becomes of their variables.
+
+    Those of other modules that the file imports do not count.
+    """
+    made: list[tuple[Pipeline, frozenset[str]]] = []
+    pipelines: list[Pipeline] = []
+    token = _made.set(made)
+    try:
+        yield pipelines
+    finally:
+        _made.reset(token)
+        pipelines += [pipeline for pipeline, files in made if str(file.absolute()) in files]
 
 
 class Pipeline(Graph):
@@ -66,7 +87,8 @@ class Pipeline(Graph):
     ) -> None:
         _check_name(name)
         super().__init__(name, on_error)
-        where = f"{name} at {source_line()}"
+        self.at = source_line()
+        where = f"{name} at {self.at}"
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(f"{where}: workers={workers!r} must be 1 to 1024.")
         self.workers = workers
@@ -90,6 +112,17 @@ class Pipeline(Graph):
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
         self.claim("topic", f"{name}_redriven")
+        if (made := _made.get()) is not None:
+            made.append((self, files_running()))
+
+    def require_streams(self) -> None:
+        """Raise TopologyError if the pipeline reads no stream: its topics would never start a run."""
+        if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in self.nodes):
+            reads = "reads only global tables" if self.nodes else "reads nothing"
+            raise TopologyError(
+                f"{self.name} at {self.at} {reads}.",
+                next_step='Read a topic: pipeline.stream("topic", value=...), or table(...).',
+            )
 
     @property
     def dead_letters(self) -> str:

@@ -1,4 +1,4 @@
-"""The line of the author's file that is being executed, for errors and nodes."""
+"""The line of the author's file that is being executed, and the files whose code has called it."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def source_line() -> str:
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):
         frame = frame.f_back
     return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def files_running() -> frozenset[str]:
+    """The files whose code is being executed, up to the innermost import of a module."""
+    files, frame = set[str](), inspect.currentframe()
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        files.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    return frozenset(files)

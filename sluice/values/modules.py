@@ -2,26 +2,133 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
+import linecache
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from sluice.errors import EngineError
+
+_PREFIX = "sluice-pipeline:"
+
+
+@dataclass(frozen=True)
+class _Import:
+    """An imported file, and the digest of each text that it was made of: its own, and those of its folder's modules."""
+
+    module: ModuleType
+    digests: Mapping[Path, str]
+
+    @property
+    def is_current(self) -> bool:
+        return all(_digest(file) == digest for file, digest in self.digests.items())
+
+
+_imports: dict[Path, _Import] = {}
+"""File → its last import."""
+
 
 def load_module(file: Path, name: str = "") -> ModuleType:
-    """Import a pipeline's file once per process, by default under a name that no installed module can have."""
-    # If the name contained a dot, pickle would look for a package.
-    name = name or f"sluice-pipeline:{file.absolute()}".replace(".", "_")
+    """Import a pipeline's file, unless this process has already imported this text of it.
+
+    After a change of the file, or of a module of its folder that it imports, it is imported again, as another module:
+    the earlier one stays valid for the pipelines that were made from it.
+
+    The default name is one that no installed module can have, and differs for every text. A task imports a file under
+    the name that the driver gave it; raises EngineError if the file has changed since.
+    """
     if name in sys.modules:
         return sys.modules[name]
+    file = file.absolute()
+    last = _imports.get(file)
+    if not name and last is not None and last.is_current:
+        return last.module
+    text = file.read_bytes()
+    if is_name_of_file(name) and not name.endswith(_version(text)):
+        raise EngineError(
+            f"{file} has changed since the run loaded it.",
+            next_step="Nothing from the batch was published. Run again: the next run loads the new file.",
+        )
+    # If the name contained a dot, pickle would look for a package.
+    name = name or f"{_PREFIX}{file}{_edition(file)}".replace(".", "_") + _version(text)
+    if name in sys.modules:
+        return sys.modules[name]
+    _forget_changed_modules(file)
+    module = _imported(file, text, name)
+    digests = {file: _digest_of(text)} | {each: _digest(each) for each in _modules_of(file.parent).values()}
+    _imports[file] = _Import(module, digests)
+    return module
+
+
+def is_name_of_file(name: str) -> bool:
+    """Whether a module's name is one that `load_module` makes."""
+    return name.startswith(_PREFIX)
+
+
+def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    linecache.checkcache(str(file))
     try:
-        spec.loader.exec_module(module)
+        # Not from Python's cache of compiled files, which takes a text of the same size and second for the same.
+        exec(compile(text, file, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _version(text: bytes) -> str:
+    return f"@{_digest_of(text)}"
+
+
+def _edition(file: Path) -> str:
+    """Distinguishes imports of the same text with other texts of the modules that it imports."""
+    last = _imports.get(file)
+    others = () if last is None else sorted((str(each), _digest(each)) for each in last.digests if each != file)
+    return f"@{_digest_of(repr(others).encode())}" if others else ""
+
+
+def _digest(file: Path) -> str:
+    """The digest of a file's text; empty if there is no such file."""
+    try:
+        return _digest_of(file.read_bytes())
+    except OSError:
+        return ""
+
+
+def _digest_of(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _modules_of(folder: Path) -> dict[str, Path]:
+    """The imported modules that are files of a folder, such as `helpers`, with their files."""
+    modules = {}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        if not file or top == __name__.partition(".")[0] or not Path(file).is_relative_to(folder):
+            continue
+        whole = folder.joinpath(*name.split("."))
+        if Path(file) in (whole.with_suffix(".py"), whole / "__init__.py"):
+            modules[name] = Path(file)
+    return modules
+
+
+def _forget_changed_modules(file: Path) -> None:
+    """Forget the modules of the file's folder that it has imported before, if any of them has changed."""
+    last = _imports.get(file)
+    if last is None or all(_digest(each) == digest for each, digest in last.digests.items() if each != file):
+        return
+    for name, each in _modules_of(file.parent).items():
+        del sys.modules[name]
+        with contextlib.suppress(OSError):
+            Path(importlib.util.cache_from_source(str(each))).unlink()
+    importlib.invalidate_caches()

@@ -135,7 +135,7 @@ BROKEN = {
     "hangs": ("import time\ntime.sleep(600)", "hangs.py:2 is still being imported after 5 s."),
     "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is not a valid pipeline name."),
     "own": (GOOD.format(name="sluice_retention"), "'sluice_retention' at own.py:6 is the name of one of Sluice's own"),
-    "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle reads no stream."),
+    "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle at no plan.py:2 reads nothing."),
     "one": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
     "two": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
 }

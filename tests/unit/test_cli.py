@@ -183,7 +183,9 @@ def test_a_command_names_the_extra_that_it_lacks(arguments: tuple[str, ...], pac
 
 def test_tables_are_not_cut_in_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "a_pipeline_with_quite_a_long_name_that_alone_would_fill_more_than_eighty_columns"
-    (tmp_path / f"{name}.py").write_text(f"from sluice import Pipeline\npipeline = Pipeline({name!r})")
+    (tmp_path / f"{name}.py").write_text(
+        f"from sluice import Pipeline\npipeline = Pipeline({name!r})\npipeline.stream('t', value=str)"
+    )
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()
     assert f"{name}  ok      none" in sluice("status").stdout

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from sluice.errors import TopologyError
+from sluice.errors import EngineError, TopologyError
 from sluice.topology import load_pipeline, load_pipelines
 from sluice.topology.loading.file import load_file
 from sluice.topology.loading.folder import declared_names, pipeline_files
@@ -66,6 +67,48 @@ def test_the_same_file_twice_is_one_module(tmp_path: Path) -> None:
     assert load_module(file).Sale is load_module(tmp_path / "." / "a.py").Sale
 
 
+SECOND = GOOD.replace("shop: str", "shop: str\n    city: str").replace('group_by("shop")', 'group_by("city")')
+
+
+def test_a_changed_file_is_loaded_anew_and_the_earlier_pipeline_stays_valid(tmp_path: Path) -> None:
+    name = GOOD.format(name="one")
+    first = load_pipeline(write(tmp_path, a=name), "one")
+    text = name.replace('store="n"', 'store="m"')  # of the same size, and probably in the same second
+    assert [node.name for node in load_pipeline(write(tmp_path, a=text), "one").nodes if node.name in "nm"] == ["m"]
+    assert load_pipeline(write(tmp_path, a=SECOND.format(name="one")), "one").nodes[0].fields.keys() == {"shop", "city"}
+    with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
+        load_pipeline(write(tmp_path, a=name + "1 +"), "one")
+    again = load_pipeline(write(tmp_path, a=name), "one")
+    assert (first.nodes[0].fields.keys(), again.nodes[0].fields.keys()) == ({"shop"}, {"shop"})
+    contract = first.nodes[0].serde.contract
+    assert getattr(sys.modules[contract.__module__], contract.__qualname__) is contract
+
+
+def test_a_changed_module_of_the_folder_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shared_of_a").mkdir()
+    write(tmp_path / "shared_of_a", __init__="from shared_of_a.names import TOPIC", names="TOPIC = 'one'")
+    file = write(tmp_path, a="import shared_of_a\n" + GOOD.format(name="one").replace('"sales"', "shared_of_a.TOPIC"))
+    first = load_pipeline(file, "one")
+    assert load_pipeline(file, "one") is first
+    assert first.topics == ["one"]
+    write(tmp_path / "shared_of_a", names="TOPIC = 'two'")
+    assert load_pipeline(file, "one").topics == ["two"]
+    assert load_pipeline(file, "one") is load_pipeline(file, "one")
+
+
+def test_a_task_does_not_take_a_changed_file_for_the_one_of_its_run(tmp_path: Path) -> None:
+    file = write(tmp_path, a=GOOD.format(name="one")) / "a.py"
+    name = load_module(file).__name__
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.delitem(sys.modules, name)
+    assert load_module(file, name).__name__ == name
+    monkeypatch.delitem(sys.modules, name)
+    file.write_text(SECOND.format(name="one"))
+    with pytest.raises(EngineError, match=r"a\.py has changed since the run loaded it\. .* Run again"):
+        load_module(file, name)
+
+
 def test_two_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
@@ -83,6 +126,23 @@ WRONG = {
     "a pipeline of another name": (
         "from sluice import Pipeline\nsales = Pipeline('sales')",
         r"a\.py defines no pipeline\. Rename the variable sales to pipeline\.",
+    ),
+    "a second pipeline": (
+        GOOD.format(name="one") + "other = Pipeline('two')",
+        r"a\.py makes another pipeline than 'one': 'two' at a\.py:10\. Move it to a file of its own",
+    ),
+    "a variable that gets a second pipeline": (
+        GOOD.format(name="one") + "def make(): return Pipeline('two')\nkept = [make()]\npipeline = make()\n"
+        "pipeline.stream('t', value=Sale)",
+        r"a\.py makes another pipeline than 'two': 'one' at a\.py:8, 'two' at a\.py:10\.",
+    ),
+    "a pipeline that reads nothing": (
+        "from sluice import Pipeline\npipeline = Pipeline('idle')",
+        r"idle at a\.py:2 reads nothing\. Read a topic: pipeline\.stream\(",
+    ),
+    "a pipeline of a global table": (
+        "from sluice import Pipeline\npipeline = Pipeline('idle')\npipeline.global_table('t', value=str)",
+        r"idle at a\.py:2 reads only global tables\. Read a topic",
     ),
     "an import that fails": (
         "import no_such_module",
@@ -160,9 +220,8 @@ def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match=says):
         load_file(file, 0.2 if "waits" in wrong else 10)
     # A corrected file loads: nothing of the failed attempt remains.
-    file.write_text(GOOD.format(name="corrected") + "# longer, so that Python's cache takes it for a new one\n")
-    if "defines no pipeline" not in says:
-        assert load_file(file).name == "corrected"
+    file.write_text(GOOD.format(name="corrected"))
+    assert load_file(file).name == "corrected"
 
 
 def test_missing_pipelines_and_folders(tmp_path: Path) -> None:

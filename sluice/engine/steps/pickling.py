@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
-from sluice.values.modules import load_module
+from sluice.values.modules import is_name_of_file, load_module
 from sluice.values.references import Reference
 
 
@@ -108,7 +108,7 @@ def load_by_name(module: str, file: str) -> Any:
         return load_module(local(file))
     if module in sys.modules:
         return sys.modules[module]
-    if not module.startswith("sluice-pipeline:"):
+    if not is_name_of_file(module):
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError:

@@ -44,15 +44,15 @@ class Call:
     def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
         if not passed:
             return None
+        function, decode = self.of.function.value, self._decode  # an error while loading them is no error of a record
         try:
-            return self._result(key, None if value is None else self._decode(value))
+            return self._result(function, key, None if value is None else decode(value))
         except BaseException as error:
             if not rejects_record(error):
                 raise run_ended(self.step, error, subject_of(key)) from error
             return {"error": describe(error)}
 
-    def _result(self, key: str | None, value: Any) -> dict[str, Any]:
-        function = self.of.function.value
+    def _result(self, function: Callable[..., Any], key: str | None, value: Any) -> dict[str, Any]:
         match self.of.gives:
             case "nothing":
                 if (result := function(key, value)) is not None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError, error_text
 from sluice.topology.loading.advice import next_step
-from sluice.topology.pipeline import Pipeline
+from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.modules import load_module
 
 LOAD_SECONDS = 10.0
@@ -23,7 +23,10 @@ LOAD_SECONDS = 10.0
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     """Import a file and return its pipeline. Raises TopologyError with the mistake and its line."""
-    module = import_file(file, seconds)
+    with pipelines_made_by(file) as made:
+        module = import_file(file, seconds)
+    # A file is imported once, but its mistakes are reported each time.
+    made = vars(module).setdefault("__pipelines__", made)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         others = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
@@ -33,6 +36,12 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
             if others
             else 'Add: pipeline = Pipeline("name").',
         )
+    if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
+        raise TopologyError(
+            f"{file.name} makes another pipeline than {pipeline.name!r}: {', '.join(others)}.",
+            next_step="Move it to a file of its own: only the pipeline in the variable named pipeline would run.",
+        )
+    pipeline.require_streams()
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
