@@ -85,11 +85,12 @@ class Installation:
             assert self.ledger.snapshots.publish(snapshot, audit, {"count/orders/0": batch}, history)
         self.log("commits", batch)
 
-    def log(self, name: str, batch: int) -> None:
-        """Write a batch into a log of the checkpoint."""
+    def log(self, name: str, batch: int, end: int | None = None) -> None:
+        """Write a batch into a log of the checkpoint. It ends at offset `end`, by default after its only record."""
         folder = Path(checkpoint_of(self.settings.checkpoints, self.ref), name)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / str(batch)).write_text(f"v1\n{batch}")
+        ends = {"orders": {"0": batch + 1 if end is None else end}}
+        (folder / str(batch)).write_text(f'v1\n{{"batchTimestampMs":{batch}}}\n{json.dumps(ends)}')
 
 
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:

@@ -121,6 +121,19 @@ def test_an_interrupted_batch_has_to_end_first(log: str, files: Installation) ->
     refused(files, 3, "was interrupted", "sluice run orders")
 
 
+def test_batches_without_records_after_the_published_one_do_not_count(files: Installation) -> None:
+    for log in ("offsets", "commits"):
+        files.log(log, 1, end=1)
+    assert repartition(job_of(3), files.settings).generation == 2
+    assert content(files.ledger) == expected(0)
+
+
+def test_a_finished_batch_with_records_that_the_ledger_lacks_counts(files: Installation) -> None:
+    for log in ("offsets", "commits"):
+        files.log(log, 1)
+    refused(files, 3, "was interrupted", "sluice run orders")
+
+
 def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
     with open_shard(files.states.location(1), to_write=True) as shard:
         shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], 1)

@@ -33,7 +33,7 @@ from sluice.plan import FusedJob, Job, OrderedJob, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import JobInfo, Snapshot
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class _State:
     """The current generation, while its lease is held, and how the pipeline has changed since."""
 
     info: JobInfo
-    batch: int
+    published: Snapshot
     storage: Storage
     query: JobQuery
     changes: StoreChanges
@@ -102,12 +102,12 @@ class ChangedStores:
 
     def _state(self, ledger: Ledger, lease: Lease) -> _State:
         name = self.job.pipeline.name
-        info, batch = ledger.jobs.get(lease.ref), ledger.snapshots.last_batch(lease.ref)
-        if info is None or batch is None:
+        info, published = ledger.jobs.get(lease.ref), ledger.snapshots.newest(lease.ref)
+        if info is None or published is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         storage = Storage.of(self.job, info.generation, self.settings)
         query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
-        return _State(info, batch, storage, query, StoreChanges.between(info, query.info, processors_of(self.job)))
+        return _State(info, published, storage, query, StoreChanges.between(info, query.info, processors_of(self.job)))
 
     def _require_movable(self, state: _State) -> None:
         """Raise EngineError if no state can be kept: all stores have changed, or the state is in Spark."""
@@ -138,7 +138,7 @@ class ChangedStores:
         next_step = (
             f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
         )
-        require_complete(state.storage, state.batch, output.last, next_step=next_step)
+        require_complete(state.storage, state.published, output.last, next_step=next_step)
 
     def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
         """Register a generation of the changed stores, or continue that of a call that was killed.
@@ -185,7 +185,7 @@ class ChangedStores:
 
     def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: Part | None) -> int:
         """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
-        old, batch, changes = state.info, state.batch, state.changes
+        old, batch, changes = state.info, state.published.batch, state.changes
         self._require_written(state)
         ref = ledger.jobs.new_generation(old.pipeline, old.job)
         target = Storage.of(self.job, ref.generation, self.settings)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from typing import TypeVar
 
-from sluice.engine.batch.checkpoint import copy_checkpoint, last_batch
+from sluice.engine.batch.checkpoint import batch_positions, copy_checkpoint, last_batch
 from sluice.engine.batch.shards import damaged_state
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.model import JobInfo, Snapshot, WorkerInfo
 from sluice.state.shard.addresses import is_remote
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import StateVersion
@@ -101,21 +101,32 @@ def require_local(job: JobInfo) -> None:
         )
 
 
-def require_complete(storage: Storage, published: int, written: Batch | None, *, next_step: str) -> None:
-    """Raise EngineError with this next step unless the published batch is the last that was begun, done and written."""
+def require_complete(storage: Storage, published: Snapshot, written: Batch | None, *, next_step: str) -> None:
+    """Raise EngineError with this next step unless all batches that were begun or written have been published."""
     last_written = -1 if written is None else written.number
-    if is_interrupted(storage, published) or last_written > published:
+    if is_interrupted(storage, published) or last_written > published.batch:
         begun = last_batch(storage.checkpoint, "offsets")
         raise EngineError(
-            f"The last run of {storage.job.pipeline.name} was interrupted: batch {max(begun, published, last_written)} "
-            "has begun but has not ended.",
+            f"The last run of {storage.job.pipeline.name} was interrupted: batch "
+            f"{max(begun, published.batch, last_written)} has begun but has not ended.",
             next_step=next_step,
         )
 
 
-def is_interrupted(storage: Storage, published: int) -> bool:
-    """Whether the published batch is not the last that was begun and done."""
-    return not published == last_batch(storage.checkpoint, "offsets") == last_batch(storage.checkpoint, "commits")
+def is_interrupted(storage: Storage, published: Snapshot) -> bool:
+    """Whether the next run repeats the published batch, or a later one that was begun."""
+    return has_later_batch(storage, published) or last_batch(storage.checkpoint, "commits") < published.batch
+
+
+def has_later_batch(storage: Storage, published: Snapshot | None) -> bool:
+    """Whether a batch was begun after the published one that may have written something.
+
+    A batch that is done without a snapshot has written nothing: it had no records, and ends where the snapshot ends.
+    """
+    begun, done = (last_batch(storage.checkpoint, log) for log in ("offsets", "commits"))
+    if begun <= (-1 if published is None else published.batch):
+        return False
+    return published is None or begun > done or batch_positions(storage.checkpoint, done) != published.positions
 
 
 def move_checkpoint(old: Storage, new: Storage, batch: int) -> None:

@@ -18,10 +18,11 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.checkpoint import last_batch
 from sluice.engine.batch.side_outputs import delete_folder
-from sluice.engine.batch.storage import Storage, checkpoint_of
+from sluice.engine.batch.storage import Storage
 from sluice.engine.job.backlog_run import divided
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
+from sluice.engine.job.moving import has_later_batch
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.tables import databases_of
@@ -250,17 +251,18 @@ class Rebuild:
         for database in databases_of(self.job, self.settings).values():
             database.fence()
         if output.lacks(newest):
-            self._require_no_batch_between(old, -1 if latest is None else latest.batch)
+            self._require_no_batch_between(old, latest)
         last = max(output.newest_generation, old.generation)
         marker = output.markers.get(last)
         if marker is None or (last, marker.batch.number) <= (old.generation, latest.batch if latest else -1):
             return []
         return [marker.with_earlier]
 
-    def _require_no_batch_between(self, old: JobRef, published: int) -> None:
+    def _require_no_batch_between(self, old: JobRef, latest: Snapshot | None) -> None:
         """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
-        begun, markers = last_batch(checkpoint_of(self.settings.checkpoints, old), "offsets"), self.job.pipeline.markers
-        if begun == published:
+        storage, markers = Storage.of(self.job, old.generation, self.settings), self.job.pipeline.markers
+        published, begun = -1 if latest is None else latest.batch, last_batch(storage.checkpoint, "offsets")
+        if begun >= published and not has_later_batch(storage, latest):
             log.warning("markers lost", topic=markers, note="No output is written twice: every batch was published.")
         elif self.from_topics:
             log.warning("markers lost", topic=markers, note=f"Output after batch {published} may be written twice.")

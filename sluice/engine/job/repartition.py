@@ -63,9 +63,10 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
     holder = this_process(settings.run or "repartition")
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, of_job, holder) as lease:
         old = ledger.jobs.get(lease.ref)
-        batch = ledger.snapshots.last_batch(lease.ref)
-        if old is None or batch is None:
+        published = ledger.snapshots.newest(lease.ref)
+        if old is None or published is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
+        batch = published.batch
         if len(old.workers) == job.pipeline.workers:
             return Repartitioned(old.generation, len(old.workers), None)
         ref = ledger.jobs.new_generation(name, of_job)
@@ -86,7 +87,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             database.fence()
         old_storage = Storage.of(job, old.generation, settings)
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
-        require_complete(old_storage, batch, output.last, next_step=retry)
+        require_complete(old_storage, published, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
         ledger.jobs.register(new, hidden=True)
         with Lease(ledger.leases, new.ref, holder) as own:

@@ -157,8 +157,18 @@ def log_batch(checkpoint: str, batch: int, ends: Positions, begun: int, pattern:
             f"Another driver has begun batch {batch} in {checkpoint}.", next_step="Wait until that driver has finished."
         )
     version, metadata, *lines = pattern
-    lines = [line if line == "-" else json.dumps({topic: ends[topic] for topic in json.loads(line)}) for line in lines]
+    lines = [line if line == "-" else _line({topic: ends[topic] for topic in json.loads(line)}) for line in lines]
     _write(checkpoint, batch, [version, json.dumps(json.loads(metadata) | {"batchTimestampMs": begun}), *lines])
+
+
+def _line(ends: Positions) -> str:
+    """A source's end offsets exactly as Spark writes them.
+
+    Spark compares them as text to find out whether there are new records: with a space more, it would begin a batch
+    without records.
+    """
+    in_order = {topic: dict(sorted(parts.items(), key=lambda part: int(part[0]))) for topic, parts in ends.items()}
+    return json.dumps(in_order, separators=(",", ":"))
 
 
 @contextmanager
@@ -205,7 +215,7 @@ def _change(checkpoint: str, batch: int, reached: Positions, step: Step) -> None
                 }
                 for topic, partitions in json.loads(line).items()
             }
-            lines[number] = json.dumps(moved)
+            lines[number] = _line(moved)
     _write(checkpoint, batch, lines)
 
 
@@ -216,10 +226,10 @@ def change_sources(checkpoint: str, batch: int, sources: Sequence[Sequence[str]]
     of_sources = [{} if line == "-" else json.loads(line) for line in lines]
     of_sources += [{}] * (len(sources) - len(of_sources))
     starts = [
-        {topic: before.get(topic, reached.get(topic)) for topic in topics if topic in reached}
+        {topic: before.get(topic, reached[topic]) for topic in topics if topic in reached}
         for topics, before in zip(sources, of_sources, strict=False)
     ]
-    _write(checkpoint, batch, [version, metadata, *(json.dumps(start) if start else "-" for start in starts)])
+    _write(checkpoint, batch, [version, metadata, *(_line(start) if start else "-" for start in starts)])
 
 
 def _write(checkpoint: str, batch: int, lines: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.protocol import BatchId, Published
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef
+from sluice.state.model import JobInfo, JobRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
 from sluice.submission import is_local
 
@@ -114,13 +114,14 @@ class JobRun:
         in_order = needs_order(self.job, partitions)
         most = None if in_order else self.max_records
         query = JobQuery(spark, storage, source, partitions, lease.epoch, most)
-        info, published = query.info, ledger.snapshots.last_batch(storage.ref)
-        before = None if published is None else ledger.jobs.get(storage.ref)
+        info, newest = query.info, ledger.snapshots.newest(storage.ref)
+        published = None if newest is None else newest.batch
+        before = None if newest is None else ledger.jobs.get(storage.ref)
         if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
-        require_compatible(before, info, lambda: published is not None and is_interrupted(storage, published))
+        require_compatible(before, info, lambda: newest is not None and is_interrupted(storage, newest))
         with writing as output:
             if output is not None:
                 output.require_newest()
@@ -128,7 +129,7 @@ class JobRun:
             with _older_ledger(lease):
                 storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
             sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
-            last = _last_published(ledger, storage.ref, published) if sinks else None
+            last = _last_published(ledger, newest) if sinks and newest is not None else None
             for table_sink in sinks.values():
                 table_sink.begin(last)
             # A driver that lost its lease before `begin` would otherwise fence off its successor.
@@ -194,14 +195,11 @@ class JobRun:
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
 
 
-def _last_published(ledger: Ledger, ref: JobRef, batch: int | None) -> Published | None:
+def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
     """What the tables outside Kafka have to show after the last published batch of a generation."""
-    snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
-    if snapshot is None:
-        return None
-    newest = ledger.history.recent(ref, 1)
+    newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
-    return Published(BatchId(ref.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)
+    return Published(BatchId(snapshot.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)
 
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:

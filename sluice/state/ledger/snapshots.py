@@ -135,6 +135,12 @@ class Snapshots(LedgerPart):
         rows = self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch))
         return _snapshot(rows[0]) if rows else None
 
+    def newest(self, ref: JobRef) -> Snapshot | None:
+        """The newest snapshot of any generation, or None before its first."""
+        of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
+        rows = self._read(of_generation.order_by(SNAPSHOTS.c.batch.desc()).limit(1))
+        return _snapshot(rows[0]) if rows else None
+
     def last_batch(self, ref: JobRef) -> int | None:
         """The newest published batch of a generation."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
