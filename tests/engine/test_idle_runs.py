@@ -1,0 +1,81 @@
+"""Commands after runs that found no records: they ask which batches were published, not how many were begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice import Pipeline
+from sluice.engine.batch.checkpoint import batch_positions, last_batch
+from sluice.engine.job.changed_stores import ChangedStores
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.repartition import repartition
+from sluice.errors import EngineError
+from sluice.plan import plan
+from tests.engine.conftest import Running, Start
+from tests.engine.shop import Amount, Names
+
+
+def later(_: Amount, amount: Amount) -> Amount:
+    return amount
+
+
+def newest(names: Names, workers: int = 2, *, counted: bool = False) -> Pipeline:
+    """A pipeline whose backlog Sluice divides into batches itself, because the order of records matters."""
+    pipeline = names.pipeline(workers=workers)
+    amounts = pipeline.stream(names("amounts"), value=Amount, key="n")
+    amounts.group_by_key().reduce(later, store="newest")
+    if counted:
+        amounts.group_by_key().count(store="counted")
+    return pipeline
+
+
+def log_idle_batch(running: Running, checkpoint: Path) -> None:
+    """Let Spark's checkpoint have a finished batch without records, as an unchanged watermark can cause."""
+    last = last_batch(str(checkpoint), "commits")
+    for log in ("offsets", "commits"):
+        (checkpoint / log / str(last + 1)).write_bytes((checkpoint / log / str(last)).read_bytes())
+    assert batch_positions(str(checkpoint), last + 1) == running.snapshot().positions
+
+
+def test_commands_work_after_a_run_without_records(start: Start) -> None:
+    running = start(newest, amounts=2)
+    for number in range(60):
+        running.send("amounts", b'{"n":%d}' % (number % 7), partition=number % 2)
+    running.run(max_records=20)
+    begun = last_batch(str(running.checkpoint), "offsets")
+    assert begun >= 2
+    assert running.run(max_records=20) == 0
+    assert last_batch(str(running.checkpoint), "offsets") == begun  # no batch without records
+    log_idle_batch(running, running.checkpoint)
+    expected = running.store("newest")
+
+    def checkpoint() -> Path:
+        return running.checkpoint.parent.parent / f"g{running.snapshot().generation}" / "spark"
+
+    def current(pipeline: Pipeline) -> dict[str, object]:
+        """The values of the store after a run with a record, and one without."""
+        running.pipeline = pipeline
+        running.send("amounts", b'{"n":1}')
+        assert running.run() >= 1
+        assert running.run() == 0
+        log_idle_batch(running, checkpoint())
+        return running.store("newest")
+
+    running.send("amounts", b'{"n":1}')
+    running.crash_before_publishing()
+    with pytest.raises(EngineError, match="was interrupted") as refused:
+        repartition(plan(newest(running.names, 3)).job, running.settings)
+    assert f"Run it once more with 2 workers: sluice run {running.pipeline.name}" in refused.value.next_step
+    assert current(running.pipeline) == expected
+    assert repartition(plan(newest(running.names, 3)).job, running.settings).workers == 3
+    assert current(newest(running.names, 3)) == expected
+
+    changed = newest(running.names, 3, counted=True)
+    job = plan(changed).job
+    ChangedStores(running.spark, job, lambda only: plan(changed, only).job, running.settings).run()
+    assert current(changed) == expected
+    assert running.store("counted") == {str(key): 8 + (key < 4) for key in range(7)} | {"1": 9 + 4}
+    Rebuild(running.spark, job, running.settings).run()
+    assert current(changed) == expected
