@@ -99,18 +99,20 @@ def _caption(audits: list[Audit]) -> str:
 def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
     """Read every shard and quarantine damaged shards, so that no query reads them."""
     damaged = False
+    before = ledger.quarantine.inspect(job.ref)
+    job = ledger.jobs.get(job.ref) or job  # where the shards are since then
     for worker in job.workers:
         try:
             with open_shard(worker.location) as shard:
                 shard.verify(last.batch, last.published(worker.number))
                 _verify_states(ledger, job.ref, shard, worker.number)
-            ledger.quarantine.remove(job.ref, worker.number)
+            ledger.quarantine.settle(before, worker.number)
             out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
         except StateError as error:
             damaged = True
             # An unreachable shard may be intact, so only shards with detected damage are quarantined.
             if isinstance(error, DamagedState):
-                ledger.quarantine.add(job.ref, worker.number, error.detail)
+                ledger.quarantine.settle(before, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
         damaged |= _is_standby_damaged(ledger, job, worker, out)
     return damaged

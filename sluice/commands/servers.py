@@ -161,8 +161,8 @@ def add(
             out.print(error.detail, markup=False, soft_wrap=True)
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.
-            if ledger.standbys.of(pipeline)[worker].copied is None:
-                ledger.standbys.remove(pipeline, worker)
+            if (added := ledger.standbys.of(pipeline).get(worker)) and added.copied is None:
+                ledger.standbys.remove(added)
             raise
         if ledger.standbys.of(pipeline)[worker].copied is None:
             out.print(
@@ -243,13 +243,14 @@ def remove(pipeline: Name, worker: Worker) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         if (standby := ledger.standbys.of(pipeline).get(worker)) is None:
             raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
+        # The ledger goes first: a standby that was promoted meanwhile is the only copy in use.
+        ledger.standbys.remove(standby)
         kept = ""
         if standby.copied is not None:
             try:
                 drop_shard(standby.shard(standby.copied))
             except SluiceError as error:
                 kept = f" Its copy was not deleted: {error.detail}"
-        ledger.standbys.remove(pipeline, worker)
         where = f"{standby.host}:{standby.port}"
         out.print(f"{where} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
 

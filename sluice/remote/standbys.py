@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from sluice.errors import DamagedState, NotFound, Refused, StateError, Unreachable
+from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
 from sluice.remote.copying import Progress, copy_until
 from sluice.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
@@ -86,19 +86,19 @@ def _refresh(
                     copy.seal()
                     copy.settle(standby.batch + 1, copy.journal())  # removes what an interrupted refresh has copied
                     copied = copy_until(source, copy, standby.batch + 1, batch, published, progress)
-                ledger.standbys.record_copy(ref, worker.number, batch, epoch)
+                ledger.standbys.record_copy(standby, ref, batch, epoch)
                 return Refreshed(worker.number, batch, copied, "")
             except DamagedState as error:
                 why = error.detail
                 with _damage_of(worker):
                     _verify(source, batch, published)
         # Readers must not use the copy from now on. A server rejects queries for a copy that is not complete yet.
-        ledger.standbys.record_copy(ref, worker.number, None, epoch)
+        emptied = ledger.standbys.record_copy(standby, ref, None, epoch)
         if standby.copied is not None:
             drop_shard(standby.shard(standby.copied))
         with create_shard(place, anew=True) as copy:
             copied = copy_until(source, copy, 0, batch, published, progress)
-    ledger.standbys.record_copy(ref, worker.number, batch, epoch)
+    ledger.standbys.record_copy(emptied, ref, batch, epoch)
     return Refreshed(worker.number, batch, copied, why)
 
 
@@ -111,9 +111,10 @@ def promote(
     checksums. With `accept_stale`, an older copy is promoted too: it is quarantined, and the next run restores the
     state from the topics.
 
-    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, and DamagedState if the
-    copy is damaged.
+    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if the worker's place
+    or its standby has changed meanwhile, and DamagedState if the copy is damaged.
     """
+    place = ledger.placements.epochs(ref.pipeline).get(number, 0)
     job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if job is None or batch is None or standby is None or number >= len(job.workers):
@@ -141,14 +142,21 @@ def promote(
                 copy.seal(sealed=False)
         except DamagedState as error:
             raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
-    # The ledger's placement decides which shard is used. The seal only helps those who do not ask the ledger.
-    with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
-        shard.seal()
     note = (
         f"Worker {number}: the standby at {standby.host}:{standby.port}, which had {held}, took the place of the shard "
         f"at {shown(old)}. {why}"
     )
-    ledger.standbys.promote(standby, ref, epoch, run, note, quarantined)
+    try:
+        place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
+    except (LeaseError, Refused):
+        if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied == ref:
+            with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
+                copy.seal()
+        raise
+    # The ledger's placement decides which shard is used. The seal only helps those who do not ask the ledger.
+    with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
+        if ledger.placements.epochs(ref.pipeline).get(number) == place:
+            shard.seal()
     return note
 
 

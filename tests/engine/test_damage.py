@@ -54,8 +54,9 @@ def undone(running: Running) -> Iterator[None]:
         with worker_0(running) as shard:
             kept.backup(shard)
     with running.ledger() as ledger:
-        assert ledger.quarantine.get(JobRef(running.pipeline.name, "main", 1))
-        ledger.quarantine.remove(JobRef(running.pipeline.name, "main", 1), 0)
+        ref = JobRef(running.pipeline.name, "main", 1)
+        assert ledger.quarantine.get(ref)
+        ledger.quarantine.settle(ledger.quarantine.inspect(ref), 0)
 
 
 DAMAGE = {

@@ -13,10 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.remote.server.run import Options, claim, configuration, make_app
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Placement
 from tests.ports import free_port
 from tests.server_thread import ServerThread
+from tests.states import States
 
 TOKEN = "a-token-of-these-tests"
+
+
+def placed(states: States, place: Placement) -> None:
+    """Place a worker at an address, whatever is there."""
+    states.ledger.placements.move(states.ledger.placements.begin(place))
+
+
 CLIENT = httpx.Client(timeout=120, trust_env=False)
 
 

@@ -28,7 +28,7 @@ from sluice.state.shard.ranges import Range
 from tests.api.states import totals
 from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
-from tests.servers.hosts import Host
+from tests.servers.hosts import Host, placed
 from tests.states import NOON, States
 
 COUNT = "/sluice/v1/stores/general_orders_count"
@@ -347,7 +347,7 @@ def test_a_worker_that_hangs_is_unavailable_and_not_retried_at_once(
     import time
 
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
+        placed(states, Placement("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
         time.sleep(1.1)
         began = time.monotonic()
         page = hosts[0].get(COUNT).json()

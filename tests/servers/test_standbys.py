@@ -226,7 +226,8 @@ def test_a_copy_that_is_not_complete_gives_no_answers(
         with pytest.raises(StateError, match="cut off"):
             refreshed(states)
     with lease_epoch(states) as epoch:
-        states.ledger.standbys.record_copy(states.ref, 1, 0, epoch)  # as a reader with an old placement sees it
+        standby = states.ledger.standbys.of("orders")[1]
+        states.ledger.standbys.record_copy(standby, states.ref, 0, epoch)  # as a reader with an old placement sees it
     hosts[1].stop()
     page = hosts[0].get(COUNT).json()
     assert page["partial"]
@@ -370,10 +371,10 @@ def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], sta
 
 def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], states: States, standby: Path) -> None:
     with current_lease(states.ledger, "orders", states.job, this_process("")) as lease:
-        before = lease.row
+        before, copy = lease.row, states.ledger.standbys.of("orders")[1]
     promoted(states)
     with pytest.raises(LeaseError), lease_epoch(states):
-        states.ledger.standbys.record_copy(states.ref, 1, 0, before.epoch)
+        states.ledger.standbys.record_copy(copy, states.ref, 0, before.epoch)
     with open_shard(states.written_at[1], to_write=True) as shard:
         shard.begin(before.epoch + 2, 0)
         with pytest.raises(LeaseError):

@@ -21,7 +21,7 @@ from sluice.remote.server.moves import move
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import WorkerInfo, owner
 from tests.servers.conftest import LOCATIONS
-from tests.servers.hosts import CLIENT, TOKEN, Host
+from tests.servers.hosts import CLIENT, TOKEN, Host, placed
 from tests.servers.processes import ServerProcess, environment
 from tests.states import States, ledger_url
 
@@ -81,7 +81,7 @@ def test_calls_only_go_to_the_registered_server(
 ) -> None:
     to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/query"}
     with FakeServer(status, headers=to) as redirecting:
-        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", redirecting.port))
+        placed(states, Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
         assert [worker["status"] for worker in page["workers"]] == ["ok", "unavailable", "ok", "ok"]
         assert hosts[0].get(f"{COUNT}/keys/{OF_1}").status_code == 503
@@ -109,7 +109,7 @@ def test_an_unexpected_response_makes_the_worker_unavailable(
     hosts: list[Host], states: States, status: int, content: bytes
 ) -> None:
     with FakeServer(status, content) as other:
-        states.ledger.placements.move(Placement("orders", 1, "127.0.0.1", other.port))
+        placed(states, Placement("orders", 1, "127.0.0.1", other.port))
         for path in (COUNT, f"{COUNT}/count", f"{COUNT}/combine", f"{COUNT}/keys?key={OF_1}"):
             answer = hosts[0].get(path)
             assert answer.status_code < 500 or answer.json()["title"] == "State unavailable"

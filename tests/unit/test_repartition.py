@@ -151,7 +151,7 @@ def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Instal
 
 
 def test_a_new_worker_that_has_a_state_server_is_refused(files: Installation) -> None:
-    files.ledger.placements.move(Placement("orders", 2, "127.0.0.1", 9))  # from a time when there were more workers
+    files.ledger.placements.claim(Placement("orders", 2, "127.0.0.1", 9))  # from a time when there were more workers
     refused(files, 3, "Worker 2 of orders is at a state server", "sluice rebuild orders")
 
 

@@ -163,7 +163,7 @@ class ChangedStores:
                 return rebuild, Part(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
         info = self._info(job, ref.generation)
-        ledger.jobs.register(info, hidden=True)
+        ledger.jobs.register(info, hidden=True, lease=lease.row)
         return rebuild, Part(job, info), steps
 
     def _info(self, job: Job, generation: int) -> JobInfo:
@@ -187,10 +187,11 @@ class ChangedStores:
         """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
         old, batch, changes = state.info, state.published.batch, state.changes
         self._require_written(state)
+        places = ledger.placements.epochs(old.pipeline)
         ref = ledger.jobs.new_generation(old.pipeline, old.job)
         target = Storage.of(self.job, ref.generation, self.settings)
         new = self._info(self.job, ref.generation)
-        ledger.jobs.register(new, hidden=True)
+        ledger.jobs.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as own:
             move_checkpoint(state.storage, target, batch)
             change_sources(target.checkpoint, batch, self.job.topics_of_sources)
@@ -198,9 +199,9 @@ class ChangedStores:
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-            ledger.jobs.continue_as(ref, old.ref, batch, checksums, own.epoch, times, shown)
+            ledger.jobs.continue_as(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
-        ledger.jobs.promote(ref, lease.row, self.settings.run, note)
+        ledger.jobs.promote(ref, lease.row, self.settings.run, note, places=places)
         if part is not None:
             ledger.jobs.forget_generation(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job, self.settings)

@@ -76,13 +76,14 @@ class Rebuild:
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
             new = ledger.jobs.new_generation(name, job, self._newest_writer(old))
-            ledger.sources.replace(new, sources)
+            ledger.sources.replace(new, sources, lease.row)
+            places = ledger.placements.epochs(name)
             self.build(new, history.published)
             self._compare(ledger, old, new, history)
             self.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
-            ledger.jobs.promote(new, lease.row, self.settings.run, note)
+            ledger.jobs.promote(new, lease.row, self.settings.run, note, places=places)
         log.info(
             "generation promoted", pipeline=name, job=job, generation=new.generation, before=old.generation,
             seconds=seconds,
@@ -115,7 +116,7 @@ class Rebuild:
         _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
         drop_others(ledger, self.job, lease.row, self.settings)
         new = ledger.jobs.new_generation(old.pipeline, old.job, self._newest_writer(old))
-        ledger.sources.replace(new, sources)
+        ledger.sources.replace(new, sources, lease.row)
         return new, history.published
 
     def build(self, ref: JobRef, steps: Sequence[Step]) -> None:
@@ -141,11 +142,12 @@ class Rebuild:
                 log.info("generation promoted already", pipeline=lease.ref.pipeline, generation=lease.ref.generation)
                 return lease.ref.generation
             old, new = lease.ref, built_beside(ledger, lease.ref)
+            places = ledger.placements.epochs(old.pipeline)
             history = self.steps_since(ledger, old, new)
             self.build(new, history.published)
             self.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
-            ledger.jobs.promote(new, lease.row, self.settings.run, note, replayed=True)
+            ledger.jobs.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
         log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
         return new.generation
 

@@ -63,6 +63,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
     holder = this_process(settings.run or "repartition")
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, of_job, holder) as lease:
         old = ledger.jobs.get(lease.ref)
+        places = ledger.placements.epochs(name)
         published = ledger.snapshots.newest(lease.ref)
         if old is None or published is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
@@ -89,15 +90,15 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(old_storage, published, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
-        ledger.jobs.register(new, hidden=True)
+        ledger.jobs.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
             move_checkpoint(old_storage, storage, batch)
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
-            ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch)
+            ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
         before = counted(len(old.workers), "worker")
         note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
-        ledger.jobs.promote(new.ref, lease.row, settings.run, note)
+        ledger.jobs.promote(new.ref, lease.row, settings.run, note, places=places)
     log.info(
         "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
         seconds=round(time.monotonic() - begun, 1),

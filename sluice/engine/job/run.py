@@ -90,7 +90,7 @@ class JobRun:
         pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
         if self.steps is not None and self.generation is not None:
             ref = JobRef(pipeline, job, self.generation)
-            return Lease(ledger.leases, ref, holder, self.patience)  # the generation is not current yet
+            return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))
         return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
@@ -193,6 +193,21 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(own, 1), own)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
+
+
+@contextmanager
+def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
+    """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
+
+    Its rest would otherwise be built on empty shards. A removal after this ends the lease.
+    """
+    with lease:
+        if not ledger.sources.get(lease.ref):
+            raise LeaseError(
+                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another command.",
+                next_step="Repeat the command.",
+            )
+        yield lease
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:

@@ -3,11 +3,15 @@
 The shard is copied while it is in use. Then it is sealed: a run in progress fails at its next batch, and its retry
 writes to the new server. The latest changes are copied, and the ledger registers the new placement. The old shard
 stays sealed, and its server answers queries until all readers have seen the new placement.
+
+The ledger registers the new placement only if nothing has changed the worker's place since the move began. A move that
+was paused meanwhile therefore neither puts the worker back to an old copy, nor seals or unseals a shard.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import httpx
 import msgspec
@@ -27,8 +31,8 @@ _CHECK_SECONDS = 5.0
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
     """Move a worker with all its shards to `place`. Returns the number of copied versions. Can be repeated.
 
-    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address, or if the
-    server is the worker's standby.
+    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address, if the
+    server is the worker's standby, or if another command has changed the worker's place meanwhile.
     """
     require_server(place)
     jobs = ledger.jobs.all(place.pipeline)
@@ -39,16 +43,26 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
             f"{place.host}:{place.port} is the standby of worker {place.number} of {place.pipeline!r}.",
             next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
         )
+    change = ledger.placements.begin(place)
     copied = 0
     with ExitStack() as stack:
-        arrived = []
-        for job in jobs:
+        left, arrived = [], []
+        for job in ledger.jobs.all(place.pipeline):
             if (pair := _shards(ledger, job, place)) is not None:
                 source, target = (stack.enter_context(shard) for shard in pair)
-                copied += copy_shard(source, target, progress) if source is not target else 0
+                if source is not target:
+                    copied += copy_shard(source, target, progress, lambda: ledger.placements.require_newest(change))
+                    left.append(source)
                 arrived.append(target)
-        ledger.placements.move(place)
+        try:
+            ledger.placements.move(change)
+        except Refused:
+            if ledger.placements.is_newest(change):
+                for source in left:
+                    source.seal(sealed=False)
+            raise
         for target in arrived:
+            ledger.placements.require_newest(change)
             target.seal(sealed=False)
     return copied
 
@@ -96,20 +110,48 @@ def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shar
     there = place.shard(job.ref)
     if worker.location == there:
         return source, source
-    return source, create_shard(there, anew=True)
+    try:
+        return source, create_shard(there, anew=True)
+    except Refused:
+        with suppress(StateError, Refused):
+            target = open_shard(there, to_write=True)
+            if not _difference(ledger, job, place.number, target) and _difference(ledger, job, place.number, source):
+                source.close()
+                return target, target
+            target.close()
+        source.close()
+        raise
+
+
+def _difference(ledger: Ledger, job: JobInfo, worker: int, shard: Shard) -> str:
+    """How a shard differs from the published state; empty if it does not."""
+    audit = ledger.audits.newest(job.ref)
+    published = None if audit is None else audit.published(worker)
+    if audit is None or published is None:
+        return "Nothing is published."
+    try:
+        shard.verify(audit.batch, published)
+        shard.verify_states(audit.batch, published)
+    except DamagedState as error:
+        return error.detail
+    return ""
 
 
 def _is_shared(worker: WorkerInfo) -> bool:
     return not worker.location.startswith(("sqlite", "http"))
 
 
-def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
+def copy_shard(
+    source: Shard, target: Shard, progress: Progress, require_newest: Callable[[], None] = lambda: None
+) -> int:
     """Copy a shard to a new, sealed one, and seal it. Returns the number of copied versions.
 
-    Raises DamagedState, and leaves the source unsealed, if the copy's checksums differ.
+    Raises DamagedState, and leaves the source unsealed, if the copy's checksums differ. `require_newest` raises an
+    error if another command has taken over, so that the source is no longer this command's to seal.
     """
     before = source.journal()
     copied = copy_versions(source, target, 0, progress)
+    require_newest()
     source.seal()
     try:
         # Meanwhile, a run may have retried the last batch or written new batches.
@@ -119,6 +161,7 @@ def copy_shard(source: Shard, target: Shard, progress: Progress) -> int:
         target.settle(journal.newest + 1, journal)
         target.verify_states(journal.newest)
     except DamagedState:
+        require_newest()
         source.seal(sealed=False)
         raise
     return copied

@@ -21,6 +21,7 @@ from sluice.remote.server.shards import OwnShards
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
+from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.shard import LocalShard
 
@@ -58,7 +59,9 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
     """
     jobs = ledger.jobs.all(pipeline)
     most = max((len(job.workers) for job in jobs), default=None)
+    placed = ledger.placements.of(pipeline)
     for number in numbers:
+        is_here = number in placed and placed[number].address == (options.name, options.port)
         if most is not None and number >= most:
             raise Refused(
                 f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
@@ -67,7 +70,10 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
             if ledger.snapshots.last_batch(job.ref) is not None:
                 place = location(known.shards, job.ref, number)
                 try:
-                    LocalShard.open(place).close()
+                    if is_here:  # a damaged shard does not keep its server from starting
+                        LocalShard.open(place).close()
+                    else:
+                        _require_published(ledger, job.ref, number, place)
                 except StateError as error:
                     raise Refused(
                         f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
@@ -75,6 +81,19 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
                         f"{options.name}:{options.port}",
                     ) from None
         ledger.placements.claim(options.place(pipeline, number))
+
+
+def _require_published(ledger: Ledger, ref: JobRef, worker: int, address: str) -> None:
+    """Raise StateError unless there is a shard that was not moved away and, by its journal, has the published state."""
+    audit = ledger.audits.newest(ref)
+    published = None if audit is None else audit.published(worker)
+    with LocalShard.open(address) as shard:
+        if shard.is_sealed():
+            raise StateError("The shard here has been moved away.")
+        if audit is None or published is None:
+            return
+        if reason := shard.checksums(audit.batch).difference(published):
+            raise StateError(f"The shard here is another one. {reason}")
 
 
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:

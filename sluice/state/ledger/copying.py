@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from sqlalchemy import delete, insert, select, tuple_, update
 
+from sluice.errors import Refused
 from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import GENERATIONS, LEASES, METADATA, WORKERS
+from sluice.state.ledger.tables import GENERATIONS, JOBS, LEASES, METADATA, WORKERS
 from sluice.state.model import JobRef
 from sluice.state.shard.passwords import without_password
 
@@ -16,10 +17,16 @@ from sluice.state.shard.passwords import without_password
 def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef, int], str] | None = None) -> None:
     """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
 
-    The target then forgets other workers, such as those of a generation that is being built: their shards belong to the
+    With addresses, the target must have no pipelines: raises Refused and changes nothing if it has got one meanwhile.
+    It then forgets other workers, such as those of a generation that is being built: their shards belong to the
     source.
     """
     with database_errors("Copying the ledger"), reading(source.engine) as old, transaction(target.engine) as new:
+        if locations is not None and (there := new.execute(select(JOBS.c.pipeline).limit(1)).scalar()):
+            raise Refused(
+                f"The ledger has got the pipeline {there!r} meanwhile, from a run or another command. It is unchanged.",
+                next_step="Use that state, or repeat the command with empty places for ledger, shards and checkpoints.",
+            )
         for table in METADATA.sorted_tables:
             # The target numbers rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select, true, update
 
-from sluice.errors import NotFound, StateError
+from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.notes import add_note
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.placement import place_workers
+from sluice.state.ledger.placement import epochs_of, place_workers
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.standbys import Standbys
 from sluice.state.ledger.tables import (
@@ -40,11 +40,14 @@ _BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCE
 
 
 class Jobs(LedgerPart):
-    def register(self, job: JobInfo, *, hidden: bool = False, epoch: int | None = None) -> None:
+    def register(
+        self, job: JobInfo, *, hidden: bool = False, epoch: int | None = None, lease: LeaseRow | None = None
+    ) -> None:
         """Insert or replace a job's description. The first registered generation becomes the current one.
 
-        A `hidden` generation only becomes current through `promote`, even if it is the first. With the `epoch` of a
-        lease, raises LeaseError and changes nothing if the lease is no longer held in this epoch.
+        A `hidden` generation only becomes current through `promote`, even if it is the first. With the `epoch` of the
+        generation's lease, or with the `lease` of another one, raises LeaseError and changes nothing if the lease is no
+        longer held.
         """
         ref = msgspec.structs.asdict(job.ref)
         texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
@@ -57,6 +60,8 @@ class Jobs(LedgerPart):
         with database_errors("Registering the job"), transaction(self._engine) as connection:
             if epoch is not None:
                 require_epoch(connection, job.ref, epoch)
+            if lease is not None:
+                require_epoch(connection, lease.ref, lease.epoch)
             if not hidden and _current_generation(connection, job.pipeline, job.job) is None:
                 connection.execute(insert(JOBS), ref)
             for table, of_table in rows.items():
@@ -65,12 +70,14 @@ class Jobs(LedgerPart):
                     connection.execute(insert(table), values)
 
     def promote(
-        self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *, replayed: bool = False
-    ) -> None:
+        self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *, replayed: bool = False,
+        places: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """Make a generation the current one. Raises NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced; if it is no longer held, raises LeaseError and changes
-        nothing. A `note` is kept with the name of the run. `replayed`: a replay has built the generation.
+        nothing. So does Refused if `places`, the epochs of the workers' placements when the generation's shards were
+        filled, have changed. A `note` is kept with the name of the run. `replayed`: a replay has built the generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -78,18 +85,25 @@ class Jobs(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Job {ref.job!r} of pipeline {ref.pipeline!r} has no generation {ref.generation}.")
+            if places is not None and epochs_of(connection, ref.pipeline) != places:
+                raise Refused(
+                    f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "
+                    "generation is unchanged.",
+                    next_step="Repeat the command.",
+                )
             connection.execute(delete(JOBS).where(of_job(JOBS, ref.pipeline, ref.job)))
             connection.execute(insert(JOBS), msgspec.structs.asdict(ref) | {"replayed": replayed})
             if note:
                 add_note(connection, ref, run, note)
 
     def continue_as(
-        self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int,
+        self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int, lease: LeaseRow,
         times: Mapping[str, int] | None = None, stream_times: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Give a registered generation the newest snapshot, `batch`, and the history of another one.
 
-        `checksums` are those of the new generation's shards, and `epoch` that of its lease. By default, the snapshot
+        `checksums` are those of the new generation's shards, `epoch` is that of its lease, and `lease` is that of the
+        other one. By default, the snapshot
         keeps its stream times, `stream_times`, and those from which the next batch continues, `times`.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
@@ -100,6 +114,7 @@ class Jobs(LedgerPart):
         }
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
+            require_epoch(connection, lease.ref, lease.epoch)
             for table in (SNAPSHOTS, AUDITS, TIMES, HISTORY, SOURCES):
                 rows = select(table).where(of_ref(table, old), newest.get(table, true()))
                 values = [dict(row) | {"generation": new.generation} for row in connection.execute(rows).mappings()]

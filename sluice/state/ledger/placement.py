@@ -3,6 +3,9 @@
 Every process opens the shard of a worker without a placement itself. A worker with a placement is queried at its state
 server. The server also writes the shard if it is a SQLite file, which only the server's host can open; a shard in
 PostgreSQL is written directly.
+
+Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it begins, so that the
+change of one that was paused meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Table, delete, insert, select
+from sqlalchemy import Connection, RowMapping, Table, delete, insert, select, update
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import Refused
 from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
+from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, STANDBYS
 from sluice.state.model import JobRef, WorkerInfo
 
 
@@ -43,6 +46,14 @@ class Placement(msgspec.Struct, frozen=True):
     def shard(self, ref: JobRef) -> str:
         """URL of the worker's shard of one job."""
         return f"{self.url}/{self.pipeline}/{ref.job}/{ref.generation}/{self.number}"
+
+
+class Move(Placement, frozen=True):
+    """A move that has begun: the worker's new placement, and what the move started from."""
+
+    epoch: int = 0
+    generations: frozenset[JobRef] = frozenset()
+    """The generations whose shards are moved."""
 
 
 class Placements(LedgerPart):
@@ -75,12 +86,47 @@ class Placements(LedgerPart):
                     next_step=f"To bring it here: sluice move {placement.pipeline} {placement.number} "
                     f"{placement.host}:{placement.port}",
                 )
-            replace_placement(connection, placement)
+            if before != placement:
+                replace_placement(connection, placement)
 
-    def move(self, placement: Placement) -> None:
-        """Place a worker at a server, even if another server has it."""
+    def begin(self, placement: Placement) -> Move:
+        """Begin to move a worker to a server. From now on, earlier moves of the worker are refused."""
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
-            replace_placement(connection, placement)
+            epoch = _next_epoch(connection, placement)
+            values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
+            return Move(**values, epoch=epoch, generations=_generations(connection, placement.pipeline))
+
+    def is_newest(self, move: Move) -> bool:
+        """Whether the worker's placement was not changed, and no other move was begun, since this move began."""
+        with database_errors("Reading the ledger"), self._engine.connect() as connection:
+            return _epoch(connection, move) == move.epoch
+
+    def require_newest(self, move: Move) -> None:
+        """Raise Refused unless this move is the newest change of the worker's placement."""
+        if not self.is_newest(move):
+            raise _overtaken(self.of(move.pipeline).get(move.number), move)
+
+    def move(self, move: Move) -> None:
+        """Place a worker at a server, even if another server has it.
+
+        Raises Refused and changes nothing if the worker's placement has changed since the move began, or another move
+        was begun, or the pipeline has other generations now.
+        """
+        with database_errors("Moving the worker"), transaction(self._engine) as connection:
+            if _epoch(connection, move, lock=True) != move.epoch:
+                raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
+            if _generations(connection, move.pipeline) != move.generations:
+                raise Refused(
+                    f"A generation of {move.pipeline!r} was added or removed while its worker {move.number} was moved. "
+                    "The worker stays where it was.",
+                    next_step="Repeat the command.",
+                )
+            _write_placement(connection, move)
+
+    def epochs(self, pipeline: str) -> dict[int, int]:
+        """Worker number → the epoch of the newest change of its placement. Equal epochs mean equal placements."""
+        with database_errors("Reading the ledger"), self._engine.connect() as connection:
+            return epochs_of(connection, pipeline)
 
     def clear(self) -> None:
         """Forget all placements, and all standbys."""
@@ -120,8 +166,53 @@ def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
     return {row["number"]: Placement(**dict(row)) for row in connection.execute(statement).mappings()}
 
 
-def replace_placement(connection: Connection, placement: Placement) -> None:
-    """Place a worker at a server, within a transaction."""
+def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
+    """Like `Placements.epochs`, within a transaction."""
+    rows = connection.execute(select(PLACES.c.number, PLACES.c.epoch).where(PLACES.c.pipeline == pipeline))
+    return {row.number: row.epoch for row in rows}
+
+
+def _epoch(connection: Connection, placement: Placement, *, lock: bool = False) -> int:
+    """The epoch of the newest change of a worker's placement; 0 before the first."""
+    statement = select(PLACES.c.epoch).where(*_same_worker(PLACES, placement))
+    return connection.execute(statement.with_for_update() if lock else statement).scalar() or 0
+
+
+def _next_epoch(connection: Connection, placement: Placement) -> int:
+    epoch = _epoch(connection, placement, lock=True) + 1
+    if epoch == 1:
+        values = {"pipeline": placement.pipeline, "number": placement.number, "epoch": epoch}
+        connection.execute(insert(PLACES), values)
+    else:
+        connection.execute(update(PLACES).where(*_same_worker(PLACES, placement)).values(epoch=epoch))
+    return epoch
+
+
+def _generations(connection: Connection, pipeline: str) -> frozenset[JobRef]:
+    columns = GENERATIONS.c.pipeline, GENERATIONS.c.job, GENERATIONS.c.generation
+    rows = connection.execute(select(*columns).where(GENERATIONS.c.pipeline == pipeline))
+    return frozenset(JobRef(*row) for row in rows)
+
+
+def _overtaken(now: Placement | None, move: Move) -> Refused:
+    place = "without a state server" if now is None else f"at {now.host}:{now.port}"
+    return Refused(
+        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has begun to. The worker "
+        f"is {place}, and this command has not changed that.",
+        next_step=f"Look where it is: sluice workers {move.pipeline}. Move it again if it has to be elsewhere.",
+    )
+
+
+def replace_placement(connection: Connection, placement: Placement) -> int:
+    """Place a worker at a server, within a transaction. Moves that have begun are refused afterwards.
+
+    Returns the epoch of this change.
+    """
+    _write_placement(connection, placement)
+    return _next_epoch(connection, placement)
+
+
+def _write_placement(connection: Connection, placement: Placement) -> None:
     connection.execute(delete(PLACEMENTS).where(*_same_worker(PLACEMENTS, placement)))
     values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
     connection.execute(insert(PLACEMENTS), values)

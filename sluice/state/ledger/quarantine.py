@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-import msgspec
-from sqlalchemy import delete, insert, select
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
+import msgspec
+from sqlalchemy import Connection, delete, insert, select
+
+from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.placement import epochs_of
 from sluice.state.ledger.tables import QUARANTINE, of_ref
 from sluice.state.model import JobRef
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """A generation's quarantine, and the places of its shards, before the shards are read."""
+
+    ref: JobRef
+    since: Mapping[int, str]
+    """Worker → when its quarantine began."""
+    places: Mapping[int, int]
+    """Worker → the epoch of its placement."""
 
 
 class Quarantine(LedgerPart):
@@ -19,12 +34,40 @@ class Quarantine(LedgerPart):
 
     def add(self, ref: JobRef, worker: int, reason: str) -> None:
         """Stop readers and writers from opening the worker's shard."""
-        values = msgspec.structs.asdict(ref) | {"worker": worker, "reason": reason}
         with database_errors("Quarantining the shard"), transaction(self._engine) as connection:
-            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
-            connection.execute(insert(QUARANTINE), values)
+            replace_quarantine(connection, ref, worker, reason)
 
-    def remove(self, ref: JobRef, worker: int) -> None:
-        """Allow readers and writers to open the worker's shard again."""
-        with database_errors("Ending the quarantine"), transaction(self._engine) as connection:
-            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
+    def inspect(self, ref: JobRef) -> Inspected:
+        """What `settle` compares after the shards have been read."""
+        with database_errors("Reading the ledger"), self._engine.connect() as connection:
+            return Inspected(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
+
+    def settle(self, before: Inspected, worker: int, reason: str = "") -> None:
+        """Stop readers and writers from opening the worker's shard; without a reason, allow it again.
+
+        Raises Refused and changes nothing if the shard's quarantine or its place has changed since `before`.
+        """
+        ref = before.ref
+        with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
+            since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
+            if (since.get(worker), places.get(worker)) != (before.since.get(worker), before.places.get(worker)):
+                raise Refused(
+                    f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its quarantine has changed, while "
+                    "it was read. Its quarantine is left as it is.",
+                    next_step=f"Read it again: sluice audit {ref.pipeline} --verify.",
+                )
+            replace_quarantine(connection, ref, worker, reason)
+
+
+def _since(connection: Connection, ref: JobRef) -> dict[int, str]:
+    rows = connection.execute(select(QUARANTINE.c.worker, QUARANTINE.c.since).where(of_ref(QUARANTINE, ref)))
+    return {row.worker: row.since for row in rows}
+
+
+def replace_quarantine(connection: Connection, ref: JobRef, worker: int, reason: str) -> None:
+    """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
+    connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
+    if reason:
+        since = datetime.now(UTC).isoformat(timespec="microseconds")
+        values = msgspec.structs.asdict(ref) | {"worker": worker, "reason": reason, "since": since}
+        connection.execute(insert(QUARANTINE), values)

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import delete, insert, select
 
 from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import SOURCES, of_ref
 from sluice.state.model import JobRef
@@ -40,9 +41,14 @@ class Sources(LedgerPart):
             with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)
 
-    def replace(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
-        """Set where a generation begins to read. It must not have read anything yet."""
+    def replace(self, ref: JobRef, partitions: Iterable[SourcePartition], lease: LeaseRow) -> None:
+        """Set where a generation begins to read. It must not have read anything yet.
+
+        `lease` is that of the current generation. Raises LeaseError if it is no longer held: another command may use
+        the new generation's number by now.
+        """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
+            require_epoch(connection, lease.ref, lease.epoch)
             connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
             if rows := _rows(ref, partitions):
                 connection.execute(insert(SOURCES), rows)

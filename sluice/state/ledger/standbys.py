@@ -18,8 +18,9 @@ from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.notes import add_note
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.placement import Placement, replace_placement
-from sluice.state.ledger.tables import PLACEMENTS, QUARANTINE, STANDBYS, of_ref
+from sluice.state.ledger.placement import Placement, epochs_of, replace_placement
+from sluice.state.ledger.quarantine import replace_quarantine
+from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
 from sluice.state.model import JobRef, StandbyInfo
 
 _NO_COPY: dict[str, Any] = {"job": "", "generation": 0, "batch": -1, "copied_at": ""}
@@ -76,39 +77,65 @@ class Standbys(LedgerPart):
             if place.address not in _addresses(connection, STANDBYS, place):
                 connection.execute(insert(STANDBYS), msgspec.structs.asdict(place) | _NO_COPY)
 
-    def remove(self, pipeline: str, number: int) -> None:
-        """Forget a worker's standby."""
+    def remove(self, standby: Standby) -> None:
+        """Forget a worker's standby. Raises Refused and changes nothing if it has changed since it was read."""
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
-            connection.execute(delete(STANDBYS).where(*_worker(pipeline, number)))
+            _require_same(connection, standby)
+            connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
 
-    def record_copy(self, ref: JobRef, number: int, batch: int | None, epoch: int) -> None:
-        """Record that a worker's standby has a complete copy up to a batch; with None, that it has none.
+    def record_copy(self, standby: Standby, ref: JobRef, batch: int | None, epoch: int) -> Standby:
+        """Record that a standby has a complete copy up to a batch; with None, that it has none. Returns it changed.
 
-        Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch.
+        Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch, and Refused if
+        the standby has changed since it was read.
         """
         values = _NO_COPY
         if batch is not None:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
+            now = datetime.now(UTC).isoformat(timespec="microseconds")  # two copies never have the same time
             values = {"job": ref.job, "generation": ref.generation, "batch": batch, "copied_at": now}
         with database_errors("Refreshing the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
-            connection.execute(update(STANDBYS).where(*_worker(ref.pipeline, number)).values(**values))
+            _require_same(connection, standby)
+            connection.execute(update(STANDBYS).where(*_worker(ref.pipeline, standby.number)).values(**values))
+        return msgspec.structs.replace(standby, **values)
 
-    def promote(self, standby: Standby, ref: JobRef, epoch: int, run: str, note: str, quarantined: str = "") -> None:
+    def promote(
+        self, standby: Standby, ref: JobRef, epoch: int, place: int, run: str, note: str, quarantined: str = ""
+    ) -> int:
         """Place a worker at its standby's server, which is no standby afterwards, and add a note.
 
+        `place` is the epoch of the worker's placement before; returns the epoch of its new placement.
+
         Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raises LeaseError and
-        changes nothing if the generation's lease is no longer held in this epoch.
+        changes nothing if the generation's lease is no longer held in this epoch, and Refused if the standby has
+        changed since it was read, or the worker's placement.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
+            _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
-            replace_placement(connection, standby)
-            connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == standby.number))
-            if quarantined:
-                values = msgspec.structs.asdict(ref) | {"worker": standby.number, "reason": quarantined}
-                connection.execute(insert(QUARANTINE), values)
+            if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
+                raise Refused(
+                    f"Another command has moved worker {standby.number} of {standby.pipeline!r} meanwhile, or has "
+                    "begun to. Its standby was not promoted.",
+                    next_step=f"Look where it is: sluice workers {standby.pipeline}. Repeat the command if needed.",
+                )
+            new_place = replace_placement(connection, standby)
+            replace_quarantine(connection, ref, standby.number, quarantined)
             add_note(connection, ref, run, note)
+            return new_place
+
+
+def _require_same(connection: Connection, standby: Standby) -> None:
+    """Raise Refused unless the ledger has this standby, with this copy."""
+    of_worker = select(STANDBYS).where(*_worker(standby.pipeline, standby.number)).with_for_update()
+    row = connection.execute(of_worker).mappings().first()
+    if row is None or Standby(**dict(row)) != standby:
+        raise Refused(
+            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.host}:{standby.port} was "
+            "removed or replaced, or got another copy, meanwhile. This command has changed nothing.",
+            next_step=f"Look at the standbys: sluice workers {standby.pipeline}. Then repeat the command if needed.",
+        )
 
 
 def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

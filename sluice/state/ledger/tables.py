@@ -103,6 +103,15 @@ PLACEMENTS = Table(
 )
 """The workers that a state server serves. Every process opens the shards of other workers itself."""
 
+PLACES = Table(
+    "places",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False, comment="increases with every change of the worker's placement"),
+)
+"""Fences changes of a worker's placement: a change with an older epoch is refused."""
+
 STANDBYS = Table(
     "standbys",
     METADATA,
@@ -200,6 +209,7 @@ QUARANTINE = Table(
     *_generation_columns(),
     Column("worker", Integer, primary_key=True, autoincrement=False),
     Column("reason", Text, nullable=False, comment="why the worker's shard must not be read"),
+    Column("since", Text, nullable=False, server_default="", comment="ISO 8601, UTC"),
 )
 
 FAILURES = Table(

@@ -159,7 +159,10 @@ class LocalShard(Shard):
         with self._driver.transaction():
             if self._driver.is_sealed():
                 raise Refused(
-                    _SEALED, next_step="Run the job again. A run looks up the workers' placements when it starts."
+                    _SEALED,
+                    next_step="Run the job again. A run looks up the workers' placements when it starts. If the error "
+                    "comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
+                    "sluice workers PIPELINE shows, with a move to that server.",
                 )
             # The update locks the row until the end of the transaction, so writers take turns.
             if not self._driver.execute(statements.FENCE, (epoch, epoch)):
@@ -390,8 +393,8 @@ def discard_sealed(url: str) -> None:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
                 f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers. If nothing uses it any "
-                "more, delete it.",
+                next_step="If it is the shard in use, start the state server with --workers. If the worker's shard in "
+                "use is elsewhere and intact, which sluice audit PIPELINE --verify tells, delete this one.",
             )
     drop(url)
 

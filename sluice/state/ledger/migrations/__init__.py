@@ -16,7 +16,7 @@ from sluice.state.ledger.tables import JOBS, METADATA
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
-HEAD = "0004"
+HEAD = "0005"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 
