@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from sluice.answers import WorkerStatus
 from sluice.errors import DamagedState, StateError
@@ -33,6 +33,8 @@ HOLD_SECONDS = 0.05
 """How long lookups share one read transaction of SQLite. Its beginning and end take longer than a lookup."""
 PAUSE_SECONDS = 1.0
 """How long a worker receives no queries after it has exceeded the limit."""
+OPEN_SECONDS = 60.0
+"""How long a worker's connections stay open without a query; longer than any query takes."""
 
 # Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
 # Lookups have threads of their own, so that they do not wait for scans.
@@ -139,13 +141,55 @@ class LocalWorker(Worker):
             )
 
 
+W = TypeVar("W", bound=Worker)
+
+
+class OpenWorkers(Generic[W]):
+    """The workers that are in use.
+
+    A worker that is no longer queried, because its generation has been replaced or it has moved, is closed. Otherwise a
+    process that runs for months would keep the connections of all of them, and the space of their deleted files.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._workers: dict[Hashable, W] = {}
+        self._used: dict[Hashable, float] = {}
+        """Key → when the worker was last used."""
+        self._checked = clock()
+
+    def get(self, key: Hashable) -> W | None:
+        """A worker that is about to be used; None if it is not open."""
+        self._used[key] = self._clock()
+        return self._workers.get(key)
+
+    def add(self, key: Hashable, worker: W) -> W:
+        self._workers[key] = worker
+        return worker
+
+    async def close_unused(self) -> None:
+        """Close the workers that have not been used for `OPEN_SECONDS`. Does nothing more often than that."""
+        oldest = self._clock() - OPEN_SECONDS
+        if self._checked > oldest:
+            return
+        self._checked = self._clock()
+        unused = [key for key, used in self._used.items() if used < oldest]
+        for key in unused:
+            del self._used[key]
+        await asyncio.gather(*(self._workers.pop(key).close() for key in unused))
+
+    async def close(self) -> None:
+        """Close all connections. The next queries open them again."""
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
+
+
 class Workers:
     """All workers. `own` returns the shard's address if this process's own state server serves the worker."""
 
-    def __init__(self, audits: Audits, own: Own = lambda _: None) -> None:
+    def __init__(self, audits: Audits, own: Own = lambda _: None, clock: Callable[[], float] = time.monotonic) -> None:
         self._audits = audits
         self._own = own
-        self._workers: dict[str, Worker] = {}
+        self._open = OpenWorkers[Worker](clock)
         self._paused: dict[str, tuple[float, str]] = {}
         """Address → when it may be called again, and why it is not called until then."""
 
@@ -187,6 +231,7 @@ class Workers:
             if until > time.monotonic():
                 return [], _unavailable(info, why)
             del self._paused[info.server]
+        await self._open.close_unused()
         worker = self._worker(info)
         seconds = WORKER_SECONDS
         try:
@@ -208,16 +253,16 @@ class Workers:
         return self._own(info) if info.server else info.location
 
     async def close(self) -> None:
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
+        await self._open.close()
 
     def _worker(self, info: WorkerInfo) -> Worker:
         address = info.server or info.location
-        worker = self._workers.get(address)
-        if worker is None:
-            own = self.location(info)
-            published = partial(self._audits.checksum, info.ref, info.number)
-            worker = self._workers[address] = RemoteWorker(address) if own is None else LocalWorker(own, published)
-        return worker
+        worker = self._open.get(address)
+        if worker is not None:
+            return worker
+        own = self.location(info)
+        published = partial(self._audits.checksum, info.ref, info.number)
+        return self._open.add(address, RemoteWorker(address) if own is None else LocalWorker(own, published))
 
 
 def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:

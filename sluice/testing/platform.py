@@ -23,7 +23,7 @@ from sluice.settings import settings
 from sluice.testing.airflow import Airflow, LogIn
 from sluice.testing.kafka import EmbeddedKafka, running
 from sluice.testing.kafka import stop as stop_kafka
-from sluice.testing.service import Service, end_sessions, stop
+from sluice.testing.service import Service, end_sessions, members, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 """The clone with dags/, plugins/ and spark_jobs/."""
@@ -126,6 +126,10 @@ class LocalPlatform:
     def stop_component(self, name: str) -> None:
         """Stop one of Airflow's components and every process that it started."""
         stop([self._services.pop(name)])
+
+    def processes(self, component: str) -> list[psutil.Process]:
+        """One of Airflow's components and every process that it has started."""
+        return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
         """Wait until all components are healthy. Raises EngineError if a component ends, or if it takes too long."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from sluice.errors import Refused
-from sluice.query.execution import LocalWorker
+from sluice.query.execution import LocalWorker, OpenWorkers
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -38,7 +38,7 @@ class OwnShards:
         self._served: set[tuple[str, int]] = set()
         self._served_before: set[tuple[str, int]] = set()
         self._arriving: set[tuple[JobRef, int]] = set()
-        self._workers: dict[tuple[JobRef, int], LocalWorker] = {}
+        self._open = OpenWorkers[LocalWorker](clock)
 
     async def location(self, ref: JobRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
@@ -49,9 +49,11 @@ class OwnShards:
     async def worker(self, ref: JobRef, number: int) -> LocalWorker:
         """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
         address = await self.location(ref, number)
-        if (ref, number) not in self._workers:
-            self._workers[ref, number] = LocalWorker(address, partial(self._audits.checksum, ref, number))
-        return self._workers[ref, number]
+        await self._open.close_unused()
+        worker = self._open.get((ref, number))
+        return worker or self._open.add(
+            (ref, number), LocalWorker(address, partial(self._audits.checksum, ref, number))
+        )
 
     def expect(self, ref: JobRef, number: int) -> str:
         """Accept a shard that is about to be moved here. Returns its address."""
