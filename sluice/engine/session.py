@@ -44,6 +44,20 @@ DEFAULTS = {
     # Otherwise Spark runs an empty batch to remove closed windows, although the next batch with records removes them
     # anyway.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for its page, tens of MB.
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "100",
+    "spark.ui.retainedTasks": "1000",
+    # A query's Kafka consumers, and the records that they have read ahead, are of no use to the next query, but Spark
+    # would keep them for five minutes: all records of five minutes if a run lingers.
+    "spark.kafka.consumer.cache.timeout": "3s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "3s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "3s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "3s",
+    # Each query would start threads in these pools, which end after an idle minute, until there are 1,024.
+    "spark.sql.shuffleExchange.maxThreadThreshold": "32",
+    "spark.sql.resultQueryStage.maxThreadThreshold": "32",
     # Spark's own names, and those with which its Kafka reader gets the log-in, the client's key and the certificates.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
 }
@@ -140,6 +154,17 @@ def compile_for(spark: SparkSession, records: int) -> None:
     for name, value in (INTERPRETED if records < FEW_RECORDS else COMPILED).items():
         if not configured.contains(name):
             spark.conf.set(name, value)
+
+
+def close_idle_callbacks(spark: SparkSession) -> None:
+    """Close the connections through which Spark's threads have called this process, except those in use.
+
+    py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits at its other end.
+    py4j has a clean-up for them, but never starts it for pinned threads. Each streaming query has a thread of its own,
+    so a run with many queries would have ever more connections, threads, and memory of these threads.
+    """
+    gateway: Any = spark.sparkContext._gateway
+    gateway.java_gateway_server.getCallbackClient().periodicCleanup()
 
 
 def start_workers(spark: SparkContext) -> None:

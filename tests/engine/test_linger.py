@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import psutil
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import SparkSession
 
 from sluice import Pipeline
 from sluice.engine.job.linger import Linger, News
@@ -18,6 +21,7 @@ from sluice.kafka.offsets import Offsets
 from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale
+from tests.soak.sizes import Size, assert_flat, own_size, size_of
 
 Act = Callable[[], None]
 
@@ -114,3 +118,29 @@ def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhil
     assert running.run() == 1
     assert time.monotonic() - times[0] > 1
     assert not held()
+
+
+def test_batches_leave_no_threads_and_files(spark: SparkSession, start: Start, meanwhile: Callable[..., None]) -> None:
+    running, sizes = start(latest), list[tuple[Size, Size]]()
+    running.send("sales", sale("a"))
+
+    def next_batch() -> None:
+        sizes.append((own_size(), jvm_size(spark)))
+        running.send("sales", sale("a"))
+
+    meanwhile(*[next_batch] * 60)
+    assert running.run() == 61
+    for before, after in zip(sizes[20], sizes[-1], strict=True):
+        assert_flat(before, after, more=20)
+
+
+POOLS = ("block-manager-", "shuffle-exchange-", "ResultQueryStageExecution-")
+"""The names of Spark's thread pools that start a thread for each task until they are full."""
+
+
+def jvm_size(spark: SparkSession) -> Size:
+    """The size of Spark's JVM, without the threads of its pools."""
+    jvm: Any = spark.sparkContext._jvm
+    threads = [thread.getName() for thread in jvm.Thread.getAllStackTraces().keySet()]
+    size = size_of([psutil.Process(jvm.ProcessHandle.current().pid())])
+    return size._replace(threads=sum(not name.startswith(POOLS) for name in threads))

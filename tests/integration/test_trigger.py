@@ -23,6 +23,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo, Snapshot
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
+from tests.soak.sizes import assert_flat, own_size
 
 Events = list[dict[str, Any]]
 Looks = Callable[..., Awaitable[None]]
@@ -288,6 +289,28 @@ def test_fifty_triggers_share_a_client_and_read_once_a_period(
     assert {name for event in events for name in event["ends"]} == topics.keys()
     assert len(clients) == 1
     assert len(rounds) <= (rounds[-1] - rounds[0]) / 0.5 + 2
+
+
+def test_polls_and_restarted_triggers_leave_no_threads_and_files(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
+    def watched() -> KafkaEndOffsetTrigger:
+        return KafkaEndOffsetTrigger("p", [topic], poll_seconds=0.01)
+
+    async def many_polls(_: Events) -> None:
+        await looks(100)
+        before = own_size()
+        await looks(500)
+        assert_flat(before, own_size())
+
+    async def one_poll(_: Events) -> None:
+        await looks(1)
+
+    asyncio.run(run(watched(), many_polls))
+    before = own_size()
+    for _ in range(20):
+        asyncio.run(run(watched(), one_poll))
+    assert_flat(before, own_size())
 
 
 def test_a_trigger_can_be_serialized() -> None:

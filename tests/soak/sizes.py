@@ -34,6 +34,17 @@ def size_of(processes: Iterable[psutil.Process]) -> Size:
     return Size(threads, files, memory / _MB)
 
 
+def own_size() -> Size:
+    """The size of this process."""
+    return size_of([psutil.Process()])
+
+
+def assert_flat(before: Size, after: Size, more: int = 5) -> None:
+    """Neither threads nor files have grown by more than `more`."""
+    assert after.threads <= before.threads + more, f"{before.threads} threads have become {after.threads}"
+    assert after.files <= before.files + more, f"{before.files} files have become {after.files}"
+
+
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
     """The CPU time that processes have used."""
     seconds = 0.0

@@ -23,6 +23,7 @@ from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
 from sluice.engine.publish.store_changes import GlobalTables, check_changes
 from sluice.engine.publish.window_retention import Retention
+from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job
 from sluice.sinks.protocol import TableSink
@@ -104,7 +105,7 @@ class JobQuery:
     def run(self, sink: Sink, *, once: bool = False) -> None:
         """Run the streaming query until it has read all available records, or for one batch if `once`."""
         writer = self._writer(sink, self.storage.checkpoint).queryName(f"{self.job.pipeline.name}.{self.job.name}")
-        (writer.trigger(once=True) if once else writer.trigger(availableNow=True)).start().awaitTermination()
+        self._run(writer.trigger(once=True) if once else writer.trigger(availableNow=True))
 
     def pattern(self) -> list[str]:
         """Spark's log of one batch, from which the logs of replayed batches are made.
@@ -117,11 +118,15 @@ class JobQuery:
         elsewhere = f"{self.storage.folder}/first"
         delete_folder(elsewhere)
         with without_adaptive_execution(self.spark):
-            begin(lambda sink: self._writer(sink, elsewhere).trigger(once=True).start().awaitTermination())
+            begin(lambda sink: self._run(self._writer(sink, elsewhere).trigger(once=True)))
         log = batch_log(elsewhere, 0)
         copy_identity(elsewhere, checkpoint)
         delete_folder(elsewhere)
         return log
+
+    def _run(self, writer: DataStreamWriter) -> None:
+        writer.start().awaitTermination()
+        close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
         return self.rows.writeStream.foreachBatch(sink).outputMode("update").option("checkpointLocation", checkpoint)

@@ -48,7 +48,11 @@ class Ledger:
         """Open the ledger at a SQLAlchemy URL and create or migrate its tables."""
         with database_errors("Opening the ledger"):
             engine = open_engine(database_url(url))
-            migrate(engine)
+            try:
+                migrate(engine)
+            except BaseException:
+                engine.dispose()  # a process that tries again and again must not keep a connection of each attempt
+                raise
         return cls(engine)
 
     def close(self) -> None:
