@@ -12,7 +12,7 @@ import psutil
 
 _MB = 1_000_000
 _ENDS = 3
-"""The number of samples at each end of a series whose median counts, because a single sample may be an exception."""
+"""How many samples at each end of a series count, by their median, because a single sample may be an exception."""
 
 
 class Size(NamedTuple):
@@ -68,4 +68,5 @@ def mb_in(*places: Path) -> float:
 
 def growth(values: Sequence[float]) -> float:
     """The difference between the last and the first values of a series."""
-    return statistics.median(values[-_ENDS:]) - statistics.median(values[:_ENDS])
+    ends = max(min(_ENDS, len(values) // 2), 1)
+    return statistics.median(values[-ends:]) - statistics.median(values[:ends])

@@ -33,6 +33,7 @@ def of_a_reader(states: States, clock: Clock) -> Ask:
     async def ask(generation: States) -> bytes:
         (info, *_) = generation.info().workers
         ((value,), _) = await workers.execute(info, Value(0, 0, 0, "a"))
+        assert value is not None
         return bytes(value)
 
     return ask
