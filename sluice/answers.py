@@ -330,6 +330,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the topology equals that of the current generation."""
 
 
+class Header(msgspec.Struct, frozen=True):
+    """A header of a record, with � in place of bytes that are not UTF-8. Names may occur several times."""
+
+    name: str
+    value: str | None
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A record that could not be read, processed or written."""
 
@@ -346,8 +353,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     value: str | None
     bytes: int
     """The size of the value."""
-    headers: dict[str, str]
-    history: list[Any]
+    headers: list[Header]
+    """The record's own headers, in order, up to 10,000 bytes."""
+    sluice_headers: dict[str, str]
+    """The headers that Sluice has written. A record's own header never becomes one of them, whatever its name."""
+    history: list[dict[str, str]]
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None
     not_redrivable: str

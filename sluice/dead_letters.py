@@ -3,6 +3,10 @@
 Each transaction writes records to their source topics and a marker for each record to `PIPELINE_redriven`. Therefore a
 crash, a second request or a second process cannot write a record twice. A marker names its dead letter by the id of the
 dead-letter topic, partition and offset, because the offsets of a topic that is created again begin anew.
+
+Anyone who writes to a source topic decides the headers of its records, so no header of a record is believed. In a dead
+letter, Sluice's headers are those after the record's own (`values.headers`). A record's earlier failures are in the
+markers of its re-drives; the headers that tell other readers of the source topic about them are only a copy.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -20,14 +24,19 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from sluice.errors import EngineError
 from sluice.kafka.brokers import ANSWER_SECONDS, ANY_SIZE, configuration_errors, quiet
-from sluice.kafka.topics import Topic, create_topics, read_topic, require_delivery, topic_ids
+from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topics, headers_of, read_topic, topic_ids
+from sluice.values.headers import FIRST, PREFIX, original
 
 READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are returned."""
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
+MOST_BYTES = 10_000
+"""How much of a dead letter's key, value and headers is listed."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` counts failures."""
+"""Last headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` counts failures."""
+UNKNOWN = "unknown"
+"""Reason of a record in the topic of dead letters that Sluice has not written."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
@@ -40,15 +49,21 @@ effect, and are re-driven only if their reason is requested."""
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500
 _OWN = frozenset(
-    f"sluice.{name}"
+    f"{PREFIX}{name}"
     for name in (
         "reason", "detail", "topic", "partition", "offset", "timestamp", "step", "at", "key", "timer", "output",
-        "left_out",
+        "left_out", "window_start", "window_end",
     )
 )  # fmt: skip
+_MOST_DIGITS = 18
+"""The digits of a partition or offset, which is a 64-bit integer."""
+_RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
+"""Errors for which the broker refuses a record, and accepts others."""
 
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
+Failure = dict[str, str]
+"""Reason, detail, step, place and time of a record's failure, and its dead letter."""
 
 
 def topic_of(pipeline: str) -> str:
@@ -90,7 +105,14 @@ class DeadLetter:
     at: datetime
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
+    headers: Headers
+    """The headers of the rejected record."""
+    sluice_headers: Mapping[str, str]
+    """Name → text of the headers that Sluice has written."""
+    size: int
+    """The size of the value in bytes."""
+    history: Sequence[Failure] = ()
+    """Earlier failures of the same record, oldest first."""
 
     @classmethod
     def of(cls, message: Message) -> DeadLetter:
@@ -98,34 +120,40 @@ class DeadLetter:
         assert partition is not None
         assert offset is not None
         at = datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC)
-        headers = [(name, _bytes(content)) for name, content in _headers(message)]
-        return cls(partition, offset, at, _bytes(message.key()), _bytes(message.value()), headers)
+        headers, own = _separated(headers_of(message))
+        value = _bytes(message.value())
+        return cls(partition, offset, at, _bytes(message.key()), value, headers, own, len(value or b""))
 
     def header(self, name: str) -> str:
-        """The header `sluice.NAME` as text; empty if it is missing."""
-        # Sluice's header is the last of its name: the record itself may have had headers with this name.
-        values = [value for key, value in self.headers if key == f"sluice.{name}"]
-        return (values[-1] or b"").decode(errors="replace") if values else ""
+        """Sluice's header `sluice.NAME`; empty if it is missing."""
+        return self.sluice_headers.get(f"{PREFIX}{name}", "")
 
     @property
     def reason(self) -> str:
-        return self.header("reason")
+        return self.header("reason") or UNKNOWN
 
     @property
     def source(self) -> Place | None:
         """The position of the rejected record; None for an output record and for a timer."""
         topic, partition, offset = self.header("topic"), self.header("partition"), self.header("offset")
-        return (topic, int(partition), int(offset)) if topic and partition.isdecimal() and offset.isdecimal() else None
+        return (topic, int(partition), int(offset)) if topic and _is_number(partition) and _is_number(offset) else None
 
     @property
     def is_original(self) -> bool:
-        """Whether key and value are those of the rejected record. For a failed step, they can be the step's input."""
+        """Whether key, value and headers are the rejected record's. For a failed step, they can be the step's input."""
         return not (self.header("step") or self.header("left_out"))
 
-    @property
-    def history(self) -> list[Any]:
-        """Earlier failures of the same record, oldest first."""
-        return _history(self.headers)
+    def with_most(self, size: int) -> DeadLetter:
+        """The dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
+        headers: list[tuple[str, bytes | None]] = []
+        left = size
+        for name, content in self.headers:
+            headers.append((name[:left], None if content is None else content[:left]))
+            left -= len(name) + len(content or b"")
+            if left <= 0:
+                break
+        key, value = (None if content is None else content[:size] for content in (self.key, self.value))
+        return replace(self, key=key, value=value, headers=headers)
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -136,6 +164,8 @@ class Marker(msgspec.Struct, frozen=True):
     partition: int
     offset: int
     """The offset of the re-driven record."""
+    history: list[Failure] = []
+    """The failures of the record, oldest first; the dead letter is the last."""
 
 
 @dataclass
@@ -162,22 +192,25 @@ class Redriven:
     """Whether there are more dead letters to re-drive."""
 
 
-def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int) -> Found:
-    """The newest `limit` chosen dead letters of a pipeline. Raises BrokersUnreachable."""
+def find(kafka: Mapping[str, str], pipeline: str, chosen: Chosen, limit: int, most_bytes: int = MOST_BYTES) -> Found:
+    """The newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
+
+    Raises BrokersUnreachable.
+    """
     matches = Found()
     if (topic_id := _topic_id(kafka, pipeline)) is None:
         return matches
     until = time.monotonic() + READ_SECONDS
     for letter in _letters(kafka, pipeline, chosen):
         matches.reasons[letter.reason] += 1
-        matches.letters.append(letter)
+        matches.letters.append(letter.with_most(most_bytes))
         if len(matches.letters) > 2 * limit:
             matches.letters = _newest(matches.letters, limit)
         if time.monotonic() > until:
             matches.complete = False
             break
-    matches.letters = _newest(matches.letters, limit)
     matches.markers = _markers(kafka, pipeline, topic_id)
+    matches.letters = list(_with_histories(_newest(matches.letters, limit), matches.markers))
     return matches
 
 
@@ -195,7 +228,13 @@ def redrive(
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
     with configuration_errors():
         producer = Producer(
-            {**quiet(kafka), **ANY_SIZE, "transactional.id": f"sluice.{pipeline}.redrive", "linger.ms": 5}
+            {
+                **quiet(kafka),
+                **ANY_SIZE,
+                "transactional.id": f"sluice.{pipeline}.redrive",
+                "linger.ms": 5,
+                "batch.num.messages": 1,  # A broker refuses batches, and a record must not be refused for its neighbour.
+            }
         )
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still running.
@@ -215,8 +254,11 @@ def redrive(
                 f"The topic {topic_of(pipeline)} was deleted while it was read.", next_step="Repeat the command."
             )
         due.sort(key=lambda letter: letter.source or ())
+        due = list(_with_histories(due, markers))
         for start in range(0, len(due), _AT_ONCE):
-            _send(kafka, producer, pipeline, topic_id, due[start : start + _AT_ONCE], outcome)
+            letters: Sequence[DeadLetter] = due[start : start + _AT_ONCE]
+            while letters:
+                letters = _send(kafka, producer, pipeline, topic_id, letters, outcome)
     except KafkaException as error:
         raise EngineError(
             f"Re-driving dead letters of {pipeline} failed: {error.args[0].str()}.",
@@ -250,37 +292,45 @@ def _send(
     topic_id: str,
     letters: Sequence[DeadLetter],
     outcome: Redriven,
-) -> None:
-    """Write records and their markers in one transaction."""
+) -> Sequence[DeadLetter]:
+    """Write records and their markers in one transaction.
+
+    If the broker refuses a record, nothing is written. Returns the dead letters without it, to be sent again.
+    """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], Marker] = {}
-    errors: list[EngineError] = []
+    errors: list[tuple[DeadLetter, KafkaError]] = []
     now = datetime.now(UTC)
 
-    def delivered(letter: DeadLetter, error: KafkaError | None, message: Message) -> None:
-        try:
-            require_delivery(error, message)
-        except EngineError as refused:
-            errors.append(refused)
+    def delivered(letter: DeadLetter, history: list[Failure], error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            errors.append((letter, error))
             return
-        place = Marker(now, message.topic() or "", message.partition() or 0, message.offset() or 0)
-        sent[letter.partition, letter.offset] = place
+        sent[letter.partition, letter.offset] = Marker(
+            now, message.topic() or "", message.partition() or 0, message.offset() or 0, history
+        )
 
     producer.begin_transaction()
     try:
         for letter, record in zip(letters, records, strict=True):
-            if record is None:
-                outcome.skipped["the record is no longer in its topic"] += 1
+            if isinstance(record, str):
                 continue
             key, value, timestamp, headers = record
+            history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
             producer.produce(
-                topic, value, key, partition, timestamp=timestamp, headers=headers,
-                on_delivery=partial(delivered, letter),
+                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *history_headers(history)],
+                on_delivery=partial(delivered, letter, history),
             )  # fmt: skip
         producer.flush(_TIMEOUT_S)
+        # After the first error, the client also gives up the other records of the transaction.
+        for letter, error in errors:
+            if error.code() in _RECORD_REFUSED:
+                producer.abort_transaction(_TIMEOUT_S)
+                outcome.skipped[f"its topic does not accept it: {error.str()}"] += 1
+                return [other for other in letters if other is not letter]
         if errors:
-            raise errors[0]
+            raise EngineError(f"A record was not written to {(errors[0][0].source or ('',))[0]}: {errors[0][1].str()}.")
         for (partition, offset), marker in sent.items():
             producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{topic_id}/{partition}/{offset}")
         producer.commit_transaction(_TIMEOUT_S)
@@ -288,14 +338,29 @@ def _send(
         producer.abort_transaction(_TIMEOUT_S)
         raise
     outcome.redriven += len(sent)
+    outcome.skipped.update(record for record in records if isinstance(record, str))
+    return []
 
 
-Record = tuple[bytes | None, bytes | None, int, list[tuple[str, str | bytes | None]]]
+def history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
+    """The last headers of a record that was re-driven after these failures."""
+    if not history:
+        return []
+    failures = [(f"{HISTORY}{number}", msgspec.json.encode(failure)) for number, failure in enumerate(history, start=1)]
+    return [*failures, (REDRIVEN, str(len(history)).encode())]
+
+
+def _failure(letter: DeadLetter) -> Failure:
+    failure = {name: letter.header(name) for name in ("reason", "detail", "step", "topic", "partition", "offset")}
+    return failure | {"at": letter.at.isoformat(), "dead_letter": f"{letter.partition}/{letter.offset}"}
+
+
+Record = tuple[bytes | None, bytes | None, int, Headers]
 """Key, value, timestamp in ms and headers."""
 
 
-def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | None]:
-    """The records to write, as they were before they were rejected, with the history of their failures."""
+def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
+    """The records to write, as they were before they were rejected; or why a record cannot be written."""
     consumer = Consumer(
         {"group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed", **quiet(kafka)}
     )
@@ -305,21 +370,21 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
         consumer.close()
 
 
-def _original(consumer: Consumer, letter: DeadLetter) -> Record | None:
-    key, value, timestamp = letter.key, letter.value, _milliseconds(letter.header("timestamp"))
-    headers: list[tuple[str, str | bytes | None]] = [item for item in letter.headers if item[0] not in _OWN]
+def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
+    key, value, timestamp, headers = letter.key, letter.value, _milliseconds(letter.header("timestamp")), letter.headers
     if not letter.is_original:
         message = _fetch(consumer, letter.source or ("", 0, 0))
         if message is None:
-            return None
+            return "the record is no longer in its topic"
         key, value, timestamp = _bytes(message.key()), _bytes(message.value()), message.timestamp()[1]
-        headers = _headers(message)
-    number = len(_history(headers)) + 1
-    failure = {name: letter.header(name) for name in ("reason", "detail", "step", "topic", "partition", "offset")}
-    failure |= {"at": letter.at.isoformat(), "dead_letter": f"{letter.partition}/{letter.offset}"}
-    kept = [(name, content) for name, content in headers if name != REDRIVEN]
-    own = [(f"{HISTORY}{number}", msgspec.json.encode(failure)), (REDRIVEN, str(number).encode())]
-    return key, value, timestamp, [*kept, *own]
+        headers = headers_of(message)
+    if headers == HEADERS_UNREADABLE:
+        return "names of its headers are not UTF-8"
+    # The record has these headers from its last re-drive, unless another program has written a record to its place.
+    earlier = history_headers(letter.history)
+    if earlier and [*headers[-len(earlier) :]] == earlier:
+        headers = headers[: -len(earlier)]
+    return key, value, timestamp, headers
 
 
 def _fetch(consumer: Consumer, place: Place) -> Message | None:
@@ -368,21 +433,23 @@ def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
     return sorted(letters, key=lambda letter: (letter.at, letter.offset), reverse=True)[:limit]
 
 
-def _history(headers: Iterable[tuple[str, str | bytes | None]]) -> list[Any]:
-    failures: dict[int, Any] = {}
-    for name, content in headers:
-        number = name.removeprefix(HISTORY)
-        if name.startswith(HISTORY) and number.isdecimal():
-            try:
-                failures[int(number)] = msgspec.json.decode(content or b"")
-            except msgspec.DecodeError:
-                failures[int(number)] = {"reason": "unreadable"}
-    return [failures[number] for number in sorted(failures)]
+def _with_histories(letters: Iterable[DeadLetter], markers: Mapping[tuple[int, int], Marker]) -> Iterator[DeadLetter]:
+    """The dead letters with the earlier failures of their records, according to the markers of the re-drives."""
+    histories = {(marker.topic, marker.partition, marker.offset): marker.history for marker in markers.values()}
+    for letter in letters:
+        yield replace(letter, history=histories.get(letter.source, ())) if letter.source else letter
 
 
-def _headers(message: Message) -> list[tuple[str, str | bytes | None]]:
-    headers = message.headers() or []
-    return list(headers.items()) if isinstance(headers, dict) else headers
+def _separated(headers: Headers) -> tuple[Headers, dict[str, str]]:
+    """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
+    first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))
+    own = {name: (content or b"").decode(errors="replace") for name, content in headers[first:] if name in _OWN}
+    others = [*headers[:first], *(item for item in headers[first:] if item[0] not in _OWN)]
+    return [(original(name), content) for name, content in others], own
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _bytes(content: str | bytes | None) -> bytes | None:
@@ -391,6 +458,8 @@ def _bytes(content: str | bytes | None) -> bytes | None:
 
 def _milliseconds(iso: str) -> int:
     """A timestamp header as epoch ms; if it is missing, 0, which stands for the current time."""
+    if iso.endswith(" ms") and _is_number(iso.removesuffix(" ms")):  # a time after the year 9999
+        return int(iso.removesuffix(" ms"))
     try:
         return round(datetime.fromisoformat(iso).timestamp() * 1_000)
     except ValueError:

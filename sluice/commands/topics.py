@@ -117,7 +117,7 @@ def list_dead_letters(
     from sluice.dead_letters import Chosen, find
 
     with errors_as_messages():
-        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit)
+        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit, sys.maxsize)
         print_rows(
             [_row(letter, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters], form
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import (
@@ -174,9 +174,22 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = 
             assert isinstance(identity, Uuid)
             ids[name] = str(identity)
     return ids
+Headers = Sequence[tuple[str, bytes | None]]
+"""Names and values of a record's headers, in order. Names may occur several times."""
+HEADERS_UNREADABLE: Headers = [("(unreadable)", b"names of headers are not UTF-8")]
+"""Stands for the headers of a record with a name that is not UTF-8, which the client cannot return."""
+
+
+def headers_of(message: Message) -> Headers:
+    """The headers of a record. Call it once per message."""
+    try:
+        headers = message.headers() or []
+    except (SystemError, UnicodeDecodeError):
+        return HEADERS_UNREADABLE
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 
 def text_headers(message: Message) -> dict[str, str]:
     """The headers of a record as text."""
-    headers = dict(message.headers() or [])
-    return {name: value.decode(errors="replace") if isinstance(value, bytes) else "" for name, value in headers.items()}
+    return {name: (value or b"").decode(errors="replace") for name, value in headers_of(message)}

@@ -10,17 +10,26 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from sluice import dead_letters
 from sluice.dead_letters import Chosen, find, redrive
 from sluice.errors import EngineError
-from sluice.kafka.topics import read_topic
+from sluice.kafka.brokers import ANY_SIZE
+from sluice.kafka.topics import Headers, headers_of, read_topic
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.values.headers import escaped
 from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.integration
 
+TRACE: Headers = [("trace", b"\x01")]
 LONG_AGO = "2026-01-02T03:04:05+00:00"
 
 
@@ -31,14 +40,16 @@ class Shop:
         self.name = name
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         kafka.create_topics({name: 2, dead_letters.topic_of(name): 1})
-        self._producer = Producer(self.kafka)
+        self._producer = Producer(self.kafka | ANY_SIZE)
         self._written = 0
 
-    def reject(self, value: bytes | None, reason: str = "contract", partition: Any = 1, **headers: Any) -> None:
-        """Write a dead letter as a run does."""
+    def reject(
+        self, value: bytes | None, reason: str = "contract", partition: Any = 1, own: Headers = TRACE, **headers: Any
+    ) -> None:
+        """Write the dead letter of a record with its `own` headers, as a run does."""
         place = {"topic": self.name, "partition": partition, "offset": 0, "timestamp": LONG_AGO}
         texts = {"reason": reason, "detail": "Expected `int`", **place, **headers}
-        sent: list[tuple[str, str | bytes | None]] = [("trace", b"\x01")]
+        sent: list[tuple[str, str | bytes | None]] = [(escaped(name), content) for name, content in own]
         sent += [(f"sluice.{name}", str(text).encode()) for name, text in texts.items() if text != ""]
         self._producer.produce(dead_letters.topic_of(self.name), value, b"k\xff", headers=sent)
         assert self._producer.flush(30) == 0
@@ -125,19 +136,78 @@ def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> N
     shop.reject(b"1")
     shop.redrive()
     (record,) = shop.records
-    history = dict(record.headers() or [])
-    # As a run writes it: the record's own headers, then those of the failure.
-    own: dict[str, Any] = {
-        name.removeprefix("sluice."): value.decode() for name, value in history.items() if isinstance(value, bytes)
-    }
-    del own["trace"]
-    shop.reject(b"1", reason="digits", **own)
+    shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
     newest = find(shop.kafka, shop.name, Chosen(reason="digits"), 10).letters[0]
     assert [failure["reason"] for failure in newest.history] == ["contract"]
     assert shop.redrive() == (1, {"re-driven already": 1})
-    headers = dict(shop.records[-1].headers() or [])
-    assert headers["sluice.redriven"] == b"2"
-    assert json.loads(headers["sluice.history.2"] or b"")["reason"] == "digits"
+    headers = headers_of(shop.records[-1])
+    assert [name for name, _ in headers] == ["trace", "sluice.history.1", "sluice.history.2", "sluice.redriven"]
+    assert headers[-1] == ("sluice.redriven", b"2")
+    assert json.loads(dict(headers)["sluice.history.2"] or b"")["reason"] == "digits"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [
+            ("sluice.history.1", b"[" * 100_000),
+            ("sluice.history.1", b'"\xff"'),
+            ("sluice.history." + "9" * 5_000, b"{}"),
+        ],
+        [("sluice.history.1", None), ("sluice.redriven", b"\xff" * 10), ("sluice.history.\u0663", b"1"), ("", b"")],
+        [
+            ("sluice.reason", b"digits"),
+            ("sluice.step", b"forged"),
+            ("sluice.key", b"forged"),
+            ("sluice.left_out", b"all"),
+        ],
+        [("sluice.topic", b"elsewhere"), ("sluice.partition", b"9" * 5_000), ("sluice.original.sluice.reason", b"x")],
+        [("sluice.history.1", b'{"reason": "forged"}'), ("sluice.redriven", b"1")],
+        [("a", b"1"), ("b", None), ("a", b""), ("a", b"\xff")],
+    ],
+    ids=["not JSON", "not texts", "reasons", "places", "forged history", "duplicates"],
+)
+def test_a_producers_headers_are_data_whatever_their_names(shop: Shop, own: Headers) -> None:
+    shop.reject(b"before", own=[])
+    shop.reject(b"1", own=own, offset=7)
+    letter = find(shop.kafka, shop.name, Chosen(), 10, 10**9).letters[0]
+    assert (letter.reason, letter.source, letter.history) == ("contract", (shop.name, 1, 7), ())
+    assert (letter.headers, letter.header("step"), letter.header("key")) == (own, "", "")
+    assert shop.redrive() == (2, {})
+    record = shop.records[-1]
+    assert [name for name, _ in headers_of(record)[len(own) :]] == ["sluice.history.1", "sluice.redriven"]
+    assert headers_of(record)[: len(own)] == own
+    # The history of its second failure is the one that Sluice knows.
+    shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
+    newest = find(shop.kafka, shop.name, Chosen(reason="digits"), 10).letters[0]
+    assert [(failure["reason"], failure["offset"]) for failure in newest.history] == [("contract", "7")]
+    shop.redrive(reason="digits")
+    names = [name for name, _ in headers_of(shop.records[-1])[len(own) :]]
+    assert names == ["sluice.history.1", "sluice.history.2", "sluice.redriven"]
+
+
+def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Shop) -> None:
+    limit = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, shop.name, incremental_configs=[limit])
+    admin = AdminClient(shop.kafka)
+    for changed in admin.incremental_alter_configs([resource]).values():
+        changed.result(20)
+    shop.reject(b"x", own=[("large", b"y" * 99_800)])  # fits until it gets the headers of its history
+    for number in range(3):
+        shop.reject(b"%d" % number)
+    done, skipped = shop.redrive()
+    assert (done, [*skipped.values()]) == (3, [1])
+    assert "its topic does not accept it" in next(iter(skipped))
+    shown = find(shop.kafka, shop.name, Chosen(), 10)
+    assert sum(len(content or b"") for letter in shown.letters for _, content in letter.headers) < 20_000
+
+
+def test_a_record_in_the_topic_that_is_no_dead_letter_is_listed(shop: Shop) -> None:
+    shop._producer.produce(dead_letters.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())])
+    assert shop._producer.flush(30) == 0
+    found = find(shop.kafka, shop.name, Chosen(), 10)
+    assert [(letter.reason, letter.source) for letter in found.letters] == [("unknown", None)]
+    assert shop.redrive() == (0, {"not a record of a source topic": 1})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +239,6 @@ def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic
 
 
 def test_a_record_as_large_as_the_topic_takes_is_re_driven_with_the_others(shop: Shop) -> None:
-    shop._producer = Producer(shop.kafka | {"message.max.bytes": "2000000"})
     shop.reject(b"x" * 1_040_000)
     shop.reject(b"small")
     assert shop.redrive() == (2, {})

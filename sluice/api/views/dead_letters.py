@@ -23,8 +23,6 @@ from sluice.query.times import parse_time
 
 router = Router("dead letters", "/v1/pipelines", 400, 404, 429)
 
-_SHOWN_BYTES = 10_000
-"""How much of a value an answer shows."""
 _gate = Gate(running=1, waiting=4)
 
 Reason = Annotated[str, Meta(description="Only dead letters with this reason.", max_length=200)]
@@ -92,16 +90,17 @@ def _letter(letter: DeadLetter, topics: set[str], marker: Marker | None) -> answ
         step=" ".join(filter(None, (letter.header("step"), letter.header("at")))),
         key=letter.header("key") or _text(letter.key),
         value=_text(letter.value),
-        bytes=len(letter.value or b""),
-        headers={name: _text(value) or "" for name, value in letter.headers},
-        history=letter.history,
+        bytes=letter.size,
+        headers=[answers.Header(name, _text(value)) for name, value in letter.headers],
+        sluice_headers=dict(letter.sluice_headers),
+        history=list(letter.history),
         redriven_at=marker.at if marker else None,
         not_redrivable=dead_letters.why_not(letter, topics, marker),
     )
 
 
 def _text(content: bytes | None) -> str | None:
-    return None if content is None else content[:_SHOWN_BYTES].decode(errors="replace")
+    return None if content is None else content.decode(errors="replace")
 
 
 def _time(text: str | None) -> datetime | None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from sluice.values.headers import FIRST, escaped
+
+Header = Mapping[str, str | bytes | None]
+"""`key` and `value` of a header."""
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LONGEST_DETAIL = 2_000
 """Maximum length of a detail, because an error's text may repeat a value of any size."""
@@ -29,14 +34,14 @@ class DeadLetter:
 
 
 def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -> pa.RecordBatch:
-    """The rejected records with their original bytes and headers, and additional headers `sluice.*`."""
+    """The rejected records with their original bytes and headers, then headers of Sluice."""
     records = batch.take(pa.array([dead_letter.row for dead_letter in dead_letters]))
     # A producer sets a record's time, which may be a time that Python cannot represent.
     timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
     headers = [
         [
-            *headers_of(own),
-            header("sluice.reason", dead_letter.reason),
+            *escaped_headers(headers_of(own)),
+            header(FIRST, dead_letter.reason),
             header("sluice.detail", dead_letter.detail[:LONGEST_DETAIL]),
             *([header("sluice.step", dead_letter.step)] if dead_letter.step else []),
             *([header("sluice.at", dead_letter.at)] if dead_letter.at else []),
@@ -61,6 +66,11 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
     headers = json.loads(text) if text else []
     values = ((header["key"], header.get("value")) for header in headers)
     return [{"key": key, "value": None if value is None else b64decode(value)} for key, value in values]
+
+
+def escaped_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
+    """A record's own headers as its dead letter has them."""
+    return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, header, iso_time
+from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, Header, escaped_headers, header, iso_time
 from sluice.engine.batch.rows import REJECTED, has_origin, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError, error_text
@@ -39,7 +39,6 @@ MOST_READ = 10_000
 
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
-Header = Mapping[str, str | bytes | None]
 HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
 """Reads the headers of records; leaves out those that the topics no longer have."""
 
@@ -136,16 +135,15 @@ def settle(job: Job, rows: Iterable[Row]) -> tuple[list[StepLetter], Facts]:
 def with_own_headers(letters: Sequence[StepLetter], headers_at: HeadersAt) -> pa.Table:
     """The dead letters as records, each with the headers that its record has in its topic first.
 
-    They include the history of a record that was re-driven. Only the first `MOST_READ` are completed, because each
-    record is read again.
+    Only the first `MOST_READ` are completed, because each record is read again.
     """
     places = [letter.place for letter in letters if letter.place is not None]
-    found = headers_at(places[:MOST_READ]) if places else {}
+    own = headers_at(places[:MOST_READ]) if places else {}
     rows = [
         {
             "key": letter.key,
             "value": letter.value,
-            "headers": [*(found.get(letter.place, ()) if letter.place else ()), *letter.headers],
+            "headers": [*escaped_headers(own.get(letter.place, ()) if letter.place else ()), *letter.headers],
         }
         for letter in letters
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,16 @@ from sluice.engine.batch.topics import TopicLimits
 from sluice.errors import EngineError
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
+from sluice.values.headers import FIRST
 
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""
 _RECORD_OVERHEAD = 100
 """Upper bound of the bytes that Kafka adds to a record: its batch's header, lengths, timestamps."""
-_LONGEST_HEADERS = 10_000
-"""Upper bound of the size of a dead letter's headers, in bytes."""
+_HEADER_OVERHEAD = 10
+"""Upper bound of the bytes that Kafka adds to a header: two lengths."""
+_LEFT_OUT_BYTES = 200
+"""Upper bound of the size of the header that says what was left out."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -43,7 +46,7 @@ class RejectedOutput:
             return
         headers = [
             [
-                header("sluice.reason", reason),
+                header(FIRST, reason),
                 header("sluice.detail", detail),
                 header("sluice.output", sink.topic),
                 header("sluice.at", sink.at),
@@ -173,23 +176,61 @@ def _rejecting(
 
 
 def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
-    """Replace the value of each dead letter that exceeds the topic's limit by a header with the value's size."""
-    sizes = _sizes(dead_letters) + _LONGEST_HEADERS
+    """Leave out the value of each dead letter that exceeds the topic's limit, and if need be its headers and its key.
+
+    A header says what was left out. Sluice's own headers, which are short, stay.
+    """
+    sizes = _sizes(dead_letters) + _LEFT_OUT_BYTES
     if not (sizes > limit).any():
         return dead_letters
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
-        if size > limit:
-            row["headers"].append(header("sluice.left_out", f"the value, of {len(row['value'] or b'')} bytes"))
-            row["value"] = None
+        left_out: list[str] = []
+        for part in ("value", "headers", "key"):
+            if size > limit:
+                kept = _own_headers(row["headers"]) if part == "headers" else None
+                bytes_of_part = _size(row[part]) - _size(kept)
+                row[part] = kept
+                size -= bytes_of_part
+                if bytes_of_part:
+                    left_out.append(f"the {part}, of {bytes_of_part} bytes")
+        if left_out:
+            row["headers"].append(header("sluice.left_out", " and ".join(left_out)))
     return pa.Table.from_pylist(rows, dead_letters.schema)
 
 
+def _own_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The headers of a dead letter that Sluice has written."""
+    first = max(number for number, each in enumerate(headers) if each["key"] == FIRST)
+    return list(headers[first:])
+
+
+def _size(part: bytes | Sequence[Mapping[str, Any]] | None) -> int:
+    """The bytes of a key, a value or headers."""
+    if part is None or isinstance(part, bytes):
+        return len(part or b"")
+    return sum(len(each["key"].encode()) + len(each["value"] or b"") + _HEADER_OVERHEAD for each in part)
+
+
 def _sizes(table: pa.Table) -> npt.NDArray[np.int64]:
-    return _lengths(table.column("key")) + _lengths(table.column("value")) + _RECORD_OVERHEAD
+    sizes = _lengths(table.column("key")) + _lengths(table.column("value")) + _RECORD_OVERHEAD
+    if "headers" in table.column_names:
+        for start, chunk in _chunks(table.column("headers")):
+            names, values = chunk.flatten().flatten()
+            lengths = _lengths(names) + _lengths(values) + _HEADER_OVERHEAD
+            np.add.at(sizes, start + np.asarray(pc.list_parent_indices(chunk)), lengths)
+    return sizes
 
 
-def _lengths(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.ListArray]]:
+    """The chunks of a column, each with the number of its first row."""
+    start = 0
+    for chunk in column.chunks:
+        yield start, chunk
+        start += len(chunk)
+
+
+def _lengths(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     lengths: Any = pc.fill_null(pc.binary_length(values), 0)
     return np.asarray(lengths.to_numpy(), np.int64)
 

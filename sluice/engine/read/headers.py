@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
 from sluice.kafka.brokers import quiet
+from sluice.kafka.topics import headers_of
 
 Headers = list[Mapping[str, str | bytes | None]]
 _NEAR = 1_000
@@ -39,12 +40,8 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
                         continue
                     if message is None:
                         break
-                    if message.offset() == place[2] and (headers := message.headers()):
-                        pairs = headers.items() if isinstance(headers, dict) else headers
-                        found[topic, partition, place[2]] = [
-                            {"key": name, "value": text.encode() if isinstance(text, str) else text}
-                            for name, text in pairs
-                        ]
+                    if message.offset() == place[2] and (headers := headers_of(message)):
+                        found[topic, partition, place[2]] = [{"key": name, "value": text} for name, text in headers]
     finally:
         consumer.close()
     return found

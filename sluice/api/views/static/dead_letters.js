@@ -40,7 +40,7 @@ function choices(hash, given, answer) {
 }
 
 function letterCard(letter, mayEdit, send) {
-  const own = Object.entries(letter.headers);
+  const headers = [...Object.entries(letter.sluice_headers), ...letter.headers.map(({ name, value }) => [name, value])];
   return element("article", { class: "card letter" },
     element("div", { class: "title" },
       element("h2", {}, badge(letter.reason, "failed"), " ", letter.source || letter.step || letter.place),
@@ -54,7 +54,7 @@ function letterCard(letter, mayEdit, send) {
       element("dt", {}, "Key"), element("dd", {}, letter.key === null ? element("i", {}, "null") : element("code", {}, letter.key)),
       element("dt", {}, "Value"), element("dd", {}, letter.value === null ? element("i", {}, "null") : element("pre", { tabindex: 0 }, letter.value), element("small", {}, bytes(letter.bytes)))),
     element("details", {}, element("summary", {}, `Headers of ${letter.place}`),
-      element("dl", {}, own.map(([name, value]) => [element("dt", {}, name), element("dd", {}, element("code", {}, value))]))));
+      element("dl", {}, headers.map(([name, value]) => [element("dt", {}, name), element("dd", {}, value === null ? element("i", {}, "null") : element("code", {}, value))]))));
 }
 
 async function redrive(name, path, chosen, what, refresh) {

@@ -1,0 +1,21 @@
+"""The headers of a dead letter: those of the rejected record, then Sluice's own, which no producer can forge.
+
+Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written as
+`sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
+"""
+
+from __future__ import annotations
+
+PREFIX = "sluice."
+FIRST = "sluice.reason"
+_ORIGINAL = "sluice.original."
+
+
+def escaped(name: str) -> str:
+    """The name that a record's own header has in a dead letter."""
+    return f"{_ORIGINAL}{name}" if name.startswith(PREFIX) else name
+
+
+def original(name: str) -> str:
+    """The name that a header of a dead letter has in the record; the inverse of `escaped`."""
+    return name.removeprefix(_ORIGINAL)

@@ -1,0 +1,50 @@
+"""Headers of dead letters: the record's own come first, under names that are not Sluice's, and never exceed a topic."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, header
+from sluice.engine.publish.encode import shortened
+from sluice.values.headers import PREFIX, escaped, original
+
+NAMES = st.one_of(
+    st.text(), st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."])))
+)
+
+
+@given(NAMES)
+def test_a_records_own_header_gets_a_name_that_sluice_does_not_use_and_gets_its_own_back(name: str) -> None:
+    assert original(escaped(name)) == name
+    assert not escaped(name).startswith(PREFIX) or escaped(name).startswith("sluice.original.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "own", "left_out"),
+    [
+        (b"k", b"v", [], None),
+        (b"k", b"v" * 2_000, [], "the value, of 2000 bytes"),
+        (b"k", None, [("a", b"x" * 2_000)], "the headers, of 2011 bytes"),
+        (b"k", b"v", [("a", None)] * 300, "the value, of 1 bytes and the headers, of 3300 bytes"),
+        (b"k" * 2_000, b"v" * 2_000, [("a" * 2_000, None)],
+         "the value, of 2000 bytes and the headers, of 2010 bytes and the key, of 2000 bytes"),
+        (None, None, [], None),
+    ],
+)  # fmt: skip
+def test_a_dead_letter_fits_its_topic_whatever_part_of_its_record_is_large(
+    key: bytes | None, value: bytes | None, own: list[tuple[str, bytes | None]], left_out: str | None
+) -> None:
+    headers = [*escaped_headers([{"key": name, "value": text} for name, text in own]), header("sluice.reason", "x")]
+    rows = [{"key": b"k", "value": b"v", "headers": headers[-1:]}, {"key": key, "value": value, "headers": headers}]
+    table = pa.concat_tables(pa.Table.from_pylist([row], DEAD_LETTER) for row in rows)  # of several chunks
+    small, letter = shortened(table, 1_000).to_pylist()
+    assert small == rows[0]
+    texts = {each["key"]: (each["value"] or b"").decode() for each in letter["headers"]}
+    assert (texts["sluice.reason"], texts.get("sluice.left_out")) == ("x", left_out)
+    if left_out is None:
+        assert letter == rows[1]
+    sizes = [len(letter["key"] or b""), len(letter["value"] or b""), sum(map(len, texts.values()))]
+    assert sum(sizes) < 1_000
