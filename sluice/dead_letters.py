@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -34,7 +33,7 @@ MOST = 10_000
 MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Last headers of a re-driven record: `sluice.history.1` describes its first failure; `sluice.redriven` counts failures."""
+"""Last headers of a re-driven record: `sluice.history.1` is its first failure, and `sluice.redriven` counts them."""
 UNKNOWN = "unknown"
 """Reason of a record in the topic of dead letters that Sluice has not written."""
 UNREADABLE = frozenset(
@@ -233,7 +232,7 @@ def redrive(
                 **ANY_SIZE,
                 "transactional.id": f"sluice.{pipeline}.redrive",
                 "linger.ms": 5,
-                "batch.num.messages": 1,  # A broker refuses batches, and a record must not be refused for its neighbour.
+                "batch.num.messages": 1,  # A broker refuses whole batches, so each record gets its own.
             }
         )
     try:

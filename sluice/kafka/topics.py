@@ -174,6 +174,8 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = 
             assert isinstance(identity, Uuid)
             ids[name] = str(identity)
     return ids
+
+
 Headers = Sequence[tuple[str, bytes | None]]
 """Names and values of a record's headers, in order. Names may occur several times."""
 HEADERS_UNREADABLE: Headers = [("(unreadable)", b"names of headers are not UTF-8")]

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 from sluice.errors import Gone, NotFound, NotReady, QueryError
 from sluice.query.as_of import NEWEST, AsOf, find_snapshot
+from sluice.query.ledger_reads import read_ledger
 from sluice.query.results import Pin, snapshot_name
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
@@ -107,7 +108,7 @@ class Catalogue:
 
     async def snapshots(self, pipeline: str, job: str, limit: int) -> list[Snapshot]:
         """The newest snapshots of a job, newest first."""
-        return await asyncio.to_thread(self._ledger.snapshots.recent, pipeline, job, limit)
+        return await read_ledger(lambda: self._ledger.snapshots.recent(pipeline, job, limit))
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
         """Pin a store to the newest snapshot of its job, or to the snapshot that `when` selects.
@@ -125,7 +126,7 @@ class Catalogue:
         if when.min_positions:
             when.demand_topics({*newest.job.topics, *newest.snapshot.positions})
         if when.as_of is not None and when.as_of != newest.snapshot.id:
-            newest = await asyncio.to_thread(self._earlier, newest.snapshot, when.as_of)
+            newest = await read_ledger(partial(self._earlier, newest.snapshot, when.as_of))
         when.demand(newest.snapshot)
         return newest.pin(store.name)
 
@@ -139,7 +140,7 @@ class Catalogue:
         newest = None if cached is None or cached.value is None else cached.value.snapshot
         if newest is not None and (newest.ref, newest.batch) == (ref, batch):
             return
-        if await asyncio.to_thread(self._ledger.snapshots.get, ref, batch) is None:
+        if await read_ledger(lambda: self._ledger.snapshots.get(ref, batch)) is None:
             raise Gone(
                 f"Retention removed snapshot {ref.generation}.{batch} during the read.",
                 next_step="Read a newer snapshot.",
@@ -197,7 +198,7 @@ class Catalogue:
 
     def _read(self, name: Hashable, read: Callable[[], T]) -> asyncio.Future[_Cached]:
         read_at = self._clock()
-        future = asyncio.ensure_future(asyncio.to_thread(lambda: _Cached(read_at, read())))
+        future = asyncio.ensure_future(read_ledger(lambda: _Cached(read_at, read())))
         self._reads[name] = future
         future.add_done_callback(lambda done: self._store(name, done))
         return future

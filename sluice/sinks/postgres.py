@@ -21,6 +21,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 from sluice.errors import EngineError, LeaseError, SettingsError
 from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
 from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target
+from sluice.state.postgres import connect
 from sluice.values.tables import PostgresTable, connection_variable
 
 log = structlog.get_logger()
@@ -235,9 +236,7 @@ class PostgresTables:
     def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
         """A transaction. Raises EngineError for the database's errors."""
         try:
-            with psycopg.connect(
-                self.url, connect_timeout=10, tcp_user_timeout=60_000, application_name=f"sluice.{self.pipeline}"
-            ) as database:
+            with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
                 database.execute(_PREPARE)
                 yield database
         except psycopg.Error as error:

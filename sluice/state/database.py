@@ -22,11 +22,21 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from sluice.errors import SettingsError, StateError
 from sluice.file_modes import close_database, make_file, make_folder
+from sluice.state.deadlines import waits_limited
 
 BUSY_SECONDS = 10.0
-"""How long a writer waits for another writer, and in PostgreSQL each statement for another program's lock."""
-CONNECT_SECONDS = 5
-"""How long a connection to PostgreSQL may take."""
+"""How long a writer waits for another writer of a SQLite database."""
+LOCKED_SECONDS = 8.0
+"""How long a statement waits in PostgreSQL for another program's lock."""
+ANSWER_SECONDS = 9.0
+"""How long an access of a database takes at most if the server does not answer."""
+_PREPARE_POSTGRES = (
+    "SELECT set_config('lock_timeout', '{locked:g}s', false), "
+    # Ends the transaction of a client that the server no longer hears, before its locks stop others for long.
+    "set_config('idle_in_transaction_session_timeout', '60s', false)"
+)
+_POOL_SECONDS = 5
+"""How long a thread waits for a connection that another thread uses."""
 
 
 def database_url(text: str) -> URL:
@@ -55,10 +65,14 @@ _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of
 
 
 @contextmanager
-def database_errors(doing: str) -> Iterator[None]:
-    """Raise database errors as StateError, which names `doing` and the cause but never the address."""
+def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
+    """Raise database errors as StateError, which names `doing` and the cause but never the address.
+
+    A server that does not answer is an error after `seconds`. None is for work that may take long.
+    """
     try:
-        yield
+        with waits_limited(seconds):
+            yield
     except SQLAlchemyError as error:
         reason = first_line(getattr(error, "orig", None) or error)
         raise StateError(f"{doing} failed: {reason}", next_step=certificate_advice(reason)) from error
@@ -82,8 +96,8 @@ def certificate_advice(reason: str) -> str:
 def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
-        given = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
-        engine = create_engine(url, pool_pre_ping=True, connect_args=given)
+        engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
+        event.listen(engine, "do_connect", lambda _dialect, _record, _arguments, parameters: _connected(parameters))
         event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
@@ -133,10 +147,15 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
     close_database(path)
 
 
+def _connected(parameters: dict[str, Any]) -> Any:
+    from sluice.state.postgres import connect  # Psycopg takes a while to import.
+
+    return connect(**parameters)
+
+
 def _prepare_postgres(connection: Any) -> None:
-    """Limit the time that a statement waits for another program's lock."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS:g}s'")
+        cursor.execute(_PREPARE_POSTGRES.format(locked=LOCKED_SECONDS))
     connection.commit()
 
 

@@ -1,4 +1,7 @@
-"""Deadlines of queries, set for the thread that executes a query and enforced by the databases."""
+"""Time limits of the thread that uses a database: deadlines of queries, and limits of waits for PostgreSQL.
+
+The databases themselves enforce deadlines. A limit of waits is for servers that no longer answer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from contextlib import contextmanager
 from sluice.errors import TooSlow
 
 _OF_THREAD = threading.local()
+_GRACE_SECONDS = 0.5
+"""How much longer than a query's deadline its thread waits for PostgreSQL, which enforces the deadline itself."""
 
 
 @contextmanager
@@ -46,3 +51,26 @@ def check_deadline() -> None:
     """Raise TooSlow if the deadline has passed."""
     if is_over():
         raise too_slow()
+
+
+@contextmanager
+def waits_limited(seconds: float | None) -> Iterator[None]:
+    """End this thread's waits for PostgreSQL within the block after `seconds` in total; None: only if it is down.
+
+    Within another such block, the earlier end counts.
+    """
+    before: float | None = getattr(_OF_THREAD, "waits_until", None)
+    until = None if seconds is None else time.monotonic() + seconds
+    _OF_THREAD.waits_until = min((end for end in (before, until) if end is not None), default=None)
+    try:
+        yield
+    finally:
+        _OF_THREAD.waits_until = before
+
+
+def wait_limit() -> float | None:
+    """When this thread's waits for PostgreSQL end, on the monotonic clock; None without a limit."""
+    waits_until: float | None = getattr(_OF_THREAD, "waits_until", None)
+    until: float | None = getattr(_OF_THREAD, "until", None)
+    ends = (waits_until, None if until is None else until + _GRACE_SECONDS)
+    return min((end for end in ends if end is not None), default=None)

@@ -189,7 +189,7 @@ def test_a_producers_headers_are_data_whatever_their_names(shop: Shop, own: Head
 def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Shop) -> None:
     limit = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, shop.name, incremental_configs=[limit])
-    admin = AdminClient(shop.kafka)
+    admin = AdminClient({**shop.kafka})
     for changed in admin.incremental_alter_configs([resource]).values():
         changed.result(20)
     shop.reject(b"x", own=[("large", b"y" * 99_800)])  # fits until it gets the headers of its history

@@ -393,7 +393,7 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
     if states.database.startswith("sqlite"):
         return  # a locked file is another test's
     monkeypatch.setattr("sluice.state.shard.postgres._LOCKED_S", 1)
-    monkeypatch.setattr("sluice.state.database.BUSY_SECONDS", 1)
+    monkeypatch.setattr("sluice.state.database.LOCKED_SECONDS", 1)
     address = states.location(0)
     with LocalShard.open(address) as shard, psycopg.connect(states.database) as other:
         other.execute(f"LOCK TABLE {make_url(address).query['schema']}.state_rows".encode())

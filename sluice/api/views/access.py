@@ -19,6 +19,7 @@ from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
+from sluice.query.ledger_reads import read_ledger
 from sluice.query.pinning import JobSnapshot, only_store
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
@@ -100,7 +101,7 @@ class ApiState:
     async def secret(self, name: str) -> bytes:
         """A secret key that all servers with this ledger share."""
         if name not in self._secrets:
-            self._secrets[name] = await asyncio.to_thread(self.ledger.secrets.get, name)
+            self._secrets[name] = await read_ledger(lambda: self.ledger.secrets.get(name))
         return self._secrets[name]
 
 
@@ -135,7 +136,7 @@ class Access:
     async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
         """The result of `read`, cached for `FIGURES_SECONDS` under `name`. Concurrent requests share one call."""
         ledger = self.state.ledger
-        return cast("T", await self.state.figures.get(name, lambda: asyncio.to_thread(read, ledger)))
+        return cast("T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger))))
 
     async def require_edit(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, and Forbidden if they may not edit its DAG."""
@@ -231,6 +232,6 @@ async def _state(request: Request) -> ApiState:
         return given
     url = settings().ledger
     if url not in _states:
-        ledger = await asyncio.to_thread(Ledger.open, url)
+        ledger = await read_ledger(lambda: Ledger.open(url))
         _states.setdefault(url, ApiState(ledger, Reader(ledger)))
     return _states[url]

@@ -18,6 +18,7 @@ from sluice.api.http.replies import age_seconds, reply, snapshot_answer
 from sluice.api.http.routes import Router
 from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, QueryError
+from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import JobInfo, Snapshot, WorkerInfo
 from sluice.state.shard.sizes import size_of
@@ -165,7 +166,7 @@ async def list_generations(request: Request, query: PipelineQuery) -> Response:
     """The current generation of each of the pipeline's jobs, and the generations of unfinished rebuilds and replays."""
     allowed = await access(request)
     await allowed.jobs(query.pipeline)
-    return reply(await asyncio.to_thread(monitoring.generations, allowed.state.ledger, query.pipeline))
+    return reply(await read_ledger(lambda: monitoring.generations(allowed.state.ledger, query.pipeline)))
 
 
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)

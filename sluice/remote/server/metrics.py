@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -11,9 +10,10 @@ from starlette.types import Receive, Scope, Send
 from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
-from sluice.kafka.offsets import Lag
+from sluice.kafka.offsets import Lag, Offsets
 from sluice.metrics import gauges, prometheus
 from sluice.query.execution import Own
+from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo
 
@@ -29,19 +29,21 @@ class MetricsApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             lags = await self._lags()
-            text = await asyncio.to_thread(self._text, lags)
+            text = await read_ledger(lambda: self._text(lags))
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
         await response(scope, receive, send)
 
     async def _lags(self) -> dict[str, Lag]:
-        names = await asyncio.to_thread(self._ledger.jobs.pipelines)
-        positions = {name: await asyncio.to_thread(self._ledger.positions, name) for name in names}
+        positions = await read_ledger(self._positions)
         try:
             return await self._services.lag(positions)
         except BrokersUnreachable:
             return {}
+
+    def _positions(self) -> dict[str, Offsets]:
+        return {name: self._ledger.positions(name) for name in self._ledger.jobs.pipelines()}
 
     def _text(self, lags: Mapping[str, Lag]) -> str:
         ledger = self._ledger

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
 
 from sluice.errors import Refused
 from sluice.query.execution import LocalWorker, OpenWorkers
+from sluice.query.ledger_reads import read_ledger
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -71,7 +71,7 @@ class OwnShards:
         worker = pipeline, number
         if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
             self._refreshed_at = self._clock()
-            served = await asyncio.to_thread(self._at_this_server)
+            served = await read_ledger(self._at_this_server)
             self._served, self._served_before = {(one.pipeline, one.number) for one in served}, self._served
             # From now on, the ledger decides whether this server has the shards that have arrived.
             self._arriving = {

@@ -21,7 +21,11 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
     It then forgets other workers, such as those of a generation that is being built: their shards belong to the
     source.
     """
-    with database_errors("Copying the ledger"), reading(source.engine) as old, transaction(target.engine) as new:
+    with (
+        database_errors("Copying the ledger", seconds=None),
+        reading(source.engine) as old,
+        transaction(target.engine) as new,
+    ):
         if locations is not None and (there := new.execute(select(JOBS.c.pipeline).limit(1)).scalar()):
             raise Refused(
                 f"The ledger has got the pipeline {there!r} meanwhile, from a run or another command. It is unchanged.",

@@ -164,7 +164,7 @@ class Jobs(LedgerPart):
         `lease` is that of the current generation. Raises LeaseError if it is no longer held, and StateError if `ref` is
         the current generation.
         """
-        with database_errors("Removing the generation"), transaction(self._engine) as connection:
+        with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_generation(connection, ref.pipeline, ref.job) == ref.generation:
                 raise StateError(
@@ -184,7 +184,7 @@ class Jobs(LedgerPart):
 
     def forget_workers(self, ref: JobRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
-        with database_errors("Removing the generation"), transaction(self._engine) as connection:
+        with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:

@@ -46,7 +46,7 @@ class Ledger:
     @classmethod
     def open(cls, url: str) -> Self:
         """Open the ledger at a SQLAlchemy URL and create or migrate its tables."""
-        with database_errors("Opening the ledger"):
+        with database_errors("Opening the ledger", seconds=None):
             engine = open_engine(database_url(url))
             try:
                 migrate(engine)

@@ -27,6 +27,8 @@ class Kept(NamedTuple):
     newest: int
 
 
+PUBLISH_SECONDS = 60.0
+"""How long publishing takes at most if the database does not answer. A slow disk must not end a run."""
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
@@ -49,7 +51,7 @@ class Snapshots(LedgerPart):
         batches: it is older than the newest snapshot, or has the same number but other positions.
         """
         ref = snapshot.ref
-        with database_errors("Publishing the snapshot"), transaction(self._engine) as connection:
+        with database_errors("Publishing the snapshot", PUBLISH_SECONDS), transaction(self._engine) as connection:
             if audit is not None:
                 require_epoch(connection, ref, audit.epoch)
             last = _last_batch(connection, ref)
@@ -158,7 +160,7 @@ class Snapshots(LedgerPart):
 
     def forget(self, ref: JobRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""
-        with database_errors("Removing old snapshots"), transaction(self._engine) as connection:
+        with database_errors("Removing old snapshots", seconds=None), transaction(self._engine) as connection:
             last = _last_batch(connection, ref)
             if last is None:
                 return 0

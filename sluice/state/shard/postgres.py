@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
-from sluice.state.database import CONNECT_SECONDS, certificate_advice, first_line
+from sluice.state.database import certificate_advice, first_line
 from sluice.state.deadlines import check_deadline, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
@@ -135,6 +135,7 @@ class PostgresDriver(Driver):
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         with self._lock, self._errors():
+            check_deadline()
             if self._connection.closed:
                 self._connection, self._limit_ms = self._connect(), 0
             self._limit()
@@ -142,7 +143,6 @@ class PostgresDriver(Driver):
 
     def _limit(self) -> None:
         """Make PostgreSQL cancel the next statement at the deadline of this thread's query."""
-        check_deadline()
         left = seconds_left()
         limit = 0 if left is None else max(1, int(left * 1_000))
         if abs(self._limit_ms - limit) > limit * _TOLERANCE:
@@ -226,10 +226,10 @@ def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
 
     Psycopg gets the parts, because an error about the text of an address would contain the password.
     """
-    import psycopg
+    from sluice.state.postgres import connect
 
     _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
-    return psycopg.connect(**{"connect_timeout": CONNECT_SECONDS, **parts}, autocommit=autocommit)
+    return connect(**parts, autocommit=autocommit)
 
 
 def has_schema(url: URL) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 
 from sluice.errors import StateError
-from sluice.state.database import transaction
+from sluice.state.database import ANSWER_SECONDS, transaction
+from sluice.state.deadlines import waits_limited
 from sluice.state.ledger.tables import JOBS, METADATA
 
 TABLE = "sluice_version"
@@ -34,7 +35,7 @@ def migrate(engine: Engine) -> None:
     Raises StateError, and changes nothing, if a newer version of Sluice has migrated the ledger, or if the ledger has
     lost its version.
     """
-    with engine.connect() as connection:
+    with waits_limited(ANSWER_SECONDS), engine.connect() as connection:
         if _version(connection) == HEAD:
             return
     with transaction(engine) as connection:

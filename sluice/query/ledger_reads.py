@@ -1,0 +1,27 @@
+"""Reads the ledger for requests, in threads of their own, for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sluice.errors import StateError
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 10.0
+"""How long a request waits for the ledger."""
+
+# Threads of their own: reads that wait for a lost database must not keep all others of the process waiting.
+_THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
+
+
+async def read_ledger(read: Callable[[], T]) -> T:
+    """The result of `read` in another thread. Raises StateError if there is none in time."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await asyncio.get_running_loop().run_in_executor(_THREADS, read)
+    except TimeoutError:
+        raise StateError(f"The ledger did not answer within {ANSWER_SECONDS:g} s.") from None

@@ -1,0 +1,133 @@
+"""PostgreSQL falls silent, without a reset: behind a lost network, or because its processes are frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.errors import EngineError, SluiceError, StateError
+from sluice.query import ledger_reads
+from sluice.query.ledger_reads import read_ledger
+from sluice.state.deadlines import deadline, waits_limited
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import JobRef
+from sluice.state.postgres import connect
+from sluice.state.shard.shard import LocalShard
+from tests.postgres import new_database
+from tests.silent_network import SilentNetwork
+from tests.states import States
+from tests.unit.test_postgres_tables import begun
+
+pytestmark = pytest.mark.unit
+
+SHORT = 0.5
+"""Time limit of an access in these tests."""
+IMMEDIATELY = 3.0
+"""Psycopg tries to connect for 2 s at least."""
+
+
+@pytest.fixture
+def network(postgres: str) -> Iterator[SilentNetwork]:
+    with SilentNetwork(make_url(postgres).port or 5432) as network:
+        yield network
+
+
+@pytest.fixture
+def url(postgres: str, network: SilentNetwork) -> str:
+    """The address of an empty database behind the network."""
+    return make_url(new_database(postgres)).set(port=network.port).render_as_string(hide_password=False)
+
+
+def seconds(act: Callable[[], object], error: type[SluiceError], match: str) -> float:
+    """How long something takes until it fails."""
+    began = time.monotonic()
+    with pytest.raises(error, match=match):
+        act()
+    return time.monotonic() - began
+
+
+def test_an_access_of_the_ledger_ends_and_the_next_one_works_when_the_network_is_back(
+    url: str, network: SilentNetwork
+) -> None:
+    with Ledger.open(url) as ledger:
+        network.is_silent = True
+        with waits_limited(SHORT):
+            assert seconds(ledger.jobs.pipelines, StateError, "not answered|timeout") < IMMEDIATELY
+        network.is_silent = False
+        assert ledger.jobs.pipelines() == []
+
+
+def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwork) -> None:
+    states = States(url)
+    states.publish([(0, "a", -1, -1, "[1]")])
+    with LocalShard.open(states.location(0)) as shard:
+        assert shard.journal().batches
+        network.is_silent = True
+        with deadline(time.monotonic() + SHORT, SHORT):
+            assert seconds(shard.journal, StateError, "not answered in time") < IMMEDIATELY
+        with deadline(time.monotonic() + SHORT, SHORT):
+            assert seconds(lambda: LocalShard.open(states.location(0)), StateError, "timeout") < IMMEDIATELY
+        network.is_silent = False
+        assert shard.journal().batches
+
+
+def test_work_without_a_limit_ends_if_the_server_accepts_no_connection(
+    url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.state.postgres.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("sluice.state.postgres.CONNECT_SECONDS", 2)
+    with connect(url) as connection:
+        connection.execute("SELECT pg_sleep(1)")  # A long statement is no silence: the server accepts connections.
+        network.is_silent = True
+        with pytest.raises(psycopg.OperationalError, match="silent for 0 s and is not reachable"):
+            connection.execute("SELECT 1")
+    network.is_silent = False
+    tables = begun(url)
+    network.is_silent = True
+    assert seconds(tables.fence, EngineError, "timeout|not reachable") < 2 * IMMEDIATELY
+
+
+def test_a_lease_is_renewed_again_after_a_silence(
+    url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger.open(url) as ledger:
+        ref = JobRef("orders", "totals", 1)
+        limited = ledger.leases.beat
+
+        def beat(row: object) -> bool:
+            with waits_limited(SHORT):
+                return limited(row)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ledger.leases, "beat", beat)
+        with Lease(ledger.leases, ref, this_process(""), Patience(beat_s=0.05)) as lease:
+            network.is_silent = True
+            time.sleep(2 * SHORT)
+            network.is_silent = False
+            before = ledger.leases.get(ref)
+            until = time.monotonic() + 20
+            while ledger.leases.get(ref) == before and time.monotonic() < until:
+                time.sleep(0.05)
+            assert ledger.leases.get(ref) != before, "the lease is renewed"
+            lease.check()
+
+
+def test_a_request_does_not_wait_for_threads_that_wait_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_reads, "ANSWER_SECONDS", 0.2)
+    answered = threading.Event()
+
+    async def ask() -> list[object]:
+        reads = (read_ledger(lambda: answered.wait(30)) for _ in range(20))
+        return await asyncio.gather(*reads, return_exceptions=True)
+
+    began = time.monotonic()
+    results = asyncio.run(ask())
+    answered.set()
+    assert time.monotonic() - began < IMMEDIATELY
+    assert {getattr(result, "detail", "") for result in results} == {"The ledger did not answer within 0.2 s."}
