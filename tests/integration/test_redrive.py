@@ -106,7 +106,7 @@ def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
     topic = dead_letters.topic_of(shop.name)
 
     def create_again() -> None:
-        admin = AdminClient(shop.kafka)
+        admin = AdminClient({**shop.kafka})
         admin.delete_topics([topic])[topic].result(20)
         assert wait_until(lambda: topic not in admin.list_topics(timeout=20).topics)
         kafka.create_topics({topic: 1})
