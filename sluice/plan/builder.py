@@ -62,7 +62,9 @@ class Scope:
     columns: Mapping[str, str]
     scalar: bool = False
     is_null: str = "false"
-    """Condition: the value is null, or the table's row was deleted."""
+    """Condition: the value is null, or the table's row was deleted. All fields are then null (see `without_removed`)."""
+    results_of: frozenset[int] = frozenset()
+    """The ordered operators whose results these are."""
     exploded: tuple[int, ...] = ()
     """Upstream nodes that turn one record into several."""
     raw: str | None = None
@@ -93,6 +95,32 @@ class Scope:
             *([] if is_null == "false" else [f"NOT {is_null}"]),
         ]
         return f"IF({' AND '.join(conditions)}, {text}, NULL)" if conditions else text
+
+
+def without_removed(builder: PlanBuilder, scope: Scope) -> Scope:
+    """The scope in which the fields of a removed row are null, so that no later step reads what the row had.
+
+    In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a record with a null value.
+    """
+    columns = dict(scope.columns)
+    for name in scope.fields:
+        column = scope.columns[name]
+        columns[name] = f"IF({null_read(builder, scope)}, NULL, {column})"
+        if column in builder.sources:
+            builder.sources[columns[name]] = builder.sources[column]
+        if column in builder.results:
+            builder.results[columns[name]] = builder.results[column]
+    return replace(scope, columns=columns)
+
+
+def computed(builder: PlanBuilder, scope: Scope, before: nodes.Node) -> str:
+    """The condition under which a step computes its expressions over the node `before`.
+
+    Kafka Streams calls a stream's functions with null values, but a table's only with the rows that it has.
+    """
+    if not nodes.is_table(before) or scope.is_null == "false":
+        return scope.passed
+    return f"({scope.passed} AND NOT {null_read(builder, scope)})"
 
 
 def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
@@ -132,7 +160,8 @@ def tried(
 
     The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
     """
-    return tried_with(builder, scope, node, types_after(before) | METADATA | CHANGE_METADATA, texts, key=key)
+    types = types_after(before) | METADATA | CHANGE_METADATA
+    return tried_with(builder, scope, node, types, texts, computed(builder, scope, before), key=key)
 
 
 def tried_with(
@@ -141,11 +170,15 @@ def tried_with(
     node: nodes.Node,
     types: Types,
     texts: Mapping[str, str],
+    condition: str,
     *,
     key: str = "",
     reported: bool = True,
 ) -> tuple[Scope, dict[str, str]]:
-    """Like `tried`, for expressions over fields of these types. Failures without a report are left out silently."""
+    """Like `tried`, for expressions over fields of these types, computed under a condition (see `computed`).
+
+    Failures without a report are left out silently.
+    """
     texts = {name: validated(text, types) for name, text in texts.items()}
     sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
     risky = [
@@ -159,7 +192,7 @@ def tried_with(
     attempt = Attempt(
         f"t{node.number}_{len(made)}",
         node.number,
-        scope.passed,
+        condition,
         tuple(sqls[name] for name in risky),
         frozenset(number for number, name in enumerate(risky) if name == key),
         tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),

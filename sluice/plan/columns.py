@@ -26,12 +26,14 @@ from sluice.plan.builder import (
     below,
     column_name,
     column_read,
+    computed,
     masked,
     may_fail_here,
     null_read,
     tried,
     tried_with,
     turned,
+    without_removed,
 )
 from sluice.plan.jobs import Column, Transformation, result_column
 from sluice.plan.operators import AggregateFunction
@@ -151,7 +153,8 @@ def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
 
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
     """The scope after an ordered operator. The value is a single column, whose type the engine determines."""
-    scope = Scope(builder.operators[node.number], 0, f"(emitted AND target <=> {node.number})", RESULT_METADATA)
+    passed = f"(emitted AND target <=> {node.number})"
+    scope = Scope(builder.operators[node.number], 0, passed, RESULT_METADATA, results_of=frozenset({node.number}))
     column = result_column(node.number)
     is_inline = node.number in builder.inline
     while node.number in builder.inline:
@@ -159,14 +162,18 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
     if isinstance(node, nodes.Aggregate) and node.python is None and (made := made_of(node)) is not None:
         functions = {call: f"{column}.a{number}" for number, call in enumerate(made.functions)}
         scope = _noted(builder, replace(scope, columns=functions | RESULT_METADATA), column)
+        scope = replace(scope, is_null=_NO_VALUE)
         # What a suppress holds back has failed before it came there.
-        scope, columns = tried_with(builder, scope, node, made.types, dict(made.columns), reported=not is_inline)
+        condition, texts = computed(builder, scope, node), dict(made.columns)
+        scope, columns = tried_with(builder, scope, node, made.types, texts, condition, reported=not is_inline)
         if node.scalar:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
         scope = replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar)
+        scope = without_removed(builder, scope)
     else:
         scope = replace(_typed(scope, column, scope.passed, result_fields(builder, node)), raw=column)
-    return replace(_noted(builder, scope, column), is_null="(value IS NULL)", rekeyed=_is_rekeyed(builder, node))
+        scope = _noted(builder, scope, column)
+    return replace(scope, is_null=_NO_VALUE, rekeyed=_is_rekeyed(builder, node))
 
 
 def _is_rekeyed(builder: PlanBuilder, node: nodes.Node) -> bool:
@@ -241,6 +248,7 @@ def result_fields(builder: PlanBuilder, node: nodes.Node) -> Mapping[str, str]:
             return {TEXT_FIELD: ""} if scope.scalar else dict.fromkeys(scope.fields, "")
 
 
+_NO_VALUE = "(value IS NULL)"
 _OFFSET_BITS = 40
 RESULT_METADATA = {
     "_key": "key",
@@ -260,7 +268,7 @@ def _filter(builder: PlanBuilder, node: nodes.Filter, scope: Scope, where: str) 
         # A row that no longer passes the filter is deleted from the filtered table.
         sql = f"({null_read(builder, scope)} OR NOT coalesce({condition}, false))"
         add(builder, scope.stage, scope.depth + 1, Column(name, sql, node.number))
-        return replace(scope, depth=scope.depth + 1, is_null=name)
+        return without_removed(builder, replace(scope, depth=scope.depth + 1, is_null=name))
     sql = f"coalesce({scope.passed} AND ({condition}), false)"
     add(builder, scope.stage, scope.depth + 1, Column(name, sql, node.number))
     return replace(scope, depth=scope.depth + 1, passed=name)
@@ -275,13 +283,14 @@ def _rekeyed(builder: PlanBuilder, node: nodes.Node, scope: Scope, sql: str) -> 
 def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
     columns = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scope, sqls = tried(builder, scope, node, node.parent, texts)
+    # Skip the expressions for records that an earlier filter removed.
+    condition = computed(builder, scope, node.parent)
     for name, sql in sqls.items():
         if sql in scope.columns.values():
             columns[name] = sql
         else:
             columns[name] = column_name(f"n{node.number}", name)
-            # Skip the expression for records that an earlier filter removed.
-            column = Column(columns[name], f"IF({scope.passed}, {sql}, NULL)", node.number, field=name)
+            column = Column(columns[name], f"IF({condition}, {sql}, NULL)", node.number, field=name)
             add(builder, scope.stage, scope.depth + 1, column)
     # Mapping turns a stream's null value into an object; in a table, a null value remains a deletion.
     is_null = scope.is_null if nodes.is_table(node) else "false"
@@ -337,7 +346,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     routes = {number: paths.sql("X''", scope.path, rekeyed=False) for number, scope in enumerate(scopes)}
     return replace(
         elements, depth=depth, columns=columns, scalar=first.scalar, is_null=is_null, exploded=exploded,
-        path=(chosen(routes),),
+        path=(chosen(routes),), results_of=frozenset[int]().union(*(scope.results_of for scope in scopes)),
     )  # fmt: skip
 
 

@@ -201,6 +201,8 @@ class Edge:
     """SQL of the elements of the path (`values.paths`) from the stage's record or result to the target."""
     rekeyed: bool = False
     """Whether the rows' key for the target differs from the record's or result's key."""
+    results_of: frozenset[int] = frozenset()
+    """The operators whose results the rows are made from."""
 
     @property
     def column(self) -> str:
@@ -575,14 +577,14 @@ class OrderedJob(BaseJob):
     def only_stored(self) -> frozenset[int]:
         """The operators whose results go only to their store, so that a key's last result is enough."""
         edges = (edge for stage in range(1, self.stages + 1) for edge in self.feeds_of(stage))
-        passed_on = {edge.raw for edge in edges if edge.side != STORE}
+        passed_on = {operator for edge in edges if edge.side != STORE for operator in edge.results_of}
         inline = {operator.inline for operator in self.operators}
         return frozenset(
             operator.number
             for operator in self.operators
             if operator.store is not None
             and not operator.read
-            and operator.result not in passed_on
+            and operator.number not in passed_on
             and operator.number not in inline
         )
 

@@ -166,8 +166,9 @@ class Planner:
         self.pipeline = builder.pipeline
         self.scopes: dict[str, Scope] = {}
         """Edge's column → the scope at its start."""
-        self.nodes = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
-        self.retracting = {node.number for node in self.nodes if self._is_retracted(node)}
+        ordered = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
+        self.retracting = {node.number for node in ordered if self._is_retracted(node)}
+        self.nodes = [node for node in ordered if node.number in self.retracting or not self._is_only_for_old(node)]
         self.operators: list[OrderedOperator] = []
         self.late: set[nodes.Late] = set()
         self.edges: list[Edge] = []
@@ -242,6 +243,11 @@ class Planner:
         """Whether the node merges streams that may come from different stages."""
         return isinstance(node, nodes.Merge) and after_ordered(self.pipeline, node)
 
+    @staticmethod
+    def _is_only_for_old(node: nodes.Node) -> bool:
+        """Whether the node is of use only to steps that need old values."""
+        return isinstance(node, nodes.ToTable) and node.store is None
+
     def _operator(self, node: nodes.Node) -> OrderedOperator:
         inline = None
         if isinstance(node, nodes.Suppress):
@@ -305,6 +311,7 @@ class Planner:
             values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
             raw=None if arguments else scope.raw, arguments=arguments, old=self._takes_old(node) and side == LEFT,
             valued=_is_valued(node), path=scope.path, rekeyed=_is_rekeyed(node, side, scope),
+            results_of=scope.results_of,
         )  # fmt: skip
         self.scopes[edge.column] = scope
         return edge

@@ -23,6 +23,8 @@ def title(node: nodes.Node) -> str:
             return f"{kind.replace('_', ' ')} {node.topic}"
         case nodes.Aggregate() | nodes.ToTable(store=str()):
             return f"store {node.store}"
+        case nodes.ToTable():
+            return "table of results"
         case nodes.Sink(table=PostgresTable() | DeltaTable() as table):
             return f"table {table.name} {table.place}"
         case nodes.Sink():

@@ -860,9 +860,11 @@ class Table(Handle[V]):
             raise TopologyError(
                 f"{where}: on= does not work with a global table.", next_step="Read the topic with table() instead."
             )
-        node = self.pipeline.add(
+        node: nodes.Node = self.pipeline.add(
             nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
         )
+        if kind == "foreign-key":
+            node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:

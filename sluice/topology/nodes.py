@@ -145,15 +145,19 @@ class ToStream(Node):
 
 @dataclass(frozen=True, eq=False)
 class ToTable(Node):
-    """Keeps the latest value per key of a stream's records as a table; a null value deletes the key."""
+    """Keeps the latest value per key of a stream's records as a table; a null value deletes the key.
+
+    Without a store, it follows a foreign-key join, for steps that need the old values of the join's results: the join
+    cannot know them, because it has a row's old and new value under different foreign keys.
+    """
 
     parent: Node
-    store: str
+    store: str | None
 
     @property
     @override
     def name(self) -> str:
-        return self.store
+        return super().name if self.store is None else self.store
 
 
 @dataclass(frozen=True, eq=False)

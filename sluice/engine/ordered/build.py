@@ -71,8 +71,7 @@ def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: b
         case plan.TableJoin(kind="stream-table"):
             return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
         case plan.TableJoin(kind="foreign-key"):
-            options = {"retracts": retracts, "right_filtered": action.filtered[RIGHT]}
-            return partial(ForeignKeyJoin, _left_or_inner(action), **options)
+            return partial(ForeignKeyJoin, _left_or_inner(action), right_filtered=action.filtered[RIGHT])
         case plan.TableJoin(how=how, filtered=filtered):
             return partial(TableJoin, how, retracts=retracts, filtered=filtered)
         case plan.Deduplicate(within_ms=within_ms):

@@ -39,9 +39,8 @@ class ForeignKeyJoin(Timeless):
 
     state_type: Any = Referred
 
-    def __init__(self, how: Literal["inner", "left"], *, retracts: bool = False, right_filtered: bool = False) -> None:
+    def __init__(self, how: Literal["inner", "left"], *, right_filtered: bool = False) -> None:
         self.how = how
-        self.retracts = retracts
         self.right_filtered = right_filtered
 
     def begin(self) -> Referred:
@@ -54,11 +53,8 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
         elif row.old:
             state.left.pop(row.foreign, None)
-            if row.value is not None:
-                time = max(row.time, state.right_time)
-                self._retract(row.foreign, row.value, state.right, time, out)
-                if row.side == MOVED and row.key is not None and self.how == "inner":
-                    out.emit(row.foreign, None, time)
+            if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
+                out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
             self._process_left(state, row.foreign, row, out)
 
@@ -73,7 +69,6 @@ class ForeignKeyJoin(Timeless):
         if self.right_filtered and old is None and row.value is None:
             return
         for key, left in state.left.items():
-            self._retract(key, left, old, row.time, out)
             out.emit(key, self._result(left, row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
@@ -89,11 +84,6 @@ class ForeignKeyJoin(Timeless):
         result = self._result(row.value, state.right)
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
-
-    def _retract(self, key: str, left: str, right: str | None, time: int, out: Output) -> None:
-        old = self._result(left, right) if self.retracts else None
-        if old is not None:
-            out.emit(key, old, time, old=True)
 
     def _result(self, left: str, right: str | None) -> str | None:
         return joined(left, right) if right is not None or self.how == "left" else None

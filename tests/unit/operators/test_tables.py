@@ -241,17 +241,6 @@ def test_a_deleted_left_row_deletes_its_result() -> None:
     assert run(ForeignKeyJoin("left"), rows).windows == {}
 
 
-def test_a_foreign_key_join_emits_old_results_first_on_request() -> None:
-    rows = [right("a", "r", 0), left("a", "l", 1), right("a", "s", 2), left("a", "l", 3, old=True), left("a", "m", 3)]
-    assert [(result.value, result.old) for result in run(ForeignKeyJoin("inner", retracts=True), rows).results] == [
-        (pair("l", "r"), False),
-        (pair("l", "r"), True),
-        (pair("l", "s"), False),
-        (pair("l", "s"), True),
-        (pair("m", "s"), False),
-    ]
-
-
 def test_the_time_of_a_foreign_key_joins_result() -> None:
     rows = [right("a", "r", 5), left("a", "l", 3), right("a", "s", 1)]
     assert [result.time for result in run(ForeignKeyJoin("inner"), rows).results] == [5, 1]
