@@ -49,10 +49,7 @@ class Process:
         If the author's code fails for the record, the key's stores and timers are restored.
         """
         key, value, time = row.key, row.value, row.time
-        if key is None:
-            out.count("null_key")
-            return
-        if state.event:
+        if key is not None and state.event:
             self._fire(state, key, row.before, out)
         context = self._context
         context.turn_to(state, key, time, row.after, out)
@@ -67,7 +64,7 @@ class Process:
             out.reject(error, key, value, time)
         else:
             out.release()
-        if state.event:
+        if key is not None and state.event:
             self._fire(state, key, row.after, out)
 
     def release_due(self, state: Kept) -> int | None:

@@ -24,7 +24,8 @@ V_contra = TypeVar("V_contra", contravariant=True, default=Any)
 class Record(msgspec.Struct, Generic[V_co], frozen=True):
     """A record with a value of the stream's type, or None for a null value."""
 
-    key: str
+    key: str | None
+    """None for a record without a key, which has no entries in stores and no timers."""
     value: V_co
     time: int
     """Event time, ms."""
@@ -58,6 +59,19 @@ class Schedule(msgspec.Struct, array_like=True):
 def field_of(number: int) -> str:
     """The field of `Kept.stores` for a processor's store; a store's own name may not be one of Python."""
     return f"s{number}"
+
+
+class NoEntries(dict[str, Any]):
+    """The entries of a store for a record without a key; any use raises an error."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__()
+        self._store = store
+
+    def _refuse(self, *_: object) -> Any:
+        raise ValueError(f"store {self._store!r} has entries per record key, and the record has no key")
+
+    get = __contains__ = __iter__ = _refuse
 
 
 class Kept(Protocol):
@@ -180,7 +194,7 @@ class Context:
         self.begin, self.undo = self._journal.begin, self._journal.undo
         self._kept: Kept
         self._out: Output
-        self.key = ""
+        self.key: str | None = ""
         self.time = -1
         """Event time of the record, or the time for which the timer was set, ms."""
         self.stream_time = -1
@@ -228,6 +242,8 @@ class Context:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
         if not self._timers:
             raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
+        if self.key is None:
+            raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a delay, such as "
@@ -245,12 +261,12 @@ class Context:
             self._journal.change(timers, name)
             del timers[name]
 
-    def turn_to(self, kept: Kept, key: str, time: int, stream_time: int, out: Output) -> None:
+    def turn_to(self, kept: Kept, key: str | None, time: int, stream_time: int, out: Output) -> None:
         """Switch to another key, record or timer; called by the engine."""
         self._kept, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time
         for store, field in self._fields:
-            store.entries = getattr(kept.stores, field)
+            store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
             store.now = stream_time
 
     def expire(self) -> None:
@@ -268,6 +284,8 @@ def _require_time(name: str, time: Any) -> None:
 
 class Processor(Protocol[V_contra]):
     """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
+
+    A record without a key is processed too. Using a store or setting a timer for it raises an error, which rejects it.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.
     """

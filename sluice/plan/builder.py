@@ -62,7 +62,7 @@ class Scope:
     columns: Mapping[str, str]
     scalar: bool = False
     is_null: str = "false"
-    """Condition: the value is null, or the table's row was deleted. All fields are then null (see `without_removed`)."""
+    """Condition: the value is null, or the table's row was removed. All fields are then null (`without_removed`)."""
     results_of: frozenset[int] = frozenset()
     """The ordered operators whose results these are."""
     exploded: tuple[int, ...] = ()

@@ -195,8 +195,10 @@ class Edge:
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     old: bool = False
     """Whether the edge includes a table's old values."""
+    keyed: bool = True
+    """Whether records without a key do not advance stream time."""
     valued: bool = False
-    """Whether records without a value do not advance stream time; records without a key never do."""
+    """Whether records without a value do not advance stream time."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.paths`) from the stage's record or result to the target."""
     rekeyed: bool = False

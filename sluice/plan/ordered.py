@@ -310,8 +310,8 @@ class Planner:
             target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
             values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
             raw=None if arguments else scope.raw, arguments=arguments, old=self._takes_old(node) and side == LEFT,
-            valued=_is_valued(node), path=scope.path, rekeyed=_is_rekeyed(node, side, scope),
-            results_of=scope.results_of,
+            keyed=not isinstance(node, nodes.Process), valued=_is_valued(node), path=scope.path,
+            rekeyed=_is_rekeyed(node, side, scope), results_of=scope.results_of,
         )  # fmt: skip
         self.scopes[edge.column] = scope
         return edge

@@ -25,6 +25,7 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
+from sluice.engine.steps.pickling import require_no_task
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
@@ -75,6 +76,7 @@ class TopologyTestDriver:
         partitions: Mapping[str, int] | None = None,
         database: str = "",
     ) -> None:
+        require_no_task()
         self.pipeline = pipeline
         self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.

@@ -33,6 +33,10 @@ _imports: dict[Path, _Import] = {}
 """File → its last import."""
 
 
+class DriverStarts(BaseException):
+    """Raised in a Spark task where a script starts a driver. Not an Exception, so that the script does not catch it."""
+
+
 def load_module(file: Path, name: str = "") -> ModuleType:
     """Import a pipeline's file, unless this process has already imported this text of it.
 
@@ -40,7 +44,8 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     the earlier one stays valid for the pipelines that were made from it.
 
     The default name is one that no installed module can have, and differs for every text. A task imports a file under
-    the name that the driver gave it; raises EngineError if the file has changed since.
+    the name that the driver gave it; raises EngineError if the file has changed since. It imports a script up to the
+    line that starts a driver: what the script's pipeline needs is defined before.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -79,6 +84,8 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     try:
         # Not from Python's cache of compiled files, which takes a text of the same size and second for the same.
         exec(compile(text, file, "exec"), vars(module))
+    except DriverStarts:
+        pass
     except BaseException:
         del sys.modules[name]
         raise

@@ -113,6 +113,43 @@ def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_key
     assert driver.store("seen") == {"a": [1, 3, 6], "b": [0, 4, 5], "c": [2, 7]}
 
 
+class Reminder:
+    """Forwards each value, and a reminder ten seconds after a key's last one."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[int]) -> None:
+        self.context.forward(record.key, [record.value, self.context.stream_time])
+        if record.key is not None or record.value < 0:
+            self.context.schedule("remind", record.time + 10_000)
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, [None, timer.time])
+
+
+@pytest.mark.parametrize("path", ["records", "results"])
+def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None:
+    pipeline = Pipeline("keyless", workers=2)
+    numbers = pipeline.stream("numbers", value=int)
+    if path == "results":  # of an operator, which reports stream time in another way
+        numbers = numbers.deduplicate("CAST(value AS STRING)", within="1 ms")
+    numbers.process(Reminder).output.to("reminders")
+    driver = drive(pipeline)
+    for time, key, value in [(0, "a", 1), (4_000, None, 2), (5_000, None, -1), (12_000, None, 3), (9_000, "b", 4)]:
+        driver.pipe("numbers", value, key, timestamp=time)
+        if value == 2:
+            driver.commit()
+    assert read(driver, "reminders") == [
+        ("a", [1, 0]), (None, [2, 4_000]), (None, [3, 12_000]), ("a", [None, 10_000]), ("b", [4, 12_000]),
+    ], "the record at 12 s advances stream time, although it has no key"  # fmt: skip
+    (letter,) = driver.dead_letters()
+    assert (letter.key, letter.value) == (None, -1)
+    assert "the record has no key" in letter.headers["sluice.detail"]
+    assert driver.counts()["applied"] == 4
+    assert not any(name.startswith(("null_key", "dropped")) for name in driver.counts())
+
+
 def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)

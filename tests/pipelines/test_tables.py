@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import Struct
@@ -339,6 +339,70 @@ def _numbers(value: Any) -> str | None:
         return None
     sides = [value["left"], value["right"]] if "left" in value else [value]
     return "+".join("-" if side is None else str(side["n"]) for side in sides)
+
+
+class Trip(Struct):
+    start: str | None
+    end: str | None
+
+
+class Place(Struct):
+    n: int | None
+
+
+TRIPS: list[tuple[str, str, Any]] = [
+    ("places", "x", {"n": 1}),
+    ("trips", "a", {"start": "x", "end": "x"}),
+    ("trips", "b", {"start": "x", "end": "y"}),
+    ("places", "y", {"n": 2}),
+    ("trips", "c", {"start": "z", "end": "y"}),
+    ("trips", "b", {"start": "y", "end": "x"}),
+    ("trips", "d", {"start": None, "end": "y"}),
+    ("trips", "a", None),
+    ("places", "y", None),
+    ("trips", "e", {"start": "x", "end": None}),
+    ("trips", "d", {"start": "x", "end": "y"}),
+    ("trips", "c", None),
+    ("places", "x", {"n": 3}),
+    ("trips", "e", None),
+]
+
+
+def joined_trips(how: str) -> dict[str, tuple[int | None, int | None]]:
+    """The numbers of each trip's start and end, as two joins of the last rows give them."""
+    last = {(topic, key): value for topic, key, value in TRIPS}
+    places = {key: value["n"] for (topic, key), value in last.items() if topic == "places" and value}
+    trips = {key: value for (topic, key), value in last.items() if topic == "trips" and value}
+    numbers = {key: (places.get(trip["start"]), places.get(trip["end"])) for key, trip in trips.items()}
+    return {key: pair for key, pair in numbers.items() if how == "left" or None not in pair}
+
+
+@pytest.mark.parametrize("size", [5, pytest.param(1, marks=pytest.mark.heavy)])
+def test_joins_by_foreign_key_follow_each_other(drive: Drive, size: int) -> None:
+    pipeline = Pipeline("trips", workers=2)
+    trips, places = pipeline.table("trips", value=Trip), pipeline.table("places", value=Place)
+    hows: tuple[Literal["inner", "left"], ...] = ("inner", "left")
+    for how in hows:
+        started = trips.join(places, how=how, on="start")
+        chained = started.join(places, how=how, on="left.end")
+        chained.select(s="left.right.n", e="right.n").to(how)
+        chained.group_by("left.left.end").count(store=f"{how}_ends")
+        started.filter("left.end IS NOT NULL").join(places, how=how, on="left.end").to_stream().to_table(store=how)
+        started.suppress_until_time_limit("0 s").group_by("left.start").count(store=f"{how}_starts")
+    driver = drive(pipeline)
+    for number, (topic, key, value) in enumerate(TRIPS):
+        driver.pipe(topic, value, key, timestamp=number)
+        if (number + 1) % size == 0:
+            driver.commit()
+    driver.pipe("trips", {"start": "x", "end": "x"}, "late", timestamp=100)
+    for how in hows:
+        expected = joined_trips(how) | {"late": (3, 3)}
+        last = {record.key: record.value for record in driver.read(how)}
+        assert {key: (row["s"], row["e"]) for key, row in last.items() if row is not None} == expected
+        assert driver.store(how).keys() == expected.keys()
+        ends = {"x": 2, "y": 1} if how == "left" else {"x": 1}
+        assert {end: count for end, count in driver.store(f"{how}_ends").items() if count} == ends
+        assert sum(driver.store(f"{how}_starts").values()) == (3 if how == "left" else 2)
 
 
 class Address(Struct):

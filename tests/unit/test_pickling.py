@@ -57,3 +57,42 @@ def test_a_function_of_a_script_makes_the_scripts_structs(tmp_path: Path) -> Non
     pickled = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.strip()
     done = subprocess.run([sys.executable, "-c", CALL, pickled], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "Amount(cents=10)"
+
+
+UNGUARDED = """
+import pickle
+import sys
+from msgspec import Struct
+from sluice.engine.steps.pickling import Pickled
+from sluice.testing import TopologyTestDriver
+
+class Amount(Struct):
+    cents: int = 0
+
+def doubled(key, cents):
+    return Amount(cents=2 * cents)
+
+def tripled(key, cents):
+    return Later(cents=3 * cents)
+
+if sys.argv[1:] == ["pickle"]:
+    class Later(Struct):
+        cents: int = 0
+
+    print(pickle.dumps(Pickled.of(doubled)).hex(), pickle.dumps(Pickled.of(tripled)).hex())
+    sys.exit()
+
+TopologyTestDriver(None).pipe("amounts", 1)
+"""
+
+IN_TASK = "from pyspark import SparkFiles; SparkFiles._is_running_on_worker, SparkFiles._root_directory = True, '/'"
+
+
+def test_a_task_runs_a_script_up_to_its_driver(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(UNGUARDED)
+    pickled = subprocess.run([sys.executable, str(file), "pickle"], capture_output=True, text=True, check=True).stdout
+    calls = [[sys.executable, "-c", f"{IN_TASK}; {CALL}", data] for data in pickled.split()]
+    doubled, tripled = (subprocess.run(call, capture_output=True, text=True, check=False) for call in calls)
+    assert doubled.stdout.strip() == "Amount(cents=10)"
+    assert "up to its first TopologyTestDriver, and find no class Later there. Define Later before" in tripled.stderr

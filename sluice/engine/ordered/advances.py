@@ -57,7 +57,7 @@ class Advances:
     """Operator → its rows."""
 
     def add(self, operator: OrderedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
-        """Add rows of one side of an operator; `complete` rows have a key and, if the operator needs it, a value.
+        """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
 
         Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
         the columns of the position, and `time`.
@@ -124,7 +124,7 @@ class Gather:
         keyed, valued = (truth(given.column(name).is_valid()) for name in ("key", "value"))
         old = truth(given.column("old"))
         # A table's old value directly precedes the new one and has the same time.
-        complete = keyed & ~old & (valued if edge.valued else True)
+        complete = ~old & (keyed if edge.keyed else True) & (valued if edge.valued else True)
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces = old & valued
             complete &= valued | np.concatenate(([replaced.get(operator.number, False)], replaces[:-1]))

@@ -130,9 +130,12 @@ class Ingest:
 
     @staticmethod
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
-        """Mask of the records that advance stream time. They have a key and, if the operator needs it, a value."""
-        keyed = truth(batch.column(side.column)) & truth(batch.column(side.key_column).is_valid())
-        return keyed & truth(batch.column(side.value_column).is_valid()) if side.valued else keyed
+        """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
+        advancing = truth(batch.column(side.column))
+        for is_needed, column in ((side.keyed, side.key_column), (side.valued, side.value_column)):
+            if is_needed:
+                advancing = advancing & truth(batch.column(column).is_valid())
+        return advancing
 
     @staticmethod
     def _stream_times(

@@ -18,7 +18,8 @@ from pyspark import cloudpickle
 from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
-from sluice.values.modules import is_name_of_file, load_module
+from sluice.errors import EngineError
+from sluice.values.modules import DriverStarts, is_name_of_file, load_module
 from sluice.values.references import Reference
 
 
@@ -89,7 +90,14 @@ def _file(owner: Any) -> str:
 
 
 def _named(module: str, file: str, name: str) -> Any:
-    return attrgetter(name)(load_by_name(module, file))
+    loaded = load_by_name(module, file)
+    try:
+        return attrgetter(name)(loaded)
+    except AttributeError:
+        raise EngineError(
+            f"Spark's workers run {file} up to its first TopologyTestDriver, and find no class {name} there.",
+            next_step=f'Define {name} before that, or start the driver below: if __name__ == "__main__":.',
+        ) from None
 
 
 def _load(pickled: Pickled) -> Reference:
@@ -99,6 +107,14 @@ def _load(pickled: Pickled) -> Reference:
 def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
     of = reference.loader if isinstance(reference.loader, Pickled) else Pickled.of(reference.value)
     return _load, (of,)
+
+
+def require_no_task() -> None:
+    """Raise DriverStarts in a Spark task, which runs the author's script only for its classes."""
+    from pyspark import SparkFiles
+
+    if SparkFiles._is_running_on_worker:
+        raise DriverStarts
 
 
 def load_by_name(module: str, file: str) -> Any:
@@ -111,7 +127,7 @@ def load_by_name(module: str, file: str) -> Any:
     if not is_name_of_file(module):
         try:
             return importlib.import_module(module)
-        except ModuleNotFoundError:
+        except (ModuleNotFoundError, DriverStarts):
             if not file:
                 raise
     return load_module(local(file), module)

@@ -187,8 +187,35 @@ def test_a_wall_clock_timer_fires_once_per_run() -> None:
 def test_values_have_the_declared_type_and_null_is_none() -> None:
     seen: list[Any] = []
     operator = Process(lambda: Author(lambda context, record: seen.append(record.value)), argument_type=list[int])
-    assert run(operator, [Given("a", [1], 0), Given("a", None, 0), Given(None, [1], 0)]).dropped == {"null_key": 1}
+    run(operator, [Given("a", [1], 0), Given("a", None, 0)])
     assert seen == [[1], None]
+
+
+USES_OF_A_KEY = {
+    "get": lambda context: context.store("points").get("total"),
+    "put": lambda context: context.store("points").put("total", 1),
+    "delete": lambda context: context.store("points").delete("total"),
+    "items": lambda context: list(context.store("points").items()),
+    "timer": lambda context: context.schedule("tick", 100),
+    "wall timer": lambda context: context.schedule("tick", 100, clock="wall"),
+}
+
+
+@pytest.mark.parametrize("name", USES_OF_A_KEY)
+def test_a_record_without_a_key_is_processed_but_has_no_state(name: str) -> None:
+    def record(context: Context, record: Record) -> None:
+        context.cancel("tick")
+        context.forward(record.key, [context.key, record.value, context.stream_time])
+        if record.value == "use":
+            USES_OF_A_KEY[name](context)
+
+    operator = process(record, told, points=StoreOptions(int))
+    ran = run(operator, [Given("a", "use", 0), Given(None, 1, 7), Given(None, "use", 8), Given(None, 2, 9)])
+    assert [(result.key, result.value[1]) for result in ran.results] == [("a", "use"), (None, 1), (None, 2)]
+    (rejection,) = ran.rejected
+    assert "ValueError: " in rejection.why
+    assert "the record has no key" in rejection.why
+    assert ran.dropped == {}
 
 
 def test_a_call_whose_code_does_not_run_rejects_the_record() -> None:
