@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -191,7 +192,7 @@ def test_values_have_the_declared_type_and_null_is_none() -> None:
     assert seen == [[1], None]
 
 
-USES_OF_A_KEY = {
+USES_OF_A_KEY: dict[str, Callable[[Context], object]] = {
     "get": lambda context: context.store("points").get("total"),
     "put": lambda context: context.store("points").put("total", 1),
     "delete": lambda context: context.store("points").delete("total"),
