@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from sluice.testing import TopologyTestDriver
@@ -21,3 +24,35 @@ def test_the_tests_of_the_page_pass(spark: SparkSession, tmp_path: Path) -> None
     with TopologyTestDriver(load_pipeline(ROOT / "spark_jobs", "words"), spark=spark) as driver:
         for test in shown:
             test(driver)
+
+
+SCRIPT = """
+from msgspec import Struct
+from sluice import Pipeline
+from sluice.testing import TopologyTestDriver
+
+class Sale(Struct):
+    amount: int
+
+class Total(Struct):
+    sum: int
+
+def added(total, sale):
+    return Total(total.sum + sale.amount)
+
+pipeline = Pipeline("script", workers=1)
+sales = pipeline.stream("sales", value=Sale)
+sales.group_by_key().aggregate(lambda: Total(0), added, store="totals", returns=Total)
+driver = TopologyTestDriver(pipeline)
+driver.pipe("sales", {"amount": 3}, key="a")
+driver.pipe("sales", {"amount": 4}, key="a")
+print(driver.store("totals"))
+"""
+
+
+@pytest.mark.heavy
+def test_a_script_starts_the_driver_at_its_top_level(tmp_path: Path) -> None:
+    file = tmp_path / "sales.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["{'a': {'sum': 7}}"], done.stderr

@@ -106,6 +106,41 @@ def test_a_row_that_changes_within_its_group_is_one_update_and_across_groups_two
     assert driver.store("by_size") == {"0": 1, "1": 1}
 
 
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.heavy)])
+def test_steps_that_read_no_value_get_every_change(drive: Drive, size: int) -> None:
+    pipeline = Pipeline("changes", workers=2)
+    items, visits = pipeline.table("items", value=Item), pipeline.stream("visits", value=Item)
+    tables = {"items": items, "tall": items.filter("n > 2"), "named": items.map_values("n")}
+    counts = visits.group_by_key().count(store="visited")
+    tables["counts"], tables["few"] = counts, counts.filter("value < 2")
+    for name, table in tables.items():
+        for number, key in enumerate(("_key", "'all'", "concat(_key, '!')", "IF(_key = 'a', 'a', NULL)")):
+            table.group_by(key).count(store=f"{name}_{number}")
+        changes = table.to_stream()
+        changes.select(one="1").to(f"{name}_ones")
+        changes.select(one="1").group_by("_key").count(store=f"{name}_changes")
+    hours = visits.group_by_key().windowed_by(tumbling("1 hour")).count(store="hours")
+    hours.to_stream().group_by("'all'").count(store="hour_changes")
+    driver = drive(pipeline)
+    for number, (topic, key, n) in enumerate([
+        ("items", "a", 1), ("items", "a", 3), ("items", "b", 5), ("visits", "a", 1), ("visits", "a", 1),
+        ("items", "a", None), ("items", "c", 7), ("items", "c", 0), ("visits", "b", 2),
+    ]):  # fmt: skip
+        driver.pipe(topic, None if n is None else {"n": n, "g": None}, key, timestamp=number)
+        if (number + 1) % size == 0:
+            driver.commit()
+    changes = {"items": "aabacc", "tall": "aabacc", "named": "aabacc", "counts": "aab", "few": "aab"}
+    rows = {"items": "bc", "tall": "b", "named": "bc", "counts": "ab", "few": "b"}
+    for name in tables:
+        groups = [{key: n for key, n in driver.store(f"{name}_{number}").items() if n} for number in range(4)]
+        own = dict.fromkeys(rows[name], 1)
+        exclaimed = {f"{key}!": 1 for key in rows[name]}
+        assert groups == [own, {"all": len(own)}, exclaimed, {key: 1 for key in own if key == "a"}], name
+        assert "".join(record.key or "" for record in driver.read(f"{name}_ones")) == changes[name]
+        assert driver.store(f"{name}_changes") == Counter(changes[name])
+    assert driver.store("hour_changes") == {"all": 3}
+
+
 def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
     pipeline = Pipeline("looked_up", workers=1)
     rates = pipeline.global_table("rates", value=Item)
