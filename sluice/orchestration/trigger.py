@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -23,8 +22,6 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JOB, JobRef
 
 _LONGEST_PAUSE_S = 5.0
-_MOST_BATCHES = 1_000
-"""The newest batches among which those of the last run are looked for."""
 
 log = structlog.get_logger(__name__)
 
@@ -214,7 +211,7 @@ def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
     generation = ledger.jobs.generation(pipeline, JOB)
     if generation is None:
         return None
-    runs = {snapshot.batch: snapshot.run for snapshot in ledger.snapshots.recent(pipeline, JOB, _MOST_BATCHES)}
-    batches = ledger.history.recent(JobRef(pipeline, JOB, generation), _MOST_BATCHES)
-    of_newest = takewhile(lambda batch: batch.number in runs and runs[batch.number] == runs[max(runs)], batches)
-    return min((batch.begun / 1_000 for batch in of_newest), default=None)
+    ref = JobRef(pipeline, JOB, generation)
+    first = ledger.snapshots.first_of_newest_run(ref)
+    batch = None if first is None else ledger.history.get(ref, first)
+    return None if batch is None else batch.begun / 1_000

@@ -56,16 +56,19 @@ def read_store(
 async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, limit: int | None) -> list[Entry]:
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
-        stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
-        names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
-        store = only_store(
-            name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
-        )
-        pin = await reader.catalogue.pin(store, as_of)
-        answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))
-        if reasons := answers.unavailable(answer.workers):
-            raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
-        return answer.entries
+        try:
+            stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
+            names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
+            store = only_store(
+                name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
+            )
+            pin = await reader.catalogue.pin(store, as_of)
+            answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))
+            if reasons := answers.unavailable(answer.workers):
+                raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
+            return answer.entries
+        finally:
+            await reader.workers.close()  # its connections, which otherwise wait for Python's garbage collector
 
 
 def _is_unicode(text: str) -> bool:

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from sluice.kafka.offsets import Lag
+from sluice.monitoring import run_figures
 from sluice.orchestration.trigger import Burst, Driving, last_run_began
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobInfo
 from tests.states import make_snapshot
+
+LINGERING = 1_200
 
 
 def lag(end: int, position: int = 0) -> Lag:
@@ -60,10 +63,13 @@ def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
         assert last_run_began(ledger, "orders") is None
         ledger.jobs.register(JobInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
         assert last_run_began(ledger, "orders") is None
-        for number, run in enumerate(["a", "b", "b"]):
+        # A run that lingers for an hour publishes thousands of batches.
+        for number, run in enumerate(["a", *["b"] * LINGERING]):
             batch = Batch(number=number, begun=1_000 * (number + 1), partitions={}, ends={})
             ledger.snapshots.publish(make_snapshot(number, job="main", run=run), batch=batch)
         assert last_run_began(ledger, "orders") == 2.0
+        figures = run_figures(ledger, "orders", "b")
+        assert (figures["records"], len(figures["snapshots"])) == (10 * LINGERING, LINGERING)
 
 
 @pytest.mark.parametrize(

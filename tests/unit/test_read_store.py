@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from sluice.answers import Entry
 from sluice.cli import app
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.settings import settings
+from tests.soak.sizes import assert_flat, own_size
 from tests.states import States
 
 pytestmark = pytest.mark.unit
@@ -41,6 +43,20 @@ def test_entries_are_decoded_and_in_order(states: States) -> None:
     assert read_store("revenue", first="b") == [Entry("b", Decimal("4.00"))]
     assert read_store("totals", as_of="1.0", pipeline="orders") == [Entry("a", 1)]
     assert read_store("windows", start="2022-12-05T08:55:15") == [Entry("a", 7, START, END)]
+
+
+def test_many_reads_leave_no_threads_and_files(states: States) -> None:
+    read_store("totals")
+    before = own_size()
+    gc.disable()
+    try:
+        for _ in range(20):
+            read_store("totals")
+            with pytest.raises(NotFound):
+                read_store("unknown")
+        assert_flat(before, own_size())
+    finally:
+        gc.enable()
 
 
 def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_whole(

@@ -108,6 +108,11 @@ class Audits(LedgerPart):
         statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
         return [_audit(row) for row in self._read(statement)]
 
+    def of_run(self, ref: JobRef, run: str) -> list[Audit]:
+        """All retained audits of the batches that a run published, oldest first."""
+        statement = select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
+        return [_audit(row) for row in self._read(statement)]
+
     def newest(self, ref: JobRef) -> Audit | None:
         """The audit of the newest snapshot; None before the first."""
         rows = self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1))

@@ -47,6 +47,11 @@ class History(LedgerPart):
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number.desc()).limit(limit)
         return [_batch(row) for row in self._read(statement)]
 
+    def get(self, ref: JobRef, number: int) -> Batch | None:
+        """One batch of a generation; None if it has not been published."""
+        rows = self._read(select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number))
+        return _batch(rows[0]) if rows else None
+
 
 def history_row(ref: JobRef, batch: Batch) -> dict[str, Any]:
     texts = {name: as_json(getattr(batch, name)) for name in _JSON_COLUMNS}

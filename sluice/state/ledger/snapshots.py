@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, or_, select
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import DamagedState, StateError
@@ -110,10 +110,14 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch.desc())
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
-    def since(self, pipeline: str, job: str, moment: datetime) -> list[Snapshot]:
-        """The snapshots that were published at or after `moment`, newest first."""
+    def since(self, pipeline: str, job: str, moment: datetime, counting: Sequence[str] = ("",)) -> list[Snapshot]:
+        """The snapshots that were published at or after `moment`, newest first.
+
+        Only those with a count whose name contains one of the texts in `counting`.
+        """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
-        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), published)
+        counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
+        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), published, counted)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
 
     def oldest(self, pipeline: str, job: str) -> Snapshot | None:
@@ -131,6 +135,23 @@ class Snapshots(LedgerPart):
     def of_run(self, pipeline: str, job: str, run: str) -> Snapshot | None:
         """The last snapshot that a run published."""
         return self._newest(of_job(SNAPSHOTS, pipeline, job), SNAPSHOTS.c.run == run)
+
+    def all_of_run(self, pipeline: str, job: str, run: str) -> list[Snapshot]:
+        """All snapshots that a run published, oldest first. A run that lingers publishes thousands."""
+        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), SNAPSHOTS.c.run == run)
+        return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
+
+    def first_of_newest_run(self, ref: JobRef) -> int | None:
+        """The first kept batch of the run that published a generation's newest snapshot; None before the first."""
+        newest = self.newest(ref)
+        if newest is None:
+            return None
+        c = SNAPSHOTS.c
+        of_others = select(func.coalesce(func.max(c.batch), -1)).where(of_ref(SNAPSHOTS, ref), c.run != newest.run)
+        later = select(func.min(c.batch)).where(of_ref(SNAPSHOTS, ref), c.batch > of_others.scalar_subquery())
+        (row,) = self._read(later)
+        first: int = next(iter(row.values()))
+        return first
 
     def get(self, ref: JobRef, batch: int) -> Snapshot | None:
         """One snapshot of any generation, or None if retention has removed it or it was never published."""
