@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sluice.errors import LeaseError, NotFound, SettingsError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import JobRef
-from tests.states import NOON, States, ledger_url, make_snapshot
+from tests.states import NOON, States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -170,3 +171,38 @@ def test_a_driver_that_lost_its_lease_drops_no_generation(states: States) -> Non
     with pytest.raises(LeaseError):
         jobs.forget_generation(JobRef("orders", "totals", 2), lost)
     assert jobs.generations("orders", "totals") == [1, 2]
+
+
+READ_EVERY_SECOND: dict[str, Callable[[Ledger], object]] = {
+    "the newest snapshot": lambda ledger: ledger.snapshots.latest("orders", "totals"),
+    "the newest snapshots of all pipelines": lambda ledger: ledger.snapshots.of_all_pipelines("totals"),
+    "positions": lambda ledger: ledger.positions("orders"),
+    "the newest audit": lambda ledger: ledger.audits.newest(JobRef("orders", "totals", 1)),
+}
+
+
+def test_what_is_read_every_second_takes_as_long_with_many_snapshots(tmp_path: Path) -> None:
+    states = States(f"sqlite:///{tmp_path}", workers=1)
+    states.publish({"a": "[1,2]"})
+    with_one = {name: steps(states.ledger, read) for name, read in READ_EVERY_SECOND.items()}
+    lease = states.ledger.leases.take(states.ref, Holder(host="h", pid=1, process=""), None)
+    assert lease is not None
+    for batch in range(1, 200):
+        states.ledger.snapshots.publish(make_snapshot(batch), make_audit(batch, lease.epoch))
+    with_many = {name: steps(states.ledger, read) for name, read in READ_EVERY_SECOND.items()}
+    assert {name: count for name, count in with_many.items() if count > 2 * with_one[name] + 20} == {}
+
+
+def steps(ledger: Ledger, read: Callable[[Ledger], object]) -> int:
+    """The number of instructions that SQLite executes for a read, in tens."""
+    count = 0
+
+    def note() -> None:
+        nonlocal count
+        count += 1
+
+    with ledger.engine.connect() as connection:
+        connection.connection.driver_connection.set_progress_handler(note, 10)  # type: ignore[union-attr]
+    read(ledger)
+    assert count, "the engine has used another connection"
+    return count

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, or_, select
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, or_, select, tuple_
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import DamagedState, StateError
@@ -16,7 +16,7 @@ from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.tables import AUDITS, HISTORY, SNAPSHOTS, TIMES, current, of_job, of_ref
+from sluice.state.ledger.tables import AUDITS, HISTORY, JOBS, SNAPSHOTS, TIMES, current, of_job, of_ref
 from sluice.state.model import JobRef, Snapshot
 
 
@@ -29,6 +29,7 @@ class Kept(NamedTuple):
 
 PUBLISH_SECONDS = 60.0
 """How long publishing takes at most if the database does not answer. A slow disk must not end a run."""
+_GENERATION = ("pipeline", "job", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
@@ -98,11 +99,12 @@ class Snapshots(LedgerPart):
 
     def of_all_pipelines(self, job: str) -> list[Snapshot]:
         """The newest snapshot of each pipeline that has published one."""
-        c, same = SNAPSHOTS.c, SNAPSHOTS.alias()
-        newest = select(func.max(same.c.batch)).where(
-            same.c.pipeline == c.pipeline, same.c.job == c.job, same.c.generation == c.generation
-        )
-        rows = self._read(current(SNAPSHOTS).where(c.job == job, c.batch == newest.scalar_subquery()))
+        of_generation = [SNAPSHOTS.c[name] == JOBS.c[name] for name in _GENERATION]
+        last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(JOBS).scalar_subquery()
+        newest = select(*(JOBS.c[name] for name in _GENERATION), last).where(JOBS.c.job == job)
+        # With this condition the database looks only at the newest snapshots; with a join, SQLite would read them all.
+        is_newest = tuple_(*(SNAPSHOTS.c[name] for name in (*_GENERATION, "batch"))).in_(newest)
+        rows = self._read(select(SNAPSHOTS).where(is_newest))
         return [_snapshot(row) for row in rows]
 
     def recent(self, pipeline: str, job: str, limit: int = 100) -> list[Snapshot]:
