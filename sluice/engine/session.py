@@ -55,6 +55,9 @@ DEFAULTS = {
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "3s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "3s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "3s",
+    # The files of a query's shuffles are deleted when the JVM has collected the query as garbage. Spark asks for a full
+    # collection, by default every 30 minutes; until then, a run that lingers may need none.
+    "spark.cleaner.periodicGC.interval": "5min",
     # Each query would start threads in these pools, which end after an idle minute, until there are 1,024.
     "spark.sql.shuffleExchange.maxThreadThreshold": "32",
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",

@@ -20,7 +20,8 @@ from sluice.errors import EngineError
 from sluice.kafka.offsets import Offsets
 from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names, by_shop, sale
+from tests.engine.every_operator import every_operator
+from tests.engine.shop import Names, address, by_shop, sale, shop
 from tests.soak.sizes import Size, assert_flat, own_size, size_of
 
 Act = Callable[[], None]
@@ -120,13 +121,21 @@ def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhil
     assert not held()
 
 
-def test_batches_leave_no_threads_and_files(spark: SparkSession, start: Start, meanwhile: Callable[..., None]) -> None:
-    running, sizes = start(latest), list[tuple[Size, Size]]()
-    running.send("sales", sale("a"))
+@pytest.mark.parametrize(
+    "build",
+    [latest, pytest.param(shop, marks=pytest.mark.heavy), pytest.param(every_operator, marks=pytest.mark.heavy)],
+)
+def test_batches_leave_no_threads_and_files(
+    spark: SparkSession, start: Start, meanwhile: Callable[..., None], build: Callable[[Names], Pipeline]
+) -> None:
+    running, sizes = start(build), list[tuple[Size, Size]]()
+    running.settings = replace(running.settings, linger_ms=600_000)
+    running.send("shops", (b"a", address("a", "X")))
 
     def next_batch() -> None:
         sizes.append((own_size(), jvm_size(spark)))
-        running.send("sales", sale("a"))
+        second = len(sizes)
+        running.send("sales", sale("a", at=f"08:{second // 60:02d}:{second % 60:02d}"))
 
     meanwhile(*[next_batch] * 60)
     assert running.run() == 61

@@ -64,7 +64,7 @@ REF = JobRef("soak", "main", 1)
 SAMPLE_S = 20.0
 WARM_UP_MINUTES = 3.0
 """By then, the caches and thread pools of the JVM are full, and the checkpoint has as many logs as Spark keeps."""
-KEPT_SNAPSHOTS = 100
+KEPT_SNAPSHOTS = 30
 RETENTION_S = 60.0
 START_S = 300.0
 
@@ -78,8 +78,9 @@ LIMITS = {
     "triggerer": Size(10, 10, 40),
 }
 """How much each kind of process may grow after the warm-up."""
-KB_PER_BATCH = {"ledger": 2.0, "shards": 10.0, "checkpoint": 1.0, "log": 3.0, "temporary files": 2.0}
-"""How much each folder may grow. The ledger keeps one row of each batch, and the log a line."""
+FOLDER_LIMITS = {"ledger": 10.0, "shards": 20.0, "checkpoint": 2.0, "log": 5.0, "temporary files": 50.0}
+"""How many MB each folder may grow in an hour. The ledger keeps a small row of each batch, and the log a line. Spark
+deletes the files of shuffles every five minutes."""
 
 console = Console(stderr=True, width=160)
 
@@ -298,8 +299,8 @@ def report(soak: Soak) -> list[str]:
     for kind, limits in LIMITS.items():
         for what, limit in zip(Size._fields, limits, strict=True):
             add(f"{kind}: {what}", [float(getattr(sample.processes[kind], what)) for sample in warm], limit)
-    for folder, kb in KB_PER_BATCH.items():
-        add(f"{folder}: MB", [sample.folders[folder] for sample in warm], kb * batches / 1_000)
+    for folder, limit in FOLDER_LIMITS.items():
+        add(f"{folder}: MB", [sample.folders[folder] for sample in warm], limit)
     add("duration of a batch: ms", [sample.batch_ms for sample in warm], 0.5 * warm[0].batch_ms)
     Console(width=120).print(shown)
     missing = [kind for kind in LIMITS if not last.processes[kind].threads]
