@@ -28,11 +28,11 @@ from typing import Annotated, Any
 import msgspec
 import psutil
 import typer
-from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
 from sluice import Pipeline, within
+from sluice.kafka.brokers import producer_of
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.testing.kafka import EmbeddedKafka
@@ -124,7 +124,9 @@ def main(
 def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
     """Write records with random keys, one per millisecond of event time; a tenth is up to two seconds out of order."""
     chance = random.Random(7)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    producer = producer_of(
+        {"bootstrap.servers": bootstrap}, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
+    )
     for topic, count in counts.items():
         for number in range(count):
             timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)

@@ -16,13 +16,13 @@ from typing import Annotated
 
 import msgspec
 import typer
-from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost import Cost, environment, of_command, run
 from sluice.examples.orders.records import orders
 from sluice.examples.orders.topics import produce_orders
+from sluice.kafka.brokers import producer_of
 from sluice.provision import jars
 from sluice.settings import settings
 from sluice.testing.kafka import EmbeddedKafka
@@ -90,7 +90,7 @@ class Case:
 
     def send(self, records: Records) -> None:
         """Write records to the topic of the benchmark's pipeline."""
-        producer = Producer({**self.config, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+        producer = producer_of(self.config, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
         for key, value in records:
             while True:
                 try:

@@ -31,6 +31,7 @@ from sluice.topology import (
     tumbling,
     within,
 )
+from sluice.values.keys import key_text
 from sluice.values.records import WALL_CLOCK
 
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ __all__ = [
     "Window",
     "WindowedStream",
     "hopping",
+    "key_text",
     "read_store",
     "session",
     "sliding",

@@ -22,7 +22,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from sluice.errors import EngineError
-from sluice.kafka.brokers import ANSWER_SECONDS, ANY_SIZE, configuration_errors, quiet
+from sluice.kafka.brokers import ANSWER_SECONDS, ANY_SIZE, producer_of, quiet
 from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topics, headers_of, read_topic, topic_ids
 from sluice.values.headers import FIRST, PREFIX, original
 
@@ -225,16 +225,12 @@ def redrive(
     if (topic_id := _topic_id(kafka, pipeline)) is None:
         return outcome
     create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
-    with configuration_errors():
-        producer = Producer(
-            {
-                **quiet(kafka),
-                **ANY_SIZE,
-                "transactional.id": f"sluice.{pipeline}.redrive",
-                "linger.ms": 5,
-                "batch.num.messages": 1,  # A broker refuses whole batches, so each record gets its own.
-            }
-        )
+    own = {
+        "transactional.id": f"sluice.{pipeline}.redrive",
+        "linger.ms": 5,
+        "batch.num.messages": 1,  # A broker refuses whole batches, so each record gets its own.
+    }
+    producer = producer_of(kafka, ANY_SIZE | own)
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)

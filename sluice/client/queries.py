@@ -29,6 +29,7 @@ from sluice.answers import (
     WorkerStatus,
 )
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SettingsError, SluiceError, StateError
+from sluice.values.keys import key_text
 
 T = TypeVar("T")
 
@@ -106,22 +107,26 @@ class Queries:
         """The current generation of each of a pipeline's jobs, and generations of unfinished rebuilds or replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
-    async def get(self, store: str, key: str, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is no value."""
-        if "\n" not in key and "\r" not in key:
-            return await self._send(_query(_path(store, "keys", key), Entries, moment))
+    async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
+        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is no value.
+
+        A key that is not a str, such as a number, a date or a dict, is looked up by its text as a key.
+        """
+        text = _text(key)
+        if "\n" not in text and "\r" not in text:
+            return await self._send(_query(_path(store, "keys", text), Entries, moment))
         # Airflow's router accepts no line break in a path.
-        answer = await self.multi_get(store, [key], **moment)
+        answer = await self.multi_get(store, [text], **moment)
         if not answer.entries:
-            raise NotFound(f"Store {store!r} has no key {key!r} in snapshot {answer.snapshot.id}.")
+            raise NotFound(f"Store {store!r} has no key {text!r} in snapshot {answer.snapshot.id}.")
         return answer
 
-    async def multi_get(self, store: str, keys: Iterable[str], **moment: Unpack[ReadPoint]) -> Entries:
+    async def multi_get(self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]) -> Entries:
         """The values of several keys, in the given order. Omits keys without a value.
 
         Sends several requests if the keys make one too long; all answers are from one snapshot.
         """
-        first, *others = _parts([*dict.fromkeys(keys)])
+        first, *others = _parts([*dict.fromkeys(map(_text, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
@@ -129,9 +134,9 @@ class Queries:
         answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=part)) for part in others]
         return joined(answers) if others else answers[0]
 
-    async def windows(self, store: str, key: str, **part: Unpack[Part]) -> Entries:
+    async def windows(self, store: str, key: Any, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
-        return await self._send(_query(_path(store, "keys", key), Entries, part))
+        return await self._send(_query(_path(store, "keys", _text(key)), Entries, part))
 
     async def page(
         self,
@@ -314,6 +319,16 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
         for item in (value if isinstance(value, list) else [value])
     ]
     return Query(path, answer, pairs)
+
+
+def _text(key: Any) -> str:
+    try:
+        text = key_text(key)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise QueryError(f"{key!r} cannot be a key: {error}.") from None
+    if text is None:
+        raise QueryError("None cannot be a key.")
+    return text
 
 
 def _parts(keys: list[str]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Check that a Kafka broker answers, without logging every failed attempt."""
+"""Settings of Kafka clients, and errors of brokers, without logging every failed attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from sluice.errors import BrokersUnreachable, SettingsError
@@ -17,7 +17,7 @@ ANSWER_SECONDS = 5.0
 
 CHOSEN = frozenset({
     "acks", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.idempotence",
-    "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "request.required.acks",
+    "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
     "transactional.id",
 })  # fmt: skip
 """Settings that each client chooses for what it does. A connection that other programs use, too, may have others."""
@@ -38,6 +38,16 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     Clients log only critical messages; the caller gets other errors as exceptions.
     """
     return {"log_level": _CRITICAL, **{name: value for name, value in kafka.items() if name not in CHOSEN}}
+
+
+def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
+    """A producer with these settings, of which its `own` take precedence.
+
+    It sends a key to the same partition as Java's clients do, and so to the partition in which Kafka Streams, and Java
+    programs that write the same topic, have the key. librdkafka's own partitioner would choose another one.
+    """
+    with configuration_errors():
+        return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})
 
 
 def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -> None:

@@ -19,17 +19,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
-from sluice.kafka.brokers import broker_errors, configuration_errors, quiet, require_brokers, silent_admin
+from sluice.kafka.brokers import broker_errors, configuration_errors, producer_of, quiet, require_brokers, silent_admin
 from sluice.values.counts import counted
 
 _PRODUCER = {
-    "linger.ms": 50,
-    "batch.size": 1_000_000,
+    "linger.ms": "50",
+    "batch.size": "1000000",
     "compression.type": "lz4",
-    "queue.buffering.max.messages": 1_000_000,
-    "enable.idempotence": True,
-    "log_level": 3,
+    "queue.buffering.max.messages": "1000000",
+    "log_level": "3",
 }
+"""Settings of the producer that a connection can replace."""
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _AT_ONCE = 10_000
@@ -78,8 +78,7 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
         if error is not None:
             errors.append(error)
 
-    with configuration_errors():
-        producer = Producer({**_PRODUCER, **quiet(kafka), "on_delivery": note})
+    producer = producer_of({**_PRODUCER, **kafka}, {"enable.idempotence": True, "on_delivery": note})
     _require_topic(kafka, producer, topic)
     for number, (key, value, timestamp_ms) in enumerate(records):
         while True:

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, require_same, state_decoder
+from sluice.values.keys import key_text
 from sluice.values.times import AFTER_LAST
 
 Clock = Literal["event", "wall"]
@@ -210,12 +211,14 @@ class Context:
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
             ) from None
 
-    def forward(self, key: str | None, value: Any, *, to: str = "output", time: int | None = None) -> None:
-        """Send a record to an output. `time`, in epoch ms, defaults to the time of the current record or timer."""
-        if key is not None:
-            if type(key) is not str:
-                raise TypeError(f"a record's key must be a str, not {type(key).__name__}")
-            require_key(key)
+    def forward(self, key: Any, value: Any, *, to: str = "output", time: int | None = None) -> None:
+        """Send a record to an output; a key that is not a str becomes its text.
+
+        `time`, in epoch ms, defaults to the time of the current record or timer.
+        """
+        text_of_key = key_text(key)
+        if text_of_key is not None:
+            require_key(text_of_key)
         if time is not None:
             _require_time("forward", time)
             if not 0 <= time < AFTER_LAST:
@@ -224,7 +227,7 @@ class Context:
             raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
         declared = _UNDECLARED if self._outputs is None else self._outputs[to]
         text = None if value is None else declared.json(value)
-        self._out.emit(key, text, self.time if time is None else time, to=to)
+        self._out.emit(text_of_key, text, self.time if time is None else time, to=to)
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
         """Set a timer of the key for the time `at`, in epoch ms, and then every `every` ms if not 0.

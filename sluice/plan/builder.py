@@ -29,7 +29,8 @@ class PlanBuilder:
     steps: tuple[Step, ...]
     stages: dict[int, Layers] = field(default_factory=dict)
     used: dict[int, dict[str, None]] = field(default_factory=dict)
-    key_fields: dict[int, set[str]] = field(default_factory=dict)
+    key_fields: dict[int, dict[str, None]] = field(default_factory=dict)
+    """Source → the fields whose texts are keys."""
     metadata: set[str] = field(default_factory=set)
     scopes: dict[tuple[int, bool], Scope] = field(default_factory=dict)
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -158,7 +159,8 @@ def tried(
 ) -> tuple[Scope, dict[str, str]]:
     """SQL of a step's expressions, and the scope after the step, which passes records for which no expression failed.
 
-    The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
+    The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key. The
+    SQL of this expression is for the key's text.
     """
     types = types_after(before) | METADATA | CHANGE_METADATA
     return tried_with(builder, scope, node, types, texts, computed(builder, scope, before), key=key)
@@ -180,12 +182,12 @@ def tried_with(
     Failures without a report are left out silently.
     """
     texts = {name: validated(text, types) for name, text in texts.items()}
-    sqls = {name: sql_of(builder, scope, text) for name, text in texts.items()}
-    risky = [
-        name
+    read_key = _read_key(builder, scope, texts[key]) if key in texts else None
+    sqls = {
+        name: read_key if name == key and read_key is not None else sql_of(builder, scope, text)
         for name, text in texts.items()
-        if may_fail(text, types) or (name == key and not _is_checked(builder, scope, text))
-    ]
+    }
+    risky = [name for name, text in texts.items() if (read_key is None if name == key else may_fail(text, types))]
     if not risky:
         return scope, sqls
     made = [attempt for attempt in builder.attempts if attempt.step == node.number]
@@ -194,7 +196,7 @@ def tried_with(
         node.number,
         condition,
         tuple(sqls[name] for name in risky),
-        frozenset(number for number, name in enumerate(risky) if name == key),
+        risky.index(key) if key in risky else None,
         tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),
     )
     same = next((other for other in made if replace(attempt, name=other.name) == other), None)
@@ -205,7 +207,8 @@ def tried_with(
             may_fail_here(builder, scope, node, attempt.error)
     attempt = same or attempt
     after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {attempt.error} IS NULL)")
-    return after, sqls | {name: attempt.result(number) for number, name in enumerate(risky)}
+    results = {name: attempt.key_text if name == key else attempt.result(number) for number, name in enumerate(risky)}
+    return after, sqls | results
 
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
@@ -231,16 +234,21 @@ def _once(builder: PlanBuilder, failure: Failure, scope: Scope) -> str:
     return " AND ".join([f"{failure.error} IS NOT NULL", *conditions])
 
 
-def _is_checked(builder: PlanBuilder, scope: Scope, key: str) -> bool:
-    """Whether the key is unchanged, or is a field whose size the source's decoder checks."""
+def _read_key(builder: PlanBuilder, scope: Scope, key: str) -> str | None:
+    """The column of the key's text, if the key is unchanged, or is a source's field, whose text the decoder makes.
+
+    Marks the column as used. The text of any other key must be computed.
+    """
     (name, start, stop), *more = parse(key).names or (("", 0, 0),)
     if more or start != 0 or stop != len(key):
-        return False
+        return None
     if scope.columns[name] in builder.sources:
         number, of_source = builder.sources[scope.columns[name]]
-        builder.key_fields.setdefault(number, set()).add(of_source)
-        return True
-    return name == "_key"
+        builder.key_fields.setdefault(number, {})[of_source] = None
+        source = builder.pipeline.whole.nodes[number]
+        assert isinstance(source, nodes.Source)
+        return key_column(source, of_source)
+    return column_read(builder, scope, name) if name == "_key" else None
 
 
 def column_read(builder: PlanBuilder, scope: Scope, name: str) -> str:
@@ -266,6 +274,11 @@ def null_read(builder: PlanBuilder, scope: Scope) -> str:
 def column_name(prefix: str, field: str) -> str:
     """The name of the job's column for a field, which needs no quotes in SQL."""
     return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
+
+
+def key_column(source: nodes.Source, field: str) -> str:
+    """The name of the job's column for the text of a source's field as a key. It is the field's own if that is text."""
+    return column_name(f"{'s' if source.fields[field] == 'STRING' else 'sk'}{source.number}", field)
 
 
 def add(builder: PlanBuilder, stage: int, depth: int, column: Column | Attempt) -> None:

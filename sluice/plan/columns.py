@@ -3,6 +3,7 @@
 Names of columns:
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `values.records.METADATA`;
+- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: the key of source 3 if it is a field;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
 - `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
@@ -99,7 +100,7 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
             return null_scalars(builder, replace(_map(builder, node, scope, {TEXT_FIELD: text}), scalar=True))
         case nodes.SelectKey(parent=parent, key=key):
             scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
-            return _rekeyed(builder, node, scope, f"IF({scope.passed}, CAST({sqls['key']} AS STRING), NULL)")
+            return _rekeyed(builder, node, scope, f"IF({scope.passed}, {sqls['key']}, NULL)")
         case nodes.FlatMapValues(parent=parent, items=items, fields=fields):
             scope, sqls = tried(builder, scope, node, parent, {"items": items})
             return null_scalars(builder, _elements(builder, node, scope, sqls["items"], fields))
@@ -120,14 +121,6 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     columns |= {name: name for name in METADATA}
     if node.key is not None:
         columns["_key"] = f"key{node.number}"
-        builder.used.setdefault(node.number, {})[node.key] = None
-        builder.key_fields.setdefault(node.number, set()).add(node.key)
-        text = f"CAST({columns[node.key]} AS STRING)"
-        if node.nulls == "keep":
-            # If the value is null, it has no field to use as the key.
-            builder.metadata.add("_key")
-            text = f"coalesce({text}, _key)"
-        add(builder, 0, 1, Column(columns["_key"], text, node.number))
     scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
     return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)

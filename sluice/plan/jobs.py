@@ -39,7 +39,8 @@ class Column:
 class Attempt:
     """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
 
-    The column `error` has the error message if the step failed for the record, else null.
+    The column `error` has the error message if the step failed for the record, else null. The column `key_text` has the
+    text of the expression that becomes a key.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Attempt:
     """Condition: the record reaches the step."""
     columns: tuple[str, ...]
     """SQL of the expressions."""
-    keys: frozenset[int]
-    """Indexes of the expressions that become keys of records or stores."""
+    key: int | None
+    """Index of the expression that becomes the key of records or of a store."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
@@ -57,6 +58,11 @@ class Attempt:
     def error(self) -> str:
         """Name of the column with the error message."""
         return f"{self.name}_error"
+
+    @property
+    def key_text(self) -> str:
+        """Name of the column with the text of the key."""
+        return f"{self.name}_key"
 
     def result(self, number: int) -> str:
         """SQL for the result of the expression with this index."""
@@ -475,7 +481,7 @@ class BaseJob:
     def step_of(self, column: str) -> Step | None:
         """The step that computes the column, or that writes the topic with this name; None if several or none do."""
         for each in self.columns:
-            if column in (each.name, each.error if isinstance(each, Attempt) else None):
+            if column in (each.name, *((each.error, each.key_text) if isinstance(each, Attempt) else ())):
                 return None if each.step is None else self.pipeline.steps[each.step]
         number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
         return None if number is None else self.pipeline.steps[number]

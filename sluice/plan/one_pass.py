@@ -39,7 +39,7 @@ class NeedsSparkError(Exception):
 def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
     types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
-    types |= {field.column: source.types[field.name] for source in job.streams for field in source.fields}
+    types |= {field.column: field.type for source in job.streams for field in source.fields}
     for layer in job.layers:
         if isinstance(layer, Transformation):
             return f"{job.pipeline.steps[layer.step]} is a function of a DataFrame"

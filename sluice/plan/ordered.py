@@ -334,8 +334,8 @@ class Planner:
             return own, None
         if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
             # Late records are written with the value that they have before the aggregate.
-            return _text(made), None if node.late is None else scope.json(self.builder)
-        return _text(made), own
+            return made, None if node.late is None else scope.json(self.builder)
+        return made, own
 
     def _functions(self, node: nodes.Node) -> tuple[AggregateFunction, ...]:
         """The functions in an aggregate's columns."""
@@ -482,10 +482,6 @@ def takes_old(node: nodes.Node) -> bool:
             return kind == "foreign-key"
         case _:
             return _is_filtered(node)
-
-
-def _text(sql: str) -> str:
-    return f"CAST({sql} AS STRING)"
 
 
 def _is_valued(node: nodes.Node) -> bool:

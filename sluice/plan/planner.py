@@ -260,7 +260,7 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
     scope, sqls = tried(builder, scope, first, first.parent, texts, key="key")
     condition = masked(builder, scope)
     passed = column_of(builder, scope, f"n{first.parent.number}", condition, first.number)
-    key = f"IF({condition}, CAST({sqls['key']} AS STRING), NULL)"
+    key = f"IF({condition}, {sqls['key']}, NULL)"
     key = column_of(builder, scope, f"k{first.parent.number}", key, first.number)
     store_columns, inputs = [], dict[str, str]()
     for node in members:

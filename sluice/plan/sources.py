@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluice.plan.builder import column_name
+from sluice.plan.builder import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
@@ -23,8 +23,12 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
-    """A source topic of which the job reads the fields `read`; the fields in `keys` are used unchanged as keys."""
+    """A source topic of which the job reads the fields `read`, and the texts of the fields `keys` as keys."""
     serde = node.serde
+    own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
+    values = [SourceField(name, column_name(f"s{node.number}", name), node.fields[name]) for name in read]
+    texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
+    fields = {field.column: field for field in (*own, *values, *texts)}  # a field of text is its own text
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
@@ -32,7 +36,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
         key_decode=reference(node.key_decode), event_time=node.event_time, zone=node.zone,
         max_future_skew_ms=node.max_future_skew_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
         types=dict(node.fields),
-        fields=tuple(SourceField(name, column_name(f"s{node.number}", name), name in keys) for name in read),
+        fields=tuple(fields.values()),
     )  # fmt: skip
 
 

@@ -33,13 +33,15 @@ class Step:
 
 @dataclass(frozen=True)
 class SourceField:
-    """A field of a topic's values that the job reads."""
+    """A field of a topic's values that the job reads: its value, its text as a key, or the record's key."""
 
     name: str
     column: str
     """The job's column for the field."""
-    is_key: bool
-    """Whether the field is used unchanged as a key; the decoder then checks its length."""
+    type: str
+    """The column's Spark SQL type."""
+    holds: Literal["value", "key_text", "record_key"] = "value"
+    """Whether the column has the field's value, its text as a key, or the key of the record."""
 
 
 @dataclass(frozen=True)

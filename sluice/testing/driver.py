@@ -106,13 +106,16 @@ class TopologyTestDriver:
         self,
         topic: str,
         value: Any,
-        key: str | bytes | None = None,
+        key: Any = None,
         *,
         timestamp: int | None = None,
         headers: Headers | None = None,
         partition: int = 0,
     ) -> None:
-        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's."""
+        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's.
+
+        A key that is neither str nor bytes is written as its text.
+        """
         if topic not in self._topics:
             raise TopologyError(
                 f"{self.pipeline.name} does not read a topic {topic!r}.",

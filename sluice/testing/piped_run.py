@@ -30,6 +30,7 @@ from sluice.settings import Settings
 from sluice.sinks.protocol import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.values.keys import key_text
 
 _RECORD = (
     "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
@@ -54,21 +55,25 @@ class PipedRecords:
         self,
         topic: str,
         value: Any,
-        key: str | bytes | None = None,
+        key: Any = None,
         *,
         timestamp: int,
         headers: Headers | None = None,
         partition: int = 0,
     ) -> str:
-        """The next record of a topic's partition. Values of type str, bytes or None stay as they are."""
+        """The next record of a topic's partition. Values of type str, bytes or None stay as they are, and keys too."""
         named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
-            "key": _base64(_bytes(key)), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
+            "key": _base64(_bytes(_text(key))), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
             "headers": json.dumps(named or None),
         }  # fmt: skip
         self._offsets[topic, partition] += 1
         return json.dumps(record)
+
+
+def _text(key: Any) -> str | bytes | None:
+    return key if isinstance(key, bytes) else key_text(key)
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -707,7 +707,7 @@ class Stream(Handle[V]):
             raise TopologyError(
                 f"{where}: expected an SQL expression (str) or a function of (value), got {type(function).__name__}: "
                 f"{function!r}.",
-                next_step='Write one expression over several fields as "concat(a, b)".'
+                next_step=f'Write one expression over several fields as "struct({", ".join(map(str, function))})".'
                 if isinstance(function, list | tuple)
                 else "",
             )

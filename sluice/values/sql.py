@@ -16,7 +16,12 @@ VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 
 def quoted(name: str) -> str:
     """`name`, in backticks if it needs them."""
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
+
+
+def backticked(name: str) -> str:
+    """`name` in backticks."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def literal(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 from typer.testing import CliRunner
 
 from sluice.cli import app
@@ -17,7 +17,7 @@ from sluice.engine.job.linger import Linger
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError
 from sluice.kafka import topics
-from sluice.kafka.brokers import require_brokers
+from sluice.kafka.brokers import producer_of, require_brokers
 from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
@@ -32,6 +32,33 @@ def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyP
         TransactionalOutput(kafka, Writer(JobRef("p", "main", 1), "p_markers"), {"out": TopicLimits()})
     with pytest.raises(BrokersUnreachable, match=r"Kafka at 127\.0\.0\.1:1 does not answer"):
         next(read_topic(kafka, "out"))
+
+
+MURMUR2 = {
+    b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829, b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}  # fmt: skip
+"""Keys with their hashes, from the tests of Kafka's Java client."""
+
+
+def test_a_key_goes_to_the_partition_to_which_java_sends_it() -> None:
+    partitions: dict[bytes, int] = {}
+
+    def note(_: KafkaError | None, message: Message) -> None:
+        key, partition = message.key(), message.partition()
+        assert isinstance(key, bytes)
+        assert partition is not None
+        partitions[key] = partition
+
+    kafka = {"bootstrap.servers": "unused", "test.mock.num.brokers": "1", "partitioner": "random"}
+    producer = producer_of(kafka, {"on_delivery": note})
+    for key in MURMUR2:
+        producer.produce("orders", b"{}", key)
+    assert producer.flush(10) == 0
+    count = len(producer.list_topics("orders", timeout=10).topics["orders"].partitions)
+    assert count > 1
+    assert partitions == {key: (number & 0x7FFFFFFF) % count for key, number in MURMUR2.items()}
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.values.json_text import ESCAPES
+
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _NOT_PLAIN = '["\\\\\x00-\x1f]'
 """Characters that JSON escapes in a string."""
@@ -53,21 +55,5 @@ def _json_list(values: pa.Array) -> pa.Array:
 def _quoted(texts: pa.Array) -> pa.Array:
     special = pc.match_substring_regex(texts, _NOT_PLAIN)
     if pc.any(special).as_py():
-        texts = pa.array(
-            [None if text is None else text.translate(_ESCAPES) for text in texts.to_pylist()], pa.string()
-        )
+        texts = pa.array([None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()], pa.string())
     return pc.binary_join_element_wise('"', texts, '"', "")
-
-
-_ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
-    ord(sign): escaped
-    for sign, escaped in {
-        '"': '\\"',
-        "\\": "\\\\",
-        "\b": "\\b",
-        "\t": "\\t",
-        "\n": "\\n",
-        "\f": "\\f",
-        "\r": "\\r",
-    }.items()
-}

@@ -156,7 +156,7 @@ _REJECTED = "_rejected"
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
-    attempt = Attempt(name, step.step, passed, (step.sql,), frozenset(), step.causes)
+    attempt = Attempt(name, step.step, passed, (step.sql,), None, step.causes)
     made = with_columns(frame, (), [attempt])
     rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"

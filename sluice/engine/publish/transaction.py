@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
-from sluice.kafka.brokers import ANY_SIZE, configuration_errors, quiet
+from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
@@ -36,8 +36,6 @@ _FAST: dict[str, str | bool] = {
     "queue.buffering.max.kbytes": "1048576",
     # Otherwise, delivered records would stay in memory until the program asks for their reports.
     "delivery.report.only.error": True,
-    # The Java clients' partitioner: every client sends a key to the same partition.
-    "partitioner": "murmur2_random",
     "transaction.timeout.ms": "600000",
     **ANY_SIZE,
 }
@@ -113,10 +111,7 @@ class TransactionalOutput:
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, TopicLimits]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
-        with configuration_errors():
-            self._producer = Producer(
-                {**quiet(self._kafka), **_fast(limits), "transactional.id": writer.transactional_id}
-            )
+        self._producer = producer_of(kafka, _fast(limits) | {"transactional.id": writer.transactional_id})
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → its newest marker when the writer began."""
@@ -312,8 +307,7 @@ def send_at_least_once(
     """
     failed: list[KafkaError] = []
     own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
-    with configuration_errors():
-        producer = Producer(quiet(kafka) | own)
+    producer = producer_of(kafka, own)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output", kafka):
         for topic, table in records:

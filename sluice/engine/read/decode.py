@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Context, Decimal, Inexact
@@ -23,7 +24,7 @@ from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rejected import run_ended
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
-from sluice.plan import Source
+from sluice.plan import Source, SourceField
 from sluice.values import contracts
 from sluice.values.json_limits import (
     LONGEST_NAME,
@@ -37,10 +38,26 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
-from sluice.values.records import TEXT_FIELD, WALL_CLOCK
+from sluice.values.keys import key_text
+from sluice.values.records import MOST_KEY_BYTES, TEXT_FIELD, WALL_CLOCK
 
 Key = str | BaseException | None
 """A key as text, or the error of a key that cannot be decoded."""
+
+
+class UnusableKeyError(ValueError):
+    """A key that no store can have: `reason` is the reason of the dead letter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def require_short_keys(name: str, keys: pa.Array) -> None:
+    """Raise UnusableKeyError if a key is too long for a database's index."""
+    longest = pc.max(pc.binary_length(keys)).as_py() or 0
+    if longest > MOST_KEY_BYTES:
+        raise UnusableKeyError("key_too_long", f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
 
 
 @dataclass(frozen=True)
@@ -232,6 +249,16 @@ class ValueDecoder:
                         # Arrow would take 1.5 with 41 decimals for 0, without an error.
                         raise ValueError(f"{path}: {shortened(str(amount))} has more than {MOST_DIGITS} decimals")
 
+    def column_of(self, field: SourceField, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
+        """The job's column for a field. Raises ValueError, and UnusableKeyError if a value cannot be a key."""
+        match field.holds:
+            case "value":
+                return self.column(values, field.name)
+            case "key_text":
+                return self.field_keys(values, field.name)
+            case "record_key":
+                return self.record_keys(values, kafka_keys)
+
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
 
@@ -310,13 +337,74 @@ class ValueDecoder:
         """The value as JSON. Returns the record's own text if it is JSON."""
         return raw.decode() if self.is_json else _encode(value).decode()
 
-    def key(self, value: Any, name: str) -> Key:
-        """A field as a key, formatted like Spark's CAST to STRING, which computes the keys of streams."""
-        (field,) = self.column([value], name).to_pylist()
+    def field_keys(self, values: Sequence[Any], name: str) -> pa.Array:
+        """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
+        column = self.column(values, name)
         try:
-            return None if field is None else _text(field)
+            if not pa.types.is_string(column.type):
+                column = column.cast(pa.string()) if column.type in _CAST_TO_KEYS else self._field_keys(values, name)
+        except (UnicodeDecodeError, pa.ArrowInvalid):
+            raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
+        except (ValueError, OverflowError, TypeError) as error:
+            raise UnusableKeyError("key", f"{name}, which is used as a key: {error}") from None
+        require_short_keys(name, column)
+        return column
+
+    def _field_keys(self, values: Sequence[Any], name: str) -> pa.Array:
+        zone = ZoneInfo(self.source.zone)
+        return pa.array([key_text(_in_zone(field, zone)) for field in self._fields(values, name)], pa.string())
+
+    def record_keys(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
+        """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has none."""
+        name = self.source.key
+        assert name is not None
+        keys = self.field_keys(values, name)
+        if self.keeps_nulls and keys.null_count:
+            texts = keys.to_pylist()
+            for place, value in enumerate(values):
+                if value is None:
+                    texts[place] = self._deleted_key(name, kafka_keys[place].as_py())
+            keys = pa.array(texts, pa.string())
+            require_short_keys(name, keys)
+        if self.source.kind != "stream" and keys.null_count:
+            raise UnusableKeyError("null_key", f"{name}, which is the table's key, is null")
+        return keys
+
+    def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
+        """The key that a record without a value deletes. Only Kafka's key can say which.
+
+        It is the field's value as text or as JSON, or an object with the field.
+        """
+        if kafka_key is None:
+            return None
+        try:
+            return key_text(_in_zone(self._value_in_key(name, kafka_key), ZoneInfo(self.source.zone)))
         except UnicodeDecodeError as error:
-            return error
+            raise UnusableKeyError("key_not_utf8", str(error)) from None
+        except (ValueError, OverflowError, TypeError, RecursionError) as error:
+            raise UnusableKeyError(
+                "deleted_key",
+                f"the value is null, and Kafka's key {shortened(repr(kafka_key.decode()))} does not say which {name} "
+                f"to delete: {error_text(error)}",
+            ) from None
+
+    def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
+        text, kind, sql_type = kafka_key.decode(), self._type_of(name), self.source.types[name]
+        if text.startswith("{") and (members := _members(kafka_key)) is not None:
+            return msgspec.json.decode(members.get(name, kafka_key), type=kind)
+        if sql_type not in ("STRING", "BINARY"):
+            is_json = text.startswith(("{", "[", '"'))
+            return msgspec.json.decode(kafka_key, type=kind) if is_json else msgspec.convert(text, kind, strict=False)
+        if text.startswith('"'):
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(kafka_key, type=kind)
+        return kafka_key if sql_type == "BINARY" else msgspec.convert(text, kind)
+
+    def _type_of(self, name: str) -> Any:
+        if not self.source.is_object:
+            return str if self.source.contract is None else self._class
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(self._class)}
+        return types.get(name, Any)
 
     def times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
         """Event times in ms: of the declared field, or the record's timestamp if there is no such field or no value.
@@ -332,6 +420,8 @@ class ValueDecoder:
         return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
 
 
+_CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
+"""The types that Arrow casts to the text that they have as keys."""
 _ARROW_TYPES = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
@@ -346,24 +436,14 @@ def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> A
     return value
 
 
-def _text(value: Any) -> str:
-    """A value as text, formatted like Spark's CAST."""
-    match value:
-        case str():
-            return value
-        case bytes():
-            return value.decode()
-        case bool():
-            return str(value).lower()
-        case datetime():
-            whole, _, fraction = f"{value:%Y-%m-%d %H:%M:%S.%f}".partition(".")
-            return f"{whole}.{fraction}".rstrip("0").rstrip(".") if int(fraction) else whole
-        case Decimal():
-            return f"{value:f}"
-        case int() | float() | date():
-            return str(value)
-        case _:
-            return _encode(value).decode()
+def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of a JSON object; None if the text is no JSON. Raises DuplicateField."""
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    refuse_duplicates(text)
+    return members
 
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:

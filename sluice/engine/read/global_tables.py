@@ -13,7 +13,7 @@ from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rows import rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.read.decode import Key, ValueDecoder
+from sluice.engine.read.decode import Key, UnusableKeyError, ValueDecoder, require_short_keys
 from sluice.engine.read.streams import Reader, Share, invalid_times
 from sluice.errors import error_text
 from sluice.plan import Job
@@ -31,7 +31,6 @@ class TableReader(Reader):
     """
 
     groups: dict[str, int] = field(default_factory=dict)
-    keys: dict[str, str | None] = field(default_factory=dict)
     keyed: bool = False
     """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
 
@@ -42,17 +41,16 @@ class TableReader(Reader):
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
-        keys = {table.source.topic: table.source.key for table in job.tables}
         uncounted = frozenset(source.topic for source in job.streams)  # ordered joins read these tables as streams
         return cls(
-            side_outputs, batches, job.pipeline.dead_letters, decoders, groups, keys,
+            side_outputs, batches, job.pipeline.dead_letters, decoders, groups,
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, str | None, bytes]] = []
-        decoder, field_key = self.decoders[share.topic], self.keys[share.topic]
+        decoder = self.decoders[share.topic]
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
         positions, unfit = _positions(batch, share.partition), decoder.unfit(values)
@@ -63,19 +61,27 @@ class TableReader(Reader):
             if place in unfit:
                 dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
                 continue
-            key = keys[row] if field_key is None or value is None else decoder.key(value, field_key)
-            if isinstance(key, str) and len(key.encode()) > MOST_KEY_BYTES:
-                dead_letters.append(DeadLetter(row, "key_too_long", f"a key has at most {MOST_KEY_BYTES} bytes"))
-            elif isinstance(key, str):
+            try:
+                key = self._key(decoder, keys[row], value, batch.column("key")[row : row + 1])
                 changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", positions[row]))
-            else:
-                reason = (
-                    ("null_key", "a table's record needs a key") if key is None else ("key_not_utf8", error_text(key))
-                )
-                dead_letters.append(DeadLetter(row, *reason))
+            except UnusableKeyError as error:
+                dead_letters.append(DeadLetter(row, error.reason, str(error)))
         self._reject(batch, share, dead_letters)
         share.counts["applied"] += len(changes)
         return self._state_rows(self.groups[share.topic], changes)
+
+    @staticmethod
+    def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
+        """The key of a record. Raises UnusableKeyError if it has none."""
+        if decoder.source.key is not None:
+            text: str = decoder.record_keys([value], raw_key)[0].as_py()
+            return text
+        if kafka_key is None:
+            raise UnusableKeyError("null_key", "a table's record needs a key")
+        if isinstance(kafka_key, BaseException):
+            raise UnusableKeyError("key_not_utf8", error_text(kafka_key))
+        require_short_keys("the key", pa.array([kafka_key]))
+        return kafka_key
 
     def _rejected_as_stream(
         self, batch: pa.RecordBatch, rows: list[int], values: list[Any], keys: list[Any], share: Share, clock: int

@@ -17,10 +17,10 @@ from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
-from sluice.engine.read.decode import ValueDecoder, failing
+from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, OrderedJob
-from sluice.values.records import METADATA, MOST_KEY_BYTES
+from sluice.values.records import METADATA
 
 _HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
@@ -170,7 +170,7 @@ class StreamReader(Reader):
         columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
         columns |= {name: _EXTRA[name] for name in self.extra}
         for decoder in self.decoders.values():
-            columns |= {field.column: decoder.source.types[field.name] for field in decoder.source.fields}
+            columns |= {field.column: field.type for field in decoder.source.fields}
         return columns
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
@@ -217,12 +217,9 @@ class StreamReader(Reader):
         `clock` is the time at which the batch began, in epoch ms.
         """
         source = decoder.source
-        columns = {field.column: decoder.column(values, field.name) for field in source.fields}
+        columns = {field.column: decoder.column_of(field, values, kept.column("key")) for field in source.fields}
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
         columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
-        for read in source.fields:
-            if read.is_key:
-                _require_key(read.name, columns[read.column])
         columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
             is_valid = pc.fill_null(pc.greater_equal(columns["_time"], 0), False)
@@ -231,7 +228,7 @@ class StreamReader(Reader):
             if name != "_partition":
                 columns[name] = self._metadata(name, kept, decoder)
         if "_key" in columns:
-            _require_key("the key", columns["_key"])
+            require_short_keys("the key", columns["_key"])
         for name in self.extra:
             columns[name] = self._extra(name, kept)
         return columns
@@ -306,26 +303,6 @@ class StreamReader(Reader):
             return "out_of_range", str(error).splitlines()[0]
         latest = clock + decoder.source.max_future_skew_ms
         return next(iter(invalid_times(columns["_time"], latest)), None)
-
-
-class UnusableKeyError(ValueError):
-    """A key that no store can have: `reason` is the reason of the dead letter."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-def _require_key(name: str, keys: pa.Array) -> None:
-    """Raise UnusableKeyError for bytes that are not text, and for a key that is too long for a database's index."""
-    if pa.types.is_binary(keys.type):
-        try:
-            keys = keys.cast(pa.string())
-        except pa.ArrowInvalid:
-            raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
-    if pa.types.is_string(keys.type) and len(keys) and (pc.max(pc.binary_length(keys)).as_py() or 0) > MOST_KEY_BYTES:
-        longest = pc.max(pc.binary_length(keys)).as_py()
-        raise UnusableKeyError("key_too_long", f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
+from sluice.engine.steps.key_sql import NoKeyError, key_sql
 from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Attempt
 from sluice.plan import Column as Plain
@@ -33,7 +34,7 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
 
 
 def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[Attempt]) -> DataFrame:
-    """Add columns, and each attempt's struct and its error text, which is null unless the attempt fails for the record.
+    """Add columns, and each attempt's struct, its key's text, and its error text, null unless the attempt fails.
 
     No column may read another one. All are added at once, because Spark analyzes the whole query again for every step
     that is added to it. Raises Unresolved if Spark cannot resolve an expression.
@@ -57,7 +58,8 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[At
     outcomes = [list(_outcomes(attempt)) for attempt in attempts]
 
     def with_errors() -> DataFrame:
-        return attempted.select("*", *(_error_of(*each, schema) for each in zip(attempts, outcomes, strict=True)))
+        errors = (_error_of(*each, schema) for each in zip(attempts, outcomes, strict=True))
+        return attempted.select("*", *_keys_of(attempts, schema), *errors)
 
     try:
         return with_errors()
@@ -71,15 +73,41 @@ def _struct_of(attempt: Attempt) -> str:
     return f"IF({attempt.passed}, named_struct({fields}), NULL)"
 
 
+def _keys_of(attempts: Sequence[Attempt], schema: spark.StructType) -> Iterator[Column]:
+    """The columns with the texts of the attempts' keys."""
+    return (F.expr(_key_of(each, schema)).alias(each.key_text) for each in attempts if each.key is not None)
+
+
+def _key_of(attempt: Attempt, schema: spark.StructType) -> str:
+    """SQL for the text of an attempt's key. Raises Unresolved if its type cannot be a key."""
+    assert attempt.key is not None
+    try:
+        return key_sql(attempt.result(attempt.key), _types_of(attempt, schema)[attempt.key])
+    except NoKeyError as error:
+        raise Unresolved(attempt.step, error) from None
+
+
+def _types_of(attempt: Attempt, schema: spark.StructType) -> list[spark.DataType]:
+    """The types of an attempt's expressions."""
+    kind = schema[attempt.name].dataType
+    assert isinstance(kind, spark.StructType)
+    return [column.dataType for column in kind.fields]
+
+
 def _error_of(attempt: Attempt, outcomes: Sequence[tuple[Column, str]], schema: spark.StructType) -> Column:
     """The column with the attempt's error text. `schema` has the type of its struct."""
-    kind = schema[attempt.name].dataType
     message = F.when(F.expr(f"NOT ({attempt.passed})"), F.lit(None))
     message = message.when(F.col(attempt.name).isNull(), _cause(outcomes))
-    assert isinstance(kind, spark.StructType)
-    for number, column in enumerate(kind.fields):
-        for condition, text in _unusable(attempt.result(number), column.dataType, is_key=number in attempt.keys):
-            message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
+    unusable = []
+    for number, kind in enumerate(_types_of(attempt, schema)):
+        if (condition := _is_not_finite(attempt.result(number), kind)) is not None:
+            unusable.append((condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"))
+    if attempt.key is not None:
+        key, most = _key_of(attempt, schema), MOST_KEY_BYTES
+        unusable.append((f"octet_length({key}) > {most}", f"KEY_TOO_LONG: a key has at most {most} bytes"))
+        unusable.append((f"NOT is_valid_utf8({key})", "KEY_NOT_UTF8: a key is text"))
+    for condition, text in unusable:
+        message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
     return message.cast("STRING").alias(attempt.error)
 
 
@@ -112,16 +140,6 @@ def _is_resolved(frame: DataFrame, column: Column) -> bool:
     except PySparkException:
         return False
     return True
-
-
-def _unusable(sql: str, kind: spark.DataType, *, is_key: bool) -> Iterator[tuple[str, str]]:
-    """Pairs of an SQL condition under which a result is rejected, and the message."""
-    if (condition := _is_not_finite(sql, kind)) is not None:
-        yield condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"
-    if is_key:
-        too_long = f"octet_length(CAST({sql} AS STRING)) > {MOST_KEY_BYTES}"
-        yield too_long, f"KEY_TOO_LONG: a key has at most {MOST_KEY_BYTES} bytes"
-        yield f"NOT is_valid_utf8(CAST({sql} AS STRING))", "KEY_NOT_UTF8: a key is text"
 
 
 def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:

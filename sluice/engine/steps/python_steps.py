@@ -15,15 +15,18 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.rejected import describe, run_ended, subject_of
+from sluice.engine.steps import key_sql
 from sluice.operators.base import rejects_record, require_run
-from sluice.operators.encoding import Declared, require_key, to_json
+from sluice.operators.encoding import Declared, require_key
 from sluice.plan import Job, PythonFunction
+from sluice.values.keys import key_text
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
 
 
 def register(spark: SparkSession, job: Job) -> None:
-    """Register the job's Python functions with a session."""
+    """Register the job's Python functions with a session, and the function that makes the texts of some keys."""
+    key_sql.register(spark)
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
         spark.udf.register(f"python_{function.number}", Call(function, step).call, RESULT)
@@ -87,9 +90,9 @@ class Call:
 
 
 def _key(key: Any) -> str | None:
-    """A key as text. Raises ValueError if it is too long."""
-    if key is None:
-        return None
-    text = key if isinstance(key, str) else to_json(key)
-    require_key(text)
+    """The text of a key. Raises an error for a key that is too long, and for a value that cannot be a key."""
+    require_run(key)
+    text = key_text(key)
+    if text is not None:
+        require_key(text)
     return text

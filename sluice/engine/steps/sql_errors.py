@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 
+from sluice.engine.steps.key_sql import NoKeyError
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Column, Job, Step
 
@@ -17,9 +18,12 @@ PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 
 class Unresolved(Exception):
-    """Spark cannot resolve a column of a step. `step` is the step's number; None if several steps share the column."""
+    """Spark cannot resolve a column of a step, or the column cannot be a key.
 
-    def __init__(self, step: int | None, error: PySparkException) -> None:
+    `step` is the step's number; None if several steps share the column.
+    """
+
+    def __init__(self, step: int | None, error: PySparkException | NoKeyError) -> None:
         super().__init__(str(step))
         self.step = step
         self.error = error
@@ -45,6 +49,8 @@ def _alias(column: Column) -> str:
 
 def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
     step = None if unresolved.step is None else job.pipeline.steps[unresolved.step]
+    if isinstance(unresolved.error, NoKeyError):
+        return TopologyError(f"{_where(job, step)} {unresolved.error}.", next_step=unresolved.error.next_step)
     return TopologyError(f"{_where(job, step)} Spark says: {_plain(job, str(unresolved.error))}")
 
 

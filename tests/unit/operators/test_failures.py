@@ -300,7 +300,7 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "9223372036854775807 ms is not a time": lambda context: context.forward("k", 1, time=2**63 - 1),
     "-1 ms is not a time in the years 1970 to 9999": lambda context: context.forward("k", 1, time=-1),
     "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
-    "a record's key must be a str, not int": lambda context: context.forward(1, 1),  # type: ignore[arg-type]
+    "a value of type object cannot be a key": lambda context: context.forward(object(), 1),
     "Expected `int`, got `array`": lambda context: context.forward("k", [1]),
     "contains an integer of more than 64 bits": lambda context: context.forward("k", 2**63),
 }

@@ -1,0 +1,128 @@
+"""SQL for the text of a key, with the same result as `values.keys.key_text`.
+
+Spark writes doubles differently with each Java version, and values of unknown type are not known before the record. If
+a key has such parts, the SQL makes JSON of the key, and a Python function makes the text from that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pyspark.sql import SparkSession
+from pyspark.sql import types as spark
+
+from sluice.values.json_text import json_string
+from sluice.values.keys import DECIMAL, key_of_json
+from sluice.values.sql import backticked, literal
+
+_FUNCTION = "sluice_key_of_json"
+
+
+class NoKeyError(Exception):
+    """A type has no text as a key. The message says which, and `next_step` what to write."""
+
+    def __init__(self, message: str, next_step: str) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
+def register(spark: SparkSession) -> None:
+    """Register the function that the SQL of some keys calls."""
+    spark.udf.register(_FUNCTION, key_of_json, "string")
+
+
+def key_sql(sql: str, kind: spark.DataType) -> str:
+    """SQL for the text of the key `sql`, which must be a column or a part of one. Raises NoKeyError."""
+    return f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
+
+
+def _has_doubles(kind: spark.DataType) -> bool:
+    """Whether a key has numbers that only Python writes as Python does."""
+    match kind:
+        case spark.DoubleType() | spark.FloatType() | spark.VariantType():
+            return True
+        case spark.StructType():
+            return any(_has_doubles(field.dataType) for field in kind.fields)
+        case spark.ArrayType():
+            return _has_doubles(kind.elementType)
+        case spark.MapType():
+            return _has_doubles(kind.valueType)
+        case _:
+            return False
+
+
+def _text(sql: str, kind: spark.DataType, depth: int = 0) -> str:
+    """SQL for the text of a key without doubles. `depth` is the number of lambdas around it."""
+    if isinstance(kind, spark.StructType | spark.ArrayType | spark.MapType):
+        return f"IF({sql} IS NULL, NULL, {_json(sql, kind, depth)})"
+    return _plain(sql, kind)
+
+
+def _plain(sql: str, kind: spark.DataType) -> str:
+    match kind:
+        case spark.StringType():
+            return sql
+        case spark.DecimalType() if kind.scale > 0:
+            return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
+        case spark.YearMonthIntervalType() | spark.DayTimeIntervalType() | spark.CalendarIntervalType():
+            raise NoKeyError("an interval cannot be a key", "Convert it to a number, such as a number of seconds.")
+        case _:
+            return f"CAST({sql} AS STRING)"
+
+
+def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
+    """SQL for a value as JSON, never null. If `marked`, decimals end so that they can be told from doubles."""
+    match kind:
+        case spark.StructType():
+            return f"IF({sql} IS NULL, 'null', {_object(sql, kind, depth, marked)})"
+        case spark.ArrayType():
+            return f"IF({sql} IS NULL, 'null', {_list(sql, kind, depth, marked)})"
+        case spark.MapType():
+            return f"IF({sql} IS NULL, 'null', {_map(sql, kind, depth, marked)})"
+        case spark.NullType():
+            return "'null'"
+        case spark.VariantType():
+            return f"coalesce(to_json({sql}), 'null')"
+        case spark.DoubleType() | spark.FloatType():
+            return f"coalesce(CAST(CAST({sql} AS DOUBLE) AS STRING), 'null')"
+        case spark.DecimalType() if marked:
+            return f"coalesce(concat({_plain(sql, kind)}, {literal(DECIMAL)}), 'null')"
+        case spark.BooleanType() | spark.IntegralType() | spark.DecimalType():
+            return f"coalesce({_plain(sql, kind)}, 'null')"
+        case spark.BinaryType():
+            return _string(sql)
+        case _:
+            return _string(_plain(sql, kind))
+
+
+def _string(sql: str) -> str:
+    """JSON of a text, or of bytes, which is base64. `to_json` takes a list of them, so the brackets are cut off."""
+    return f"trim(BOTH '[]' FROM to_json(array({sql})))"
+
+
+def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
+    numbers = Counter(field.name.lower() for field in kind.fields)
+    if twice := [name for name, number in numbers.items() if number > 1]:
+        raise NoKeyError(f"a key has two fields named {twice[0]}", "Name them apart: struct(a.id AS a, b.id AS b).")
+    parts: list[str] = []
+    for field in sorted(kind.fields, key=lambda field: field.name):
+        parts.append(literal(f"{',' if parts else ''}{json_string(field.name)}:"))
+        parts.append(_json(f"{sql}.{backticked(field.name)}", field.dataType, depth, marked=marked))
+    return f"concat('{{', {''.join(f'{part}, ' for part in parts)}'}}')"
+
+
+def _list(sql: str, kind: spark.ArrayType, depth: int, marked: bool) -> str:
+    element = f"e{depth}"
+    items = f"transform({sql}, {element} -> {_json(element, kind.elementType, depth + 1, marked=marked)})"
+    return f"concat('[', array_join({items}, ','), ']')"
+
+
+def _map(sql: str, kind: spark.MapType, depth: int, marked: bool) -> str:
+    if isinstance(kind.keyType, spark.BinaryType) or _has_doubles(kind.keyType):
+        raise NoKeyError("a map from doubles or bytes cannot be a key", "Cast the map's keys to STRING.")
+    entry, pair = f"e{depth}", f"p{depth}"
+    name = _text(f"{entry}.key", kind.keyType, depth + 1)
+    value = _json(f"{entry}.value", kind.valueType, depth + 1, marked=marked)
+    pairs = f"transform(map_entries({sql}), {entry} -> named_struct('name', {name}, 'value', {value}))"
+    members = f"transform(array_sort({pairs}), {pair} -> concat({_string(f'{pair}.name')}, ':', {pair}.value))"
+    return f"concat('{{', array_join({members}, ','), '}}')"

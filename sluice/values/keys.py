@@ -1,0 +1,154 @@
+"""The text of a key: one for each value, whichever side makes the key.
+
+A key is text everywhere: in Kafka, in stores and in queries. Python functions, decoders and queries make it with
+`key_text`, SQL expressions with `engine.steps.key_sql`; both write the same text. Single values have their plain text.
+Objects and lists are JSON without spaces, in which objects have their names in order, so that two values have the same
+text only if they are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from base64 import b64encode
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from sluice.values.json_limits import shortened
+from sluice.values.json_text import json_string
+from sluice.values.records import MOST_KEY_BYTES
+
+
+def key_text(value: Any) -> str | None:
+    """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
+    if type(value) is str or value is None:
+        return value
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode()
+    plain = _plain(value)
+    return _json(value) if plain is None else plain
+
+
+def _plain(value: Any) -> str | None:
+    """The text of a single value; None for bytes, objects and lists."""
+    match value:
+        case Enum():  # before str and int, which an Enum's class may extend
+            return key_text(value.value)
+        case str():
+            return str.__str__(value)
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return int.__repr__(value)
+        case float():
+            return _float(value)
+        case Decimal():
+            return _decimal(value)
+        case datetime():
+            zoned = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+            return _without_zeros(zoned.isoformat(" "))
+        case date():
+            return value.isoformat()
+        case time() if value.tzinfo is None:
+            return _without_zeros(value.isoformat())
+        case timedelta():
+            text: str = msgspec.to_builtins(value)
+            return text
+        case UUID():
+            return str(value)
+        case _:
+            return None
+
+
+def _float(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} cannot be a key")
+    return float.__repr__(value + 0.0)  # -0.0 + 0.0 is 0.0, which is equal
+
+
+def _decimal(value: Decimal) -> str:
+    """All digits without an exponent, but no zeros at the end, in which equal amounts may differ."""
+    if not value.is_finite():
+        raise ValueError(f"{value} cannot be a key")
+    if abs(value.adjusted()) > MOST_KEY_BYTES:
+        raise ValueError(f"{shortened(str(value))} has too many digits for a key")
+    text = _without_zeros(f"{value:f}")
+    return "0" if text == "-0" else text
+
+
+def _without_zeros(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def _json(value: Any) -> str:
+    """A value as JSON within a key. Numbers and Booleans are written as such, other single values as strings."""
+    match value:
+        case None:
+            return "null"
+        case Enum():
+            return _json(value.value)
+        case bytes() | bytearray():
+            return json_string(b64encode(value).decode())
+        case list() | tuple():
+            return _list(map(_json, value))
+        case set() | frozenset():
+            return _list(sorted(map(_json, value)))
+        case dict():
+            return _object(value.items())
+        case msgspec.Struct():
+            return _object(_fields(value))
+    if dataclasses.is_dataclass(value):
+        return _object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    text = _plain(value)
+    if text is None:
+        raise TypeError(f"a value of type {type(value).__name__} cannot be a key")
+    return text if isinstance(value, int | float | Decimal) else json_string(text)
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"[{','.join(items)}]"
+
+
+def _object(pairs: Iterable[tuple[Any, Any]]) -> str:
+    members: dict[str, str] = {}
+    for key, value in pairs:
+        name = key_text(key)
+        if name is None or name in members:
+            raise ValueError(f"an object in a key has {'no name' if name is None else f'two values named {name!r}'}")
+        members[name] = _json(value)
+    return f"{{{','.join(f'{json_string(name)}:{members[name]}' for name in sorted(members))}}}"
+
+
+def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
+    """A Struct's tag and fields, by their names in JSON."""
+    config = value.__struct_config__
+    if config.tag_field is not None:
+        yield config.tag_field, config.tag
+    for name, attribute in zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True):
+        yield name, getattr(value, attribute)
+
+
+DECIMAL = "E+0"
+"""The end of a decimal's text in the JSON for `key_of_json`. Neither Java nor JSON's writers give doubles this end."""
+
+
+def key_of_json(text: str) -> str | None:
+    """The text of a key from JSON; None for NaN and infinity.
+
+    Numbers with a point or an exponent are doubles, unless they are marked with `DECIMAL`.
+    """
+    try:
+        return key_text(json.loads(text, parse_float=_number))
+    except ValueError:
+        return None
+
+
+def _number(text: str) -> float | Decimal:
+    return Decimal(text) if text.endswith(DECIMAL) else float(text)
