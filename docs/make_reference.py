@@ -14,7 +14,7 @@ import typer
 from typing_extensions import TypeVar
 
 from docs import timelines
-from sluice import Client, Routes, Stores, client, errors, examples, query, read_store, settings, topology
+from sluice import Client, Routes, Stores, client, errors, examples, key_text, query, read_store, settings, topology
 from sluice.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
@@ -30,7 +30,7 @@ PUBLIC: dict[str, list[Any]] = {
         topology.GroupedStream, topology.WindowedStream,
         topology.Table, topology.GlobalTable, topology.GroupedTable, topology.Processed, topology.struct,
         topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window,
-        contracts.Digits,
+        contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,
     ],
     "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],

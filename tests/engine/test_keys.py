@@ -131,6 +131,18 @@ def _pairs(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+def untyped(value: Any) -> Any:
+    """The value as a function gets it without a declared type: Spark writes a whole number without a point."""
+    match value:
+        case float():
+            return int(value) if value.is_integer() and abs(value) < 1e15 else value
+        case list():
+            return [untyped(inner) for inner in value]
+        case dict():
+            return {name: untyped(inner) for name, inner in value.items()}
+    return value
+
+
 @given(rows=ROWS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_python_and_sql_give_the_same_text_and_equal_values_the_same_key(
@@ -138,7 +150,7 @@ def test_python_and_sql_give_the_same_text_and_equal_values_the_same_key(
 ) -> None:
     texts = keys_by_spark(spark, rows)
     for name in (*COLUMNS, "json"):
-        expected = [key_text(row[name]) for row in rows]
+        expected = [key_text(untyped(row[name]) if name == "json" else row[name]) for row in rows]
         assert [text[name] for text in texts] == expected
         if name == "json":  # Python calls 1, 1.0 and True equal
             continue

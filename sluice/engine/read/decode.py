@@ -437,12 +437,14 @@ def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> A
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
-    """The members of a JSON object; None if the text is no JSON. Raises DuplicateField."""
+    """The members of a JSON object; None if the text is no JSON. Raises ValueError if a member occurs twice."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        refuse_duplicates(text)
     except msgspec.DecodeError:
         return None
-    refuse_duplicates(text)
+    except DuplicateField as error:
+        raise ValueError(f"field {str(error)!r} occurs twice") from None
     return members
 
 
