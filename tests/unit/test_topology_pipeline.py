@@ -322,6 +322,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().filter(3),  # type: ignore[call-overload]
         r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got int: 3",
     ),
+    "a list of fields as a key": (
+        lambda: sales().group_by(["shop", "item"]),  # type: ignore[call-overload]
+        r"got list: .* Write one expression over several fields as \"struct\(shop, item\)\"\.",
+    ),
     "a function of too many": (
         lambda: sales().map_values(lambda key, sale, more: sale),  # type: ignore[arg-type, misc]
         r"map_values at .*<lambda>\(key, sale, more\) must take \(value\) or \(key, value\)",
