@@ -29,7 +29,7 @@ from sluice.answers import (
     WorkerStatus,
 )
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SettingsError, SluiceError, StateError
-from sluice.values.keys import key_text
+from sluice.values.keys import queried_key
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Queries:
 
         A key that is not a str, such as a number, a date or a dict, is looked up by its text as a key.
         """
-        text = _text(key)
+        text = queried_key(key)
         if "\n" not in text and "\r" not in text:
             return await self._send(_query(_path(store, "keys", text), Entries, moment))
         # Airflow's router accepts no line break in a path.
@@ -126,7 +126,7 @@ class Queries:
 
         Sends several requests if the keys make one too long; all answers are from one snapshot.
         """
-        first, *others = _parts([*dict.fromkeys(map(_text, keys))])
+        first, *others = _parts([*dict.fromkeys(map(queried_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
@@ -136,7 +136,7 @@ class Queries:
 
     async def windows(self, store: str, key: Any, **part: Unpack[Part]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
-        return await self._send(_query(_path(store, "keys", _text(key)), Entries, part))
+        return await self._send(_query(_path(store, "keys", queried_key(key)), Entries, part))
 
     async def page(
         self,
@@ -319,16 +319,6 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
         for item in (value if isinstance(value, list) else [value])
     ]
     return Query(path, answer, pairs)
-
-
-def _text(key: Any) -> str:
-    try:
-        text = key_text(key)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise QueryError(f"{key!r} cannot be a key: {error}.") from None
-    if text is None:
-        raise QueryError("None cannot be a key.")
-    return text
 
 
 def _parts(keys: list[str]) -> list[list[str]]:

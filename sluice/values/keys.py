@@ -21,6 +21,7 @@ from uuid import UUID
 
 import msgspec
 
+from sluice.errors import QueryError
 from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
 from sluice.values.records import MOST_KEY_BYTES
@@ -34,6 +35,17 @@ def key_text(value: Any) -> str | None:
         return bytes(value).decode()
     plain = _plain(value)
     return _json(value) if plain is None else plain
+
+
+def queried_key(value: Any) -> str:
+    """The text of a key to look up. Raises QueryError for a value that cannot be a key."""
+    try:
+        text = key_text(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise QueryError(f"{value!r} cannot be a key: {error}.") from None
+    if text is None:
+        raise QueryError("None cannot be a key.")
+    return text
 
 
 def _plain(value: Any) -> str | None:

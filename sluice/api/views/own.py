@@ -34,6 +34,7 @@ from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
 from sluice.time_limits import LimitExceeded, within
+from sluice.values.keys import queried_key
 
 T = TypeVar("T")
 
@@ -69,20 +70,22 @@ class Stores:
         newest = [await catalogue.newest(pipeline, job) for job in jobs]
         return cls(allowed, pipeline, [snapshot for snapshot in newest if snapshot is not None])
 
-    async def get(self, store: str, key: str) -> Entry | None:
-        """The entry of a key, or None."""
-        answer = await self._reader.get(await self._pin(store), key)
+    async def get(self, store: str, key: Any) -> Entry | None:
+        """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""
+        answer = await self._reader.get(await self._pin(store), queried_key(key))
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None
 
-    async def multi_get(self, store: str, keys: Iterable[str]) -> list[Entry]:
+    async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
         """The entries of up to 1,000 keys, in the given order. Keys without a value are omitted."""
-        answer = await self._reader.multi_get(await self._pin(store), keys)
+        answer = await self._reader.multi_get(await self._pin(store), map(queried_key, keys))
         return self._entries(answer.entries, answer.workers)
 
-    async def windows(self, store: str, key: str, start: Time = None, end: Time = None) -> list[Entry]:
+    async def windows(self, store: str, key: Any, start: Time = None, end: Time = None) -> list[Entry]:
         """The windows of a key that start between `start` and `end`, in order."""
-        answer = await self._reader.windows(await self._pin(store), key, _ms("start", start), _ms("end", end))
+        answer = await self._reader.windows(
+            await self._pin(store), queried_key(key), _ms("start", start), _ms("end", end)
+        )
         return self._entries(answer.entries, answer.workers)
 
     async def all(
@@ -116,10 +119,10 @@ class Stores:
         """The address of each worker of a store, sorted by worker number."""
         return [self._address(worker) for worker in (await self._pin(store)).workers]
 
-    async def owner(self, store: str, key: str) -> Address:
+    async def owner(self, store: str, key: Any) -> Address:
         """The address of the worker that owns a key."""
         workers = (await self._pin(store)).workers
-        return self._address(workers[owner(key, len(workers))])
+        return self._address(workers[owner(queried_key(key), len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
         """Compute and encode an expensive response. The route must return the result unchanged.
