@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Digits, Pipeline, Processor, Record, Serde, session
+from sluice import Context, Digits, Pipeline, Processor, Record, Serde, Stream, Table, session
 from tests.pipelines.conftest import Drive
 
 
@@ -147,7 +147,7 @@ def test_joins_find_keys_that_another_side_has_made(drive: Drive) -> None:
     by_price = pipeline.table("by_price", value=Product, key="price")
     everywhere = pipeline.global_table("everywhere", value=Product, key="weight")
     latest = pipeline.table("latest", value=Weighing, key="id")
-    steps = {
+    steps: dict[str, Stream[Any] | Table[Any]] = {
         "field": weighings.select_key("weight").join(by_weight),
         "expression": weighings.select_key("weight * 1").join(by_weight),
         "global": weighings.join(everywhere, on="weight"),
