@@ -18,7 +18,7 @@ from sluice.engine.batch.rejected import describe, run_ended, subject_of
 from sluice.engine.steps import key_sql
 from sluice.operators.base import rejects_record, require_run
 from sluice.operators.encoding import Declared, require_key
-from sluice.plan import Job, PythonFunction
+from sluice.plan import Attempt, Job, PythonFunction
 from sluice.values.keys import key_text
 
 RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
@@ -26,7 +26,8 @@ RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:
 
 def register(spark: SparkSession, job: Job) -> None:
     """Register the job's Python functions with a session, and the function that makes the texts of some keys."""
-    key_sql.register(spark)
+    if any(isinstance(column, Attempt) and column.key is not None for column in job.columns):
+        key_sql.register(spark)
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
         spark.udf.register(f"python_{function.number}", Call(function, step).call, RESULT)
