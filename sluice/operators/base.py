@@ -56,10 +56,15 @@ class Row(msgspec.Struct):
     foreign: str | None = None
     """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
     mapped key, a stream deduplicated by an id, and a grouped table."""
+    headers: str | None = None
+    """The headers of the record that caused the row, as JSON."""
 
 
 class Output(Protocol):
     """Receives the results of an operator."""
+
+    headers: str | None
+    """The headers of the next results, as JSON: those of the current row, unless the operator sets others."""
 
     def emit(
         self,

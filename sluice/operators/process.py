@@ -51,6 +51,7 @@ class Process:
         key, value, time = row.key, row.value, row.time
         if key is not None and state.event:
             self._fire(state, key, row.before, out)
+            out.headers = row.headers
         context = self._context
         context.turn_to(state, key, time, row.after, out)
         context.begin()
@@ -126,7 +127,11 @@ class Process:
             self._call(state, Timer(key, name, "event", schedule.time), schedule.time, out)
 
     def _call(self, state: Kept, timer: Timer, stream_time: int, out: Output) -> None:
-        """Call the author's `on_timer`. If it fails, the key's stores and timers are restored."""
+        """Call the author's `on_timer`. If it fails, the key's stores and timers are restored.
+
+        As in Kafka Streams, the results of a timer have no headers.
+        """
+        out.headers = None
         context = self._context
         context.turn_to(state, timer.key, timer.time, stream_time, out)
         context.begin()
@@ -147,18 +152,7 @@ def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
 
 
 def _object(entries: dict[str, tuple[int, Any]]) -> str:
-    try:
-        return to_json({name: value for name, (_, value) in sorted(entries.items())})
-    except (TypeError, ValueError, OverflowError):
-        pass  # one of the values cannot be written as JSON
-    return f"{{{','.join(f'{to_json(name)}:{_value(value)}' for name, (_, value) in sorted(entries.items()))}}}"
-
-
-def _value(value: Any) -> str:
-    try:
-        return to_json(value)
-    except (TypeError, ValueError, OverflowError):
-        return to_json(str(value))  # a state can contain values that JSON cannot represent, such as NaN
+    return to_json({name: value for name, (_, value) in sorted(entries.items())})
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:

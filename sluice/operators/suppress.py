@@ -30,6 +30,8 @@ class Waiting(msgspec.Struct, array_like=True):
     old: str | None = None
     """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
     value, not the last value sent."""
+    headers: str | None = None
+    """The headers of the record that caused the latest update."""
 
 
 State = dict[Bounds, Waiting]
@@ -143,7 +145,7 @@ class Suppress:
         if waiting is None:
             since = row.window[1] if self.until_close and row.window else row.time
             state[window] = waiting = Waiting(since, None, row.time)
-        waiting.value, waiting.time, waiting.old = row.value, row.time, replaced
+        waiting.value, waiting.time, waiting.old, waiting.headers = row.value, row.time, replaced, row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)
@@ -195,7 +197,7 @@ class Suppress:
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        bounds = None if window == NO_WINDOW else window
+        bounds, out.headers = None if window == NO_WINDOW else window, waiting.headers
         if waiting.value is None and self.until_close:
             return
         if self.retracts and waiting.old is not None:

@@ -436,6 +436,11 @@ class BaseJob:
         return tuple(sink.topic for sink in self.sinks if sink.table is None)
 
     @property
+    def keeps_headers(self) -> bool:
+        """Whether the headers of records may reach a topic."""
+        return any(sink.table is None for sink in self.sinks)
+
+    @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
         """Destination → the tables that one transaction per batch writes: those of a database, or one Delta table."""
         tables: dict[str, tuple[Sink, ...]] = {}

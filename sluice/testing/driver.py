@@ -34,9 +34,9 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
 from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
-from sluice.topology.dsl import encode_text
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
+from sluice.values.text import encode_text
 
 log = structlog.get_logger(__name__)
 

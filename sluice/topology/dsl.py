@@ -26,6 +26,7 @@ from sluice.topology.windows import Duration, kept_for, milliseconds
 from sluice.values.records import CHANGE_METADATA, METADATA, STATEFUL_METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
 from sluice.values.sql import quoted
 from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
+from sluice.values.text import encode_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.values.wrappers import Not, Print
 
@@ -223,11 +224,6 @@ class Handle(Generic[V]):
                 next_step="Give a Serde with encode=, or leave value= out to write JSON.",
             )
         return serde.encode or encode_text
-
-
-def encode_text(value: Any) -> bytes:
-    """Write a value as plain text: the encoder of `to(topic, value=str)`."""
-    return str(value).encode()
 
 
 class Stream(Handle[V]):

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
+from sluice.engine.batch.headers import concatenated, headers_of_records, with_headers
 from sluice.engine.batch.rows import origins
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
@@ -176,6 +177,8 @@ class RecordSinks:
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
                 records = pa.table(columns | (facts.places(sink, chosen, self.topics) if sink.appends else {}))
+                if sink.table is None:
+                    records = with_headers(records, headers_of_records(chosen))
                 facts.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
             applied |= truth(batch.column(name))
@@ -230,7 +233,7 @@ class RecordSinks:
         name = part_name("part", topic, partition)
         facts.end()
         for output, tables in facts.outputs.items():
-            facts.counts.update(self.side_outputs.write_records(number, output, name, pa.concat_tables(tables)))
+            facts.counts.update(self.side_outputs.write_records(number, output, name, concatenated(tables)))
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
         self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
 

@@ -22,6 +22,7 @@ ROW = {
     "key": "STRING",
     "value": "STRING",
     "foreign": "STRING",
+    "headers": "STRING",
     "time": "BIGINT",
     "before": "BIGINT",
     "after": "BIGINT",
@@ -34,6 +35,8 @@ ROW = {
     "worker": "INT",
 }
 """Columns of an ordered row. `target` is the operator, store or sink for the row, or the operator that `emitted` it.
+
+`headers` are those of the record that caused the row, as JSON, if an output needs them.
 
 Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
 and offset) and `path` (the steps from the record to the row; see `values.paths`).

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.accounting import Fate, Part, PartFacts, RecordSinks, StreamTimeReader, Task, truth
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
+from sluice.engine.batch.headers import headers_of_records, with_headers
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.plan import AggregationGroup, FusedJob
@@ -143,7 +144,7 @@ class Windowing:
         if group.late is not None and len(late_rows):
             late = batch.take(pa.array(late_rows))
             columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
-            table = pa.table(columns | {"timestamp": late.column("_time")})
+            table = with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
             facts.outputs.setdefault(group.late.topic, []).append(table)
         return self._batch(batch, group, rows[windowed.rows], windowed.starts, task.closed)
 

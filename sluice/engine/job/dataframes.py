@@ -13,6 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow import Chain, arrow_type
+from sluice.engine.batch.headers import RAW
 from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.batch.storage import Storage
@@ -106,7 +107,9 @@ class Frames:
         failures = self.job.first_failures
         columns += [f"IF({failure.once}, {failure.error}, NULL) AS {failure.column}" for failure in failures]
         if failures:
-            columns += ["_topic", "_timestamp", "_raw_key", "_raw_value", "_raw_headers"]
+            columns += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
+        if failures or self.job.keeps_headers:
+            columns.append(RAW)
         return columns
 
     def _fused(self, job: FusedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:

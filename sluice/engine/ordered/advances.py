@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -43,7 +44,7 @@ from sluice.plan.operators import Suppress
 
 _SCHEMA = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
-    ("complete", pa.bool_()),
+    ("complete", pa.bool_()), ("headers", pa.string()),
 ])  # fmt: skip
 
 _Ranks = npt.NDArray[np.intp]
@@ -60,17 +61,18 @@ class Advances:
         """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
 
         Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
-        the columns of the position, and `time`.
+        the columns of the position, `time`, and perhaps `headers`.
         """
-        if operator.joint or complete.all():
-            chosen = [columns[name] for name in (*SORT_KEY, "time")]
-        else:
-            chosen = [columns[name].filter(pa.array(complete)) for name in (*SORT_KEY, "time")]
+        headers = columns.get("headers", pa.nulls(len(complete), pa.string()))
+        chosen = [*(columns[name] for name in (*SORT_KEY, "time")), headers]
+        if not operator.joint and not complete.all():
+            chosen = [column.filter(pa.array(complete)) for column in chosen]
             complete = complete[complete]
         count = len(complete)
         if count:
+            *chosen, headers = chosen
             sides = pa.repeat(pa.scalar(side, pa.int8()), count)
-            batch = pa.RecordBatch.from_arrays([*chosen, sides, pa.array(complete)], schema=_SCHEMA)
+            batch = pa.RecordBatch.from_arrays([*chosen, sides, pa.array(complete), headers], schema=_SCHEMA)
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
@@ -129,7 +131,7 @@ class Gather:
             replaces = old & valued
             complete &= valued | np.concatenate(([replaced.get(operator.number, False)], replaces[:-1]))
             replaced[operator.number] = bool(replaces[-1])
-        columns = {name: given.column(name) for name in (*SORT_KEY, "time")}
+        columns = {name: given.column(name) for name in (*SORT_KEY, "time", "headers")}
         advances.add(operator, edge.side, complete, columns)
 
 
@@ -277,6 +279,13 @@ class Timeline:
     def position(self, advance: int) -> Position:
         """The position of an advance."""
         return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
+
+    @cached_property
+    def headers(self) -> Mapping[Position, str]:
+        """The headers of the records whose rows advance stream time, by their positions."""
+        headers = self._table.column("headers")
+        with_headers = np.flatnonzero(truth(headers.is_valid()))
+        return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
 
     def columns(self, table: pa.Table) -> dict[str, Times]:
         """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.accounting import Part, PartFacts, RecordSinks, StreamTimeReader, Task, truth
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
+from sluice.engine.batch.headers import headers_of_records
 from sluice.engine.batch.rows import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
@@ -120,6 +121,8 @@ class Ingest:
             else batch.column(side.path_column).take(taken)
         )
         position["time"] = batch.column("_time").take(taken)
+        if (headers := headers_of_records(batch)) is not None:
+            position["headers"] = headers.take(taken)
         if operator.timed:
             advancing = self._advancing(batch, side)
             task.advances.add(operator, side.side, advancing[indices], position)

@@ -104,6 +104,8 @@ class StageOutput:
     """The operators for which only a key's last result matters."""
     row: Row | None = None
     """The current row."""
+    headers: str | None = None
+    """The headers of the next results, as JSON."""
     released: Released | None = None
     """The release at the position; None while a row is processed."""
     _results: int = 0
@@ -139,11 +141,12 @@ class StageOutput:
 
     def _tell(self, key: str | None, value: str | None, time: int, window: Bounds | None, old: bool) -> None:
         """Pass a result of the operator directly to its listeners."""
-        operator = self.operator
+        operator, headers = self.operator, self.headers
         assert operator is not None
         for listener in self.listeners.get(operator.number, ()):
-            listener.process(Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window), self)
-            self.operator = operator
+            row = Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window, headers=headers)
+            listener.process(row, self)
+            self.operator, self.headers = operator, headers
 
     def _add(
         self,
@@ -166,7 +169,8 @@ class StageOutput:
         path = paths.result(path, self._results)
         if self.operator.answers:
             path = paths.rekeyed(path)
-        self._rows.append((target, emitted, old, to, key, value, time, start, end, sequence, origin, path))
+        row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
+        self._rows.append(row)
         self._results += 1
 
     def put(self, group_id: int, key: str, value: str | None) -> None:
@@ -229,7 +233,9 @@ class StageOutput:
 
 
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
-_COLUMNS = ("target", "emitted", "old", "output", "key", "value", "time", "window_start", "window_end", *SORT_KEY)
+_COLUMNS = (
+    "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
+)  # fmt: skip
 _TARGET, _EMITTED = _COLUMNS.index("target"), _COLUMNS.index("emitted")
 _POSITION = itemgetter(*map(_COLUMNS.index, SORT_KEY))
 _STATE_ROW = itemgetter(*map(_COLUMNS.index, ("target", "key", "window_start")))
@@ -421,7 +427,8 @@ class OperatorRun:
 
     def _release(self, output: StageOutput, position: Position, due: int, key: str) -> None:
         assert self.releases is not None
-        output.operator, output.row = self.spec, None
+        # As in Kafka Streams, the results have the headers of the record that has advanced stream time.
+        output.operator, output.row, output.headers = self.spec, None, self.releases.timeline.headers.get(position)
         output.begin(position, due, Released(due, key, self.releases.before_row))
         self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
@@ -441,7 +448,7 @@ class OperatorRun:
                 self._shown[key] = self.operator.shown(state)
 
     def process(self, row: Row, output: StageOutput) -> None:
-        output.operator, output.row = self.spec, row
+        output.operator, output.row, output.headers = self.spec, row, row.headers
         key = row.key
         if self.releases is not None and key is not None:
             self._touched[key] = None
@@ -453,7 +460,7 @@ class OperatorRun:
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
         """Process the old and the new value of a table's change as a unit."""
         assert isinstance(self.operator, TableAggregate)
-        output.operator, output.row = self.spec, new
+        output.operator, output.row, output.headers = self.spec, new, new.headers
         self.operator.change(self._state(new.key), old, new, output)
 
     def _state(self, key: str | None) -> Any:

@@ -91,7 +91,9 @@ class Stage:
         return {plan.name: Timeline(plan, by_target.get(plan.number, ()), before) for plan in timed}
 
 
-_READ = ("target", "key", "value", "time", "side", "old", "window_start", "window_end", "foreign", *SORT_KEY)
+_READ = (
+    "target", "key", "value", "time", "side", "old", "window_start", "window_end", "foreign", "headers", *SORT_KEY,
+)  # fmt: skip
 _ROWS_AT_ONCE = 1_000
 """Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
 
@@ -153,7 +155,7 @@ class StageRun:
             made = map(
                 Row, columns["key"], columns["value"], columns["time"], of_time["before"], of_time["after"],
                 columns["side"], columns["old"], windows,
-                zip(of_time["left"], of_time["right"], strict=True), columns["foreign"],
+                zip(of_time["left"], of_time["right"], strict=True), columns["foreign"], columns["headers"],
             )  # fmt: skip
             positions = zip(*(columns[name] for name in SORT_KEY), strict=True)
             yield from zip(columns["target"], positions, made, strict=True)
@@ -203,6 +205,7 @@ class StageRun:
         for operator in self.operators.values():
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
+            self.output.headers = None
             self.output.begin((LAST, operator.spec.number, b""), operator.closed)
             operator.finish(self.output)
             operator.close(self.output)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -14,12 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
+from sluice.engine.batch.headers import with_more
 from sluice.engine.batch.rejected import describe, run_ended
 from sluice.engine.batch.topics import TopicLimits
 from sluice.errors import EngineError
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.values.headers import FIRST
+from sluice.values.text import encode_text
 
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""
@@ -29,7 +33,17 @@ _HEADER_OVERHEAD = 10
 """Upper bound of the bytes that Kafka adds to a header: two lengths."""
 _LEFT_OUT_BYTES = 200
 """Upper bound of the size of the header that says what was left out."""
-_decode = msgspec.json.Decoder().decode
+_MOST_EXACT_DIGITS = 15
+"""A float has the digits of each number of up to so many digits."""
+
+
+def _number(text: str) -> float | Decimal:
+    number = float(text)
+    return number if len(text) <= _MOST_EXACT_DIGITS or Decimal(repr(number)) == Decimal(text) else Decimal(text)
+
+
+_decode = msgspec.json.Decoder(float_hook=_number).decode
+"""Decodes JSON for an author's encoder. A number whose digits a float cannot hold is a Decimal."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +58,16 @@ class RejectedOutput:
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + records.num_rows
         if sink.on_error == "skip":
             return
+        own = records.column("headers").to_pylist() if "headers" in records.column_names else repeat(None)
         headers = [
             [
+                *(kept or ()),
                 header(FIRST, reason),
                 header("sluice.detail", detail),
                 header("sluice.output", sink.topic),
                 header("sluice.at", sink.at),
             ]
-            for detail in details
+            for detail, kept in zip(details, own, strict=False)
         ]
         columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
         self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
@@ -66,17 +82,17 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
-    if sink.emit == "latest" and "headers" not in table.column_names:  # a store's changes have one per key and window
-        table = latest(table)
+    table = latest(sink, table)
     columns = {name: table.column(name) for name in ("key", "value", "headers") if name in table.column_names}
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
-        columns["value"] = _each(lambda text: encode(_decode(text)), columns["value"], errors, sink)
+        of_json = encode_text if encode is encode_text else lambda text: encode(_decode(text))
+        columns["value"] = _each(of_json, columns["value"], errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _each(sink.encode_key.value, columns["key"], errors, sink)
     if sink.is_windowed and "window_start" in table.column_names:
-        columns["headers"] = _windows(table)
+        columns["headers"] = with_more(columns.get("headers"), _windows(table))
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
@@ -84,8 +100,14 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
     return _without_errors(sink, table, records, errors, rejected) if errors else records
 
 
-def latest(changes: pa.Table) -> pa.Table:
-    """The last change of each key and window. Rows without a key are kept, because no table has them."""
+def latest(sink: Sink, changes: pa.Table) -> pa.Table:
+    """The last change of each key and window, if the sink wants no others.
+
+    Rows without a key are kept, because no table has them. A fused store has one change of each anyway.
+    """
+    of_fused_store = sink.is_windowed and "window_start" not in changes.column_names
+    if sink.emit == "every" or of_fused_store:
+        return changes
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
     last: dict[Any, int] = {}
     for row, name in enumerate(zip(*(changes.column(name).to_pylist() for name in names), strict=True)):

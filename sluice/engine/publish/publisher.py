@@ -16,6 +16,7 @@ import structlog
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.checkpoint import batch_positions
+from sluice.engine.batch.headers import concatenated, with_headers
 from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
 from sluice.engine.batch.side_outputs import part_name
@@ -79,7 +80,8 @@ def ordered_records(job: OrderedJob, spooled: pa.Table) -> Iterator[tuple[Sink, 
     for sink in job.ordered_sinks:
         rows = spooled.filter(pc.equal(spooled.column("group_id"), sink.number))
         if rows.num_rows:
-            yield sink, rows.take(pa.array(in_order(rows)))
+            rows = rows.take(pa.array(in_order(rows)))
+            yield sink, with_headers(rows.drop_columns(["headers"]), rows.column("headers"))
 
 
 def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
@@ -91,7 +93,7 @@ def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
     tables = [*records]
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
         return tables
-    together = pa.concat_tables(tables)
+    together = concatenated(tables)
     return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
 
 

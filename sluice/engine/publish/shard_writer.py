@@ -92,8 +92,8 @@ class ShardWriter:
         bigint, text = pa.int64(), pa.string()
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
-        order = self.order if self.order == SORT_KEY else ()
-        return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*order, "time"))])
+        of_rows = (*self.order, "headers") if self.order == SORT_KEY else ()
+        return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*of_rows, "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.stores is not None:
@@ -185,6 +185,6 @@ def _state_rows(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
     """Rows for stores and sinks as state rows. The value of a store is an array of one value."""
     is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))
     value = pc.if_else(is_store, pc.binary_join_element_wise("[", rows.column("value"), "]", ""), rows.column("value"))
-    names = ("worker", "target", "key", "window_start", "window_end", *SORT_KEY, "time")
+    names = ("worker", "target", "key", "window_start", "window_end", *SORT_KEY, "headers", "time")
     columns = {"group_id" if name == "target" else name: rows.column(name) for name in names}
     return pa.RecordBatch.from_pydict(columns | {"value": value})

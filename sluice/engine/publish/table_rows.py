@@ -31,8 +31,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
     assert sink.table is not None
-    if sink.emit == "latest" and "headers" not in table.column_names:  # a store's changes have one per key and window
-        table = latest(table)
+    table = latest(sink, table)
     written, deleted = list[Row](), list[Row]()
     errors: dict[int, str] = {}
     key_column = columns[0]

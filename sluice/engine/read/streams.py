@@ -157,7 +157,8 @@ class StreamReader(Reader):
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
             "_sequence": is_ordered,
-            **dict.fromkeys(("_raw_key", "_raw_value", "_raw_headers"), bool(job.first_failures)),
+            **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.first_failures)),
+            "_raw_headers": job.keeps_headers or bool(job.first_failures),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved

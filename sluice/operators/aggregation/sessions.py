@@ -13,7 +13,7 @@ class SessionAggregate(Aggregation):
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
     the merged session. As in Kafka Streams, a record is not late if its session, after merging, closes at the current
-    stream time, although no later record can join this session.
+    stream time, although no later record can join this session. Results have no headers, as there.
     """
 
     def __init__(self, calculation: Calculation, window: SessionWindow, *, retracts: bool = False) -> None:
@@ -21,6 +21,7 @@ class SessionAggregate(Aggregation):
         self.window = window
 
     def _take(self, state: State, row: Row, out: Output) -> None:
+        out.headers = None
         key = row.key
         if key is None:
             out.count("null_key")

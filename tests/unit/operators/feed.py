@@ -60,6 +60,7 @@ class Ran:
     outputs: Counter[str] = field(default_factory=Counter)
     states: dict[str, bytes] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
+    headers: str | None = None
     _held: int = 0
 
     def emit(
