@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import typer
@@ -58,7 +60,15 @@ def show(error: SluiceError) -> None:
 
 
 class Commands(TyperGroup):
-    """A group of commands. If a command lacks a package, the group names the extra to install."""
+    """A group of commands, whose numbers are written in plain digits.
+
+    If a command lacks a package, the group names the extra to install.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        _require_plain_numbers(command)
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -75,6 +85,25 @@ class Commands(TyperGroup):
                 )
             )
             raise typer.Exit(1) from None
+
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+
+
+def _require_plain_numbers(command: Any) -> None:
+    """Have a command and those of its group refuse numbers such as `1_000` and ` 5 `, which typer takes."""
+    for parameter in getattr(command, "params", ()):
+        kind = parameter.type_descriptor.annotation
+        if {int, float} & {kind, *get_args(kind)}:
+            parameter.process_value = partial(_number, parameter, parameter.process_value)
+    for inner in getattr(command, "commands", {}).values():
+        _require_plain_numbers(inner)
+
+
+def _number(parameter: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise typer.BadParameter(f"{value!r} is not a number.", ctx=ctx, param=parameter)
+    return process(ctx, value)
 
 
 def print_rows(rows: list[dict[str, Any]], form: Form) -> None:

@@ -256,12 +256,10 @@ def remove(pipeline: Name, worker: Worker) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1."
-        ) from None
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
+        raise SettingsError(f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1.")
+    return [*map(int, numbers)]
 
 
 def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:

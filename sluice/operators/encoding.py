@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
@@ -23,6 +22,7 @@ from sluice.values.json_limits import (
     refuse_inexact_numbers,
     refuse_long_strings,
     refuse_nesting,
+    require_finite,
     require_time,
     shortened,
 )
@@ -54,21 +54,19 @@ def _to_json(value: Any) -> bytes:
 def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes a float's NaN and infinity as null, and a Decimal's by name.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
-        _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
+        _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True), "$")
 
 
-def _require_finite(value: Any) -> None:
+def _require_finite(value: Any, path: str) -> None:
     match value:
-        case float() if not math.isfinite(value):
-            raise ValueError(f"{value} cannot be written as JSON")
-        case Decimal() if not value.is_finite():
-            raise ValueError(f"{value} cannot be written as JSON")
+        case float() | Decimal():
+            require_finite(value, path)
         case dict():
-            for inner in value.values():
-                _require_finite(inner)
+            for name, inner in value.items():
+                _require_finite(inner, f"{path}.{name}")
         case list() | tuple() | set() | frozenset():
             for inner in value:
-                _require_finite(inner)
+                _require_finite(inner, f"{path}[...]")
 
 
 def require_key(key: str) -> None:
@@ -91,6 +89,7 @@ class Declared:
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
         self._encode = _encode_fields if self._is_known and contracts.hides_fields(kind) else _encode_json
         parts = contracts.parts(kind) if self._is_known else []
+        self._check_amounts = contracts.amount_check(kind) if self._is_known else None
         self._integers = contracts.collector(part for part in parts if isinstance(part.kind, inspect.IntType))
         self._times = [
             (part.path, contracts.collector([part])) for part in parts if isinstance(part.kind, inspect.DateTimeType)
@@ -112,6 +111,8 @@ class Declared:
             return _checked_untyped(value, data)
         if type(value) is self._plain:
             return self._checked(value, data)
+        if self._check_amounts is not None:
+            self._check_amounts(value)
         decoded = self._decode(data)
         return self._checked(decoded, self._encode(decoded))
 

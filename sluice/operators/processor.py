@@ -11,7 +11,16 @@ from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
 from sluice.operators.base import Output
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_key, require_same, state_decoder
+from sluice.operators.encoding import (
+    IMMUTABLE,
+    Declared,
+    encode_state,
+    require_key,
+    require_same,
+    state_decoder,
+    to_json,
+)
+from sluice.values.contracts import amount_check
 from sluice.values.keys import key_text
 from sluice.values.times import AFTER_LAST
 
@@ -122,6 +131,7 @@ class Store(Generic[V]):
         self.entries: dict[str, tuple[int, V]] = {}
         self.now = -1
         self._decode: Callable[[bytes], V] = state_decoder(options.value_type)
+        self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
         self._is_undeclared = options.value_type is Any
         self._journal = journal
@@ -168,8 +178,11 @@ class Store(Generic[V]):
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
         data = encode_state(value)
+        to_json(value)  # queries show it
         if type(value) is self._plain:
             return value
+        if self._check_amounts is not None:
+            self._check_amounts(value)
         decoded = self._decode(data)
         if self._is_undeclared:
             require_same(value, decoded, f"stores={{{self.name!r}: ...}}")

@@ -73,7 +73,8 @@ def _is_safe_itself(node: exp.Expr, types: Types) -> bool:
         case exp.Cast():
             # sqlglot parses Spark's CAST as a TryCast; only TRY_CAST sets `safe`.
             if node.args.get("safe"):
-                return True
+                # TRY_CAST takes the texts NaN and Infinity.
+                return text_of(node.to) not in ("DOUBLE", "FLOAT") or _is_widening(node, types)
             is_text = text_of(node.to) == "STRING"
             return not _may_be_bytes(node.this, types) if is_text else _is_widening(node, types)
         case exp.Anonymous():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.plan.attempts import causes, may_fail, validated
@@ -190,25 +190,45 @@ def tried_with(
     risky = [name for name, text in texts.items() if (read_key is None if name == key else may_fail(text, types))]
     if not risky:
         return scope, sqls
-    made = [attempt for attempt in builder.attempts if attempt.step == node.number]
     attempt = Attempt(
-        f"t{node.number}_{len(made)}",
+        _next_attempt(builder, node),
         node.number,
         condition,
         tuple(sqls[name] for name in risky),
         risky.index(key) if key in risky else None,
         tuple((sql_of(builder, scope, part), why) for name in risky for part, why in causes(texts[name])),
     )
+    after, attempt = attempted(builder, scope, node, attempt, failing=scope if reported else None)
+    results = {name: attempt.key_text if name == key else attempt.result(number) for number, name in enumerate(risky)}
+    return after, sqls | results
+
+
+def checked(builder: PlanBuilder, scope: Scope, node: nodes.Node, columns: Sequence[str], failing: Scope) -> Scope:
+    """The scope of the records for which a step's result in these columns can be written as JSON.
+
+    `failing` is the scope before the step, of which a dead letter has the value.
+    """
+    attempt = Attempt(_next_attempt(builder, node), node.number, scope.passed, tuple(columns), None, ())
+    return attempted(builder, scope, node, attempt, failing=failing)[0]
+
+
+def _next_attempt(builder: PlanBuilder, node: nodes.Node) -> str:
+    return f"t{node.number}_{sum(attempt.step == node.number for attempt in builder.attempts)}"
+
+
+def attempted(
+    builder: PlanBuilder, scope: Scope, node: nodes.Node, attempt: Attempt, *, failing: Scope | None
+) -> tuple[Scope, Attempt]:
+    """The scope after an attempt, and the same attempt if the node already has one. Failures are reported `failing`."""
+    made = [other for other in builder.attempts if other.step == node.number]
     same = next((other for other in made if replace(attempt, name=other.name) == other), None)
     if same is None:
         builder.attempts.append(attempt)
         add(builder, scope.stage, scope.depth + 1, attempt)
-        if reported:
-            may_fail_here(builder, scope, node, attempt.error)
+        if failing is not None:
+            may_fail_here(builder, failing, node, attempt.error)
     attempt = same or attempt
-    after = replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {attempt.error} IS NULL)")
-    results = {name: attempt.key_text if name == key else attempt.result(number) for number, name in enumerate(risky)}
-    return after, sqls | results
+    return replace(scope, depth=scope.depth + 1, passed=f"({scope.passed} AND {attempt.error} IS NULL)"), attempt
 
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:

@@ -25,6 +25,7 @@ from sluice.plan.builder import (
     Scope,
     add,
     below,
+    checked,
     column_name,
     column_read,
     computed,
@@ -386,7 +387,9 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
     builder.stages.setdefault(scope.stage, {})[depth] = transformation
     kept = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
     scalar = list(node.fields) == [TEXT_FIELD]
-    return replace(scope, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
+    after = replace(scope, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
+    doubles = [made[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
+    return checked(builder, after, node, doubles, scope) if doubles else after
 
 
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:

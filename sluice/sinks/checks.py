@@ -24,9 +24,6 @@ decode = msgspec.json.Decoder(float_hook=Decimal).decode
 _NANOSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 """A fraction of a second that Python's `datetime` shortens."""
 
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How JSON values write numbers that JSON does not have."""
-
 
 @contextmanager
 def column(name: str, type_: str, json: bytes) -> Iterator[None]:
@@ -80,8 +77,6 @@ def decimal(value: Any, precision: int, scale: int) -> Decimal:
 
 def double(value: Any) -> float:
     """A number that a float of 64 bits can hold."""
-    if value in NOT_FINITE:
-        return float(value)
     held = float(number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")

@@ -112,7 +112,7 @@ class PostgresColumn:
 def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
     if precision is not None:
         return str(checks.decimal(value, precision, scale))
-    return str(value if value in checks.NOT_FINITE else checks.number(value))
+    return str(checks.number(value))
 
 
 def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:

@@ -91,9 +91,9 @@ def milliseconds(duration: Duration) -> int:
     if isinstance(duration, timedelta):
         return _limited(duration, duration // timedelta(milliseconds=1))
     text = str(duration).strip().lower()
-    match = re.fullmatch(r"(\d+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
+    match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
-        number = text if text.isdecimal() else "15"
+        number = text if text.isascii() and text.isdecimal() else "15"
         raise TopologyError(
             f"{duration!r} at {source_line()} is not a duration.",
             next_step=f'Write for example "{number} seconds" or "{number} ms".',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, get_args, get_origin
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.json_limits import MOST_DIGITS
+from sluice.values.json_limits import JSON_NUMBER, MOST_DIGITS
 from sluice.values.sql import quoted
 
 
@@ -285,6 +285,47 @@ def parts(kind: Any) -> list[Part]:
 
     visit(inspect.type_info(kind), "$", "v", "")
     return found
+
+
+def amount_check(kind: Any) -> Callable[[Any], None] | None:
+    """A function that raises ValidationError for a text in place of a Decimal that is not written as a number in JSON.
+
+    msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other scripts. The
+    function takes a value, or the data of its JSON, in which numbers may be text. None if the type has no Decimals.
+    """
+    info = inspect.type_info(kind)
+    if not any(isinstance(part.kind, inspect.DecimalType) or part.digits is not None for part in parts(kind)):
+        return None
+
+    def check(value: Any) -> None:
+        for path, text in _amounts_as_text(info, value, "$"):
+            # NaN and Infinity are refused later, as no amounts of the declared digits.
+            if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
+                raise msgspec.ValidationError(f"{text[:40]!r} is not written as a number in JSON - at `{path}`")
+
+    return check
+
+
+def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The place and text of each text that msgspec reads as a Decimal."""
+    match kind:
+        case inspect.DecimalType() if isinstance(value, str):
+            yield path, value
+        case inspect.Metadata():
+            yield from _amounts_as_text(kind.type, value, path)
+        case inspect.UnionType():
+            for member in kind.types:
+                yield from _amounts_as_text(member, value, path)
+        case inspect.StructType() if isinstance(value, dict | msgspec.Struct):
+            for field in kind.fields:
+                part = value.get(field.encode_name) if isinstance(value, dict) else getattr(value, field.name, None)
+                yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(value, list | tuple | set):
+            for element in value:
+                yield from _amounts_as_text(kind.item_type, element, f"{path}[...]")
+        case inspect.DictType() if isinstance(value, dict):
+            for element in value.values():
+                yield from _amounts_as_text(kind.value_type, element, f"{path}[...]")
 
 
 def hides_fields(kind: Any) -> bool:

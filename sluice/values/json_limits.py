@@ -6,6 +6,7 @@ Beyond the limits, `from_json` returns null, and `parse_json` rounds a number or
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -28,6 +29,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _COLON = re.compile(rb"\s*:")
 _BRACKET = re.compile(rb"[\[\]{}]")
 _NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*+")
+JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""How JSON writes a number. Python's conversions also take `1_000`, ` 5 `, digits of other scripts, and NaN."""
 _LARGEST_OFFSET = timedelta(hours=18)
 
 
@@ -141,6 +144,13 @@ class Amounts:
         except ArithmeticError:
             return False
         return len(str(amount)) <= LONGEST_NUMBER
+
+
+def require_finite(number: float | Decimal, path: str) -> None:
+    """Raise ValueError for NaN and infinity, which JSON cannot express."""
+    if not (number.is_finite() if isinstance(number, Decimal) else math.isfinite(number)):
+        where = "" if path == "$" else f"{path}: "
+        raise ValueError(f"{where}{number} cannot be written as JSON")
 
 
 def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from msgspec import Struct
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from sluice import Pipeline, Stream, tumbling
 from sluice.errors import EngineError
@@ -197,6 +198,37 @@ def test_a_number_that_json_cannot_represent_is_rejected(drive: Drive) -> None:
     assert len(driver.output("out")) == 1 + 2  # Spark's ln returns null where the logarithm is undefined.
     (letter,) = driver.dead_letters()
     assert letter.headers["sluice.detail"].startswith("NOT_FINITE")
+
+
+class Root(Struct):
+    root: float
+    roots: dict[str, float]
+
+
+def rooted(frame: DataFrame) -> DataFrame:
+    root = F.sqrt(F.col("km") - 6)
+    return frame.withColumn("root", F.lit(1.0)).withColumn("roots", F.create_map(F.lit("km"), root))
+
+
+def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_rejected(drive: Drive) -> None:
+    pipeline = Pipeline("not_finite")
+    texts = pipeline.stream("texts", value=str)
+    texts.select(number="TRY_CAST(value AS DOUBLE)").to("numbers")
+    texts.group_by("TRY_CAST(value AS FLOAT)").count(store="counts")
+    pipeline.stream("trips", value=Trip).transform(rooted, returns=Root).to("roots")
+    driver = drive(pipeline)
+    for text in ("NaN", "-Infinity", "0.5", "none"):
+        driver.pipe("texts", text, text)
+    for km in (7, 5):
+        driver.pipe("trips", {"km": km, "hours": 1}, f"{km} km")
+    assert [(record.key, record.value["number"]) for record in driver.output("numbers")] == [
+        ("0.5", 0.5),
+        ("none", None),
+    ]
+    assert driver.store("counts") == {"0.5": 1}
+    assert [record.value for record in driver.output("roots")] == [{"root": 1.0, "roots": {"km": 1.0}}]
+    letters = {(letter.key, letter.headers["sluice.detail"].partition(":")[0]) for letter in driver.dead_letters()}
+    assert letters == {("NaN", "NOT_FINITE"), ("-Infinity", "NOT_FINITE"), ("5 km", "NOT_FINITE")}
 
 
 def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:

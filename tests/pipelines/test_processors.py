@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -166,7 +167,7 @@ def test_a_processors_store_can_be_queried(drive: Drive) -> None:
 
 
 class Hoard:
-    """Stores values that JSON cannot represent, and deletes an entry on request."""
+    """Stores an amount and half of it, which is not a number from 9 on; deletes both on request."""
 
     def init(self, context: Context) -> None:
         self.kept = context.store("kept")
@@ -174,21 +175,24 @@ class Hoard:
     def process(self, record: Record) -> None:
         if record.value.id == "forget":
             self.kept.delete("amount")
-            self.kept.delete("odd")
+            self.kept.delete("half")
         else:
             self.kept.put("amount", float(record.value.amount))
-            self.kept.put("odd", float("nan"))
+            self.kept.put("half", float(record.value.amount) / 2 if record.value.amount < 9 else math.nan)
 
 
-def test_entries_that_json_cannot_represent_and_deleted_entries(drive: Drive) -> None:
+def test_deleted_entries_and_entries_that_json_cannot_represent(drive: Drive) -> None:
     pipeline = Pipeline("hoards", workers=2)
     pipeline.stream("payments", value=Payment).process(Hoard, stores={"kept": Any})
     driver = drive(pipeline)
     pay(driver, "1", 3, key="ann", at=0)
     pay(driver, "2", 4, key="bob", at=0)
-    assert driver.store("kept") == {"ann": {"amount": 3, "odd": "nan"}, "bob": {"amount": 4, "odd": "nan"}}
+    assert driver.store("kept") == {"ann": {"amount": 3, "half": 1.5}, "bob": {"amount": 4, "half": 2}}
     pay(driver, "forget", 0, key="ann", at=1)
-    assert driver.store("kept") == {"bob": {"amount": 4, "odd": "nan"}}
+    pay(driver, "3", 9, key="bob", at=1)
+    assert driver.store("kept") == {"bob": {"amount": 4, "half": 2}}
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"] == "ValueError: nan cannot be written as JSON"
 
 
 def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> None:

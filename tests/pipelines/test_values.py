@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, Serde, session, tumbling
+from sluice import Context, Decimal2, Pipeline, Record, Serde, hopping, session, tumbling
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -327,3 +328,109 @@ def test_a_value_that_is_not_an_object_is_called_value(drive: Drive) -> None:
     driver.pipe("sales", {"item": "pear", "amount": 1})
     assert keys_and_values(driver, "numbers") == [("pear", {"n": 2})]
     assert keys_and_values(driver, "often") == [("pear", None), ("pear", 2)]
+
+
+class Form(Struct):
+    word: str
+    flag: bool = True
+    price: Decimal2 = Decimal("1.50")
+    rate: float = 0.25
+    day: date = date(2024, 1, 1)
+    at: datetime = datetime(2024, 1, 1, 10)
+    sizes: list[int] = []
+
+    def __post_init__(self) -> None:
+        self.word = self.word.strip()
+
+
+def test_texts_are_written_as_json_writes_the_value(drive: Drive) -> None:
+    pipeline = Pipeline("texts", workers=1)
+    forms = pipeline.stream("forms", value=Form)
+    for field in ("word", "flag", "price", "rate", "day", "at", "sizes"):
+        forms.map_values(field).to(field, value=str)
+    forms.map_values(lambda form: form.flag, returns=bool).to("flag_of_function", value=str)
+    forms.map_values(lambda form: {"flag": form.flag, "none": None}).to("any_of_function", value=str)
+    forms.map_values("CAST(1.23456789012345678901 AS DECIMAL(30,20))").to("exact", value=str)
+    driver = drive(pipeline)
+    driver.pipe("forms", {"word": ' a "b" ', "sizes": [1, 2]})
+    expected = {
+        "word": 'a "b"', "flag": "true", "price": "1.50", "rate": "0.25", "day": "2024-01-01",
+        "at": "2024-01-01T10:00:00.000000Z", "sizes": "[1,2]", "flag_of_function": "true",
+        "any_of_function": '{"flag":true,"none":null}', "exact": "1.23456789012345678901",
+    }  # fmt: skip
+    assert {topic: driver.output(topic)[0].value for topic in expected} == expected
+
+
+def test_all_tables_have_the_same_form_of_a_value(drive: Drive) -> None:
+    pipeline = Pipeline("forms", workers=1, zone="Europe/Oslo")
+    pipeline.table("forms", value=Form, store="table")
+    pipeline.stream("streamed", value=Form).to_table(store="latest")
+    table = pipeline.global_table("shared", value=Form)
+    pipeline.stream("words", value=str).join(table).map_values("right.word").to("found", value=str)
+    driver = drive(pipeline)
+    for topic in ("forms", "streamed", "shared"):
+        driver.pipe(topic, {"word": " a ", "unknown": 1}, key="k")
+    driver.commit()
+    driver.pipe("words", "w", key="k")
+    stored = driver.store("shared")
+    assert stored == driver.store("table") == driver.store("latest")
+    assert (stored["k"]["word"], stored["k"]["at"]) == ("a", "2024-01-01T09:00:00.000000Z")
+    assert [record.value for record in driver.output("found")] == ["a"]
+
+
+def spoil(sale: Sale) -> Sale:
+    """Changes its argument, and returns it."""
+    sale.tags.append("spoilt")
+    sale.item = "spoilt"
+    return sale
+
+
+def is_spoilt(sale: Sale) -> bool:
+    return bool(spoil(sale))
+
+
+def collect(tags: list[str], sale: Sale) -> list[str]:
+    tags.extend(sale.tags)
+    spoil(sale)
+    return tags
+
+
+class Spoils:
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Sale]) -> None:
+        self.context.forward(record.key, record.value)
+        spoil(record.value)
+
+
+def test_functions_that_change_their_arguments_spoil_no_other_step(drive: Drive) -> None:
+    pipeline = Pipeline("spoils", workers=1)
+    sales = pipeline.stream("sales", value=Sale).filter(is_spoilt).peek(spoil)
+    table = pipeline.global_table("stock", value=Sale)
+    sales.map_values(spoil, returns=Sale).map_values(spoil, returns=Sale).to("mapped")
+    sales.to("sales_after")
+    sales.flat_map_values(lambda sale: [sale, spoil(sale), sale], returns=Sale).to("flat")
+    sales.select_key(lambda sale: spoil(sale).item).to("keyed")
+    sales.process(Spoils, returns=Sale).output.to("processed")
+    sales.join(table).filter(lambda both: both["right"].pop("item") == "stock").to("joined")
+    keyed = sales.group_by_key()
+    keyed.windowed_by(hopping("4 ms", advance="1 ms")).aggregate(list, collect, store="lists", returns=list[str])
+    keyed.aggregate(list, collect, store="list", returns=list[str])
+    keyed.reduce(lambda one, other: spoil(one) and spoil(other), store="last")
+    driver = drive(pipeline)
+    driver.pipe("stock", {"item": "stock", "amount": 0}, key="k")
+    driver.commit()
+    for time in (10, 11):
+        driver.pipe("sales", {"item": "pear", "amount": time, "tags": ["a"]}, key="k", timestamp=time)
+    given = [{"item": "pear", "amount": time, "tags": ["a"]} for time in (10, 11)]
+    for topic in ("sales_after", "keyed", "processed"):
+        assert [record.value for record in driver.output(topic)] == given, topic
+    assert [record.value["tags"] for record in driver.output("mapped")] == [["a", "spoilt", "spoilt"]] * 2
+    assert [record.value["tags"] for record in driver.output("flat")] == [["a", "spoilt"]] * 6
+    assert [record.value["left"] for record in driver.output("joined")] == given
+    assert {start: tags for (_, start, _), tags in driver.store("lists").items()} == {
+        7: ["a"], 8: ["a", "a"], 9: ["a", "a"], 10: ["a", "a"], 11: ["a"],
+    }  # fmt: skip
+    assert driver.store("list") == {"k": ["a", "a"]}
+    assert driver.store("last") == {"k": {"item": "spoilt", "amount": 11, "tags": ["a", "spoilt"]}}

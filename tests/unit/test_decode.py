@@ -120,6 +120,32 @@ BAD: dict[str, tuple[bytes | None, str, str]] = {
         "malformed",
         f"JSON is malformed: invalid character (byte {order().index(b'27.00')})",
     ),
+    **{
+        f"{text} for an amount": (
+            order(amount=f'"{text}"'),
+            "contract",
+            f"{text!r} is not written as a number in JSON - at `$.amount`",
+        )
+        for text in ("1_000", " 5 ", "\uff15", "+5", ".5", "5.", "007", "nan", "+Infinity", "\u0660")
+    },
+    **{
+        f"{text!r}, which Python refuses too, for an amount": (
+            order(amount=f'"{text}"'),
+            "contract",
+            "Invalid decimal string - at `$.amount`",
+        )
+        for text in ("1,5", "0x10", "", "1E 2", "1e+")
+    },
+    "an escaped digit of another script for an amount": (
+        order(amount='"\\uff15"'),
+        "contract",
+        "'\uff15' is not written as a number in JSON - at `$.amount`",
+    ),
+    "an amount with a space in a list": (
+        order(lines='[{"item": "x", "amount": 1}, {"item": "x", "amount": "1 "}]'),
+        "contract",
+        "'1 ' is not written as a number in JSON - at `$.lines[...].amount`",
+    ),
     "NaN as text": (order(amount='"NaN"'), "digits", "$.amount: NaN is not a decimal(12,2)"),
     "Infinity as text": (order(amount='"-Infinity"'), "digits", "$.amount: -Infinity is not a decimal(12,2)"),
     "three decimals": (order(amount="27.005"), "digits", "$.amount: 27.005 is not a decimal(12,2)"),
@@ -401,8 +427,8 @@ def test_a_tag_is_a_column(tagged: str) -> None:
     text = f'{{"type": "Tags", "one": {tagged}, "more": [{tagged}]}}'
     assert taken(text.encode(), Tags) == {"type": "Tags", "one": one, "more": [one]}
     assert refused(b'{"kind": "other", "x": 1}', Tagged) == ("contract", "Invalid value 'other' - at `$.kind`")
-    texts = decoder(Tagged).column_of_arrays([f"[{tagged}]", None])
-    assert texts.to_pylist() == [one, None]
+    its = decoder(Tagged)
+    assert its.json(its.decode([tagged.encode()])[1]).to_pylist() == ['{"kind":"t","x":1}']
 
 
 class Sums(Struct):
@@ -684,7 +710,11 @@ def test_a_table_accepts_texts_and_tombstones_in_offset_order(reading: Reading) 
     accented = order(shop='"é"')
     rows = reading.table().read(GOOD, None, accented, keys=[b"a", b"b", b"c"])
     result = [(row["key"], row["value"]) for row in sorted(rows, key=itemgetter("position"))]
-    assert result == [("a", f"[{GOOD.decode()}]"), ("b", None), ("c", f"[{accented.decode()}]")]
+    stored = (
+        '[{"orderId":1,"shop":"a","amount":27.00,"kind":"GENERAL","lines":[{"item":"x","amount":2.00}],'
+        '"at":"2022-12-05T08:55:27.000000Z"}]'
+    )
+    assert result == [("a", stored), ("b", None), ("c", stored.replace('"a"', '"é"'))]
     assert reading.counts == {"read": 3, "applied": 3}
 
 
@@ -850,3 +880,94 @@ def test_values_of_an_authors_decoder_have_the_same_limits() -> None:
     good, late = b'{"at": "2026-01-01T00:00:00Z"}', b'{"at": "9999-12-31T23:59:59-05:00"}'
     rows, _, letters = ValueDecoder(source_of(source, tuple(source.fields))).decode([good, b"long", good, late])
     assert (rows, [(letter.row, letter.reason) for letter in letters]) == ([0, 2], [(1, "contract"), (3, "contract")])
+
+
+class Sensor(Struct):
+    level: float | None
+    levels: list[float] = []
+    by_name: dict[str, float] = {}
+    price: Decimal2 = Decimal(0)
+    next: Line | None = None
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "detail"),
+    [
+        (Sensor(NAN), "contract", "$.level: nan cannot be written as JSON"),
+        (Sensor(-INFINITY), "contract", "$.level: -inf cannot be written as JSON"),
+        (Sensor(1.0, [0.5, INFINITY]), "contract", "$.levels[...]: inf cannot be written as JSON"),
+        (Sensor(None, by_name={"a": NAN}), "contract", "$.by_name[...]: nan cannot be written as JSON"),
+        (Sensor(1.0, price=Decimal("NaN")), "digits", "$.price: NaN is not a decimal(12,2)"),
+        (Sensor(1.0, next=Line("x", Decimal("Infinity"))), "digits", "$.next.amount: Infinity is not a decimal(12,2)"),
+        (Sensor("high"), "contract", "must be real number, not str"),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])
+def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Sensor, reason: str, detail: str, is_global: bool
+) -> None:
+    reading = Reading(tmp_path, monkeypatch)
+    serde = Serde(Sensor, decode=lambda data: value if data == b"odd" else Sensor(0.5))
+    if is_global:
+        reading.pipeline.stream("others", value=str)
+        reading.pipeline.global_table("orders", value=serde)
+        job = plan(reading.pipeline).job
+        reading.side_outputs.start(0, {})
+        reading.reader = TableReader.of(job, reading.side_outputs, BatchClock("nowhere"), interleaved=False)
+    else:
+        reading.stream(value=serde, event_time=None)
+    assert len(reading.read(b"good", b"odd", b"good")) == 2
+    (letter,) = reading.letters
+    assert (letter["headers"]["sluice.reason"], letter["headers"]["sluice.detail"]) == (reason, detail)
+
+
+def test_a_single_double_of_an_authors_decoder_is_checked_too(reading: Reading) -> None:
+    reading.stream(reads="CAST(value AS STRING)", value=Serde(float, decode=float), event_time=None)
+    assert len(reading.read(b"1.5", b"nan", b"inf", b"-0")) == 2
+    assert [letter["headers"]["sluice.detail"] for letter in reading.letters] == [
+        "nan cannot be written as JSON",
+        "inf cannot be written as JSON",
+    ]
+
+
+class Product(Struct, omit_defaults=True):
+    name: str
+    rate: float
+    price: Decimal2
+    at: datetime
+    data: bytes
+    by_name: dict[str, dict[str, float]] = {}
+    more: dict[str, list[Line]] = {}
+    codes: dict[str, bytes] = {}
+    next: Line | None = None
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.name.upper()
+
+
+def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading(tmp_path, monkeypatch, zone="Europe/Berlin")
+    reading.pipeline.stream("others", value=str)
+    reading.pipeline.global_table("orders", value=Product)
+    job = plan(reading.pipeline).job
+    reading.side_outputs.start(0, {})
+    reading.reader = TableReader.of(job, reading.side_outputs, BatchClock("nowhere"), interleaved=False)
+    given = b'{"name": "a\\"b", "rate": 5, "price": 1.5, "at": "2024-01-01T08:00:00", "data": "AP8=", "unknown": 1'
+    rows = reading.read(
+        given + b"}",
+        given
+        + b', "by_name": {"x": {"y": 1e20, "z": 0.5}, "e": {}}, "more": {"\xc3\xa9": [{"item": "i", "amount": 1}]},'
+        b' "codes": {"k": "AA=="}, "next": {"item": "j", "amount": 2}, "fixed": true}',
+        None,
+    )
+    head = '[{"name":"A\\"B","rate":5.0,"price":1.50,"at":"2024-01-01T07:00:00.000000Z","data":"AP8=",'
+    assert [row["value"] for row in rows] == [
+        head + '"by_name":{},"more":{},"codes":{},"next":null,"fixed":false}]',
+        head + '"by_name":{"x":{"y":1e+20,"z":0.5},"e":{}},"more":{"é":[{"item":"i","amount":1.00}]},'
+        '"codes":{"k":"AA=="},"next":{"item":"j","amount":2.00},"fixed":true}]',
+        None,
+    ]

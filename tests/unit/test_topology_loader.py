@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.errors import EngineError, TopologyError
-from sluice.topology import load_pipeline, load_pipelines
+from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.file import load_file
 from sluice.topology.loading.folder import declared_names, pipeline_files
 from sluice.values.modules import load_module
@@ -70,17 +71,23 @@ def test_the_same_file_twice_is_one_module(tmp_path: Path) -> None:
 SECOND = GOOD.replace("shop: str", "shop: str\n    city: str").replace('group_by("shop")', 'group_by("city")')
 
 
+def source_of(pipeline: Pipeline) -> nodes.Source:
+    (source,) = (node for node in pipeline.nodes if isinstance(node, nodes.Source))
+    return source
+
+
 def test_a_changed_file_is_loaded_anew_and_the_earlier_pipeline_stays_valid(tmp_path: Path) -> None:
     name = GOOD.format(name="one")
     first = load_pipeline(write(tmp_path, a=name), "one")
     text = name.replace('store="n"', 'store="m"')  # of the same size, and probably in the same second
     assert [node.name for node in load_pipeline(write(tmp_path, a=text), "one").nodes if node.name in "nm"] == ["m"]
-    assert load_pipeline(write(tmp_path, a=SECOND.format(name="one")), "one").nodes[0].fields.keys() == {"shop", "city"}
+    second = load_pipeline(write(tmp_path, a=SECOND.format(name="one")), "one")
+    assert source_of(second).fields.keys() == {"shop", "city"}
     with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
         load_pipeline(write(tmp_path, a=name + "1 +"), "one")
     again = load_pipeline(write(tmp_path, a=name), "one")
-    assert (first.nodes[0].fields.keys(), again.nodes[0].fields.keys()) == ({"shop"}, {"shop"})
-    contract = first.nodes[0].serde.contract
+    assert (source_of(first).fields.keys(), source_of(again).fields.keys()) == ({"shop"}, {"shop"})
+    contract: Any = source_of(first).serde.contract
     assert getattr(sys.modules[contract.__module__], contract.__qualname__) is contract
 
 

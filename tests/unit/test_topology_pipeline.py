@@ -478,6 +478,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"an object's keys must be str",
     ),
     "a contract that holds itself": (lambda: Pipeline("p").stream("s", value=Tree), r"a contract that contains itself"),
+    "a duration in digits of another script": (
+        lambda: tumbling("\uff15 seconds"),
+        '.\uff15 seconds. at .* is not a duration. Write for example "15 seconds"',
+    ),
     "a window of half a second in words": (lambda: tumbling("0.5 seconds"), r"'0\.5 seconds' at .* is not a duration"),
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.api.http.bodies import TooLate, read_body
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import QueryError, SluiceError
+from sluice.values.json_limits import JSON_NUMBER
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +239,9 @@ class ParameterReader:
         in_path = {part[1] for part in PATH_PARAMETER.finditer(route.path)}
         self._lists = {field.encode_name for field in fields if "list" in str(field.type)}
         self._booleans = {field.encode_name for field in fields if "bool" in str(field.type)}
+        self._numbers = {
+            field.encode_name for field in fields if "float" in str(field.type) or "Decimal" in str(field.type)
+        }
         self._names = {field.encode_name for field in fields} - in_path
 
     def read(self, path_values: dict[str, Any], query: bytes) -> msgspec.Struct:
@@ -258,6 +262,8 @@ class ParameterReader:
                 raise InvalidParameters(f"The parameter {name} is given twice.")
             elif name in self._booleans and value not in ("true", "false"):
                 raise InvalidParameters(f"{name}: Expected true or false.")
+            elif name in self._numbers and not JSON_NUMBER.fullmatch(value):
+                raise InvalidParameters(f"{name}: Expected a number.")
             else:
                 values[name] = value
         try:

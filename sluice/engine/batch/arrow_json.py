@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,14 @@ def json_values(values: pa.Array) -> pa.Array:
         text = pc.if_else(values.is_valid(), json_object(fields), pa.scalar(None, pa.string()))
     elif pa.types.is_list(kind):
         text = _json_list(values)
+    elif pa.types.is_map(kind):
+        text = _json_map(values)
+    elif pa.types.is_binary(kind):
+        coded = [None if value is None else b64encode(value).decode() for value in values.to_pylist()]
+        text = _quoted(pa.array(coded, pa.string()))
+    elif pa.types.is_floating(kind):
+        # Arrow writes a whole number without its point, and so as an integer.
+        text = pa.array([None if value is None else repr(value) for value in values.to_pylist()], pa.string())
     else:
         text = values.cast(pa.string())
     return pc.fill_null(text, "null")
@@ -45,11 +54,22 @@ def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def _json_list(values: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+    return _joined(values, json_values(values.flatten()), "[", "]")
+
+
+def _json_map(values: pa.Array) -> pa.Array:
+    lists = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
+    names, items = lists.flatten().flatten()
+    return _joined(lists, pc.binary_join_element_wise(_quoted(names), json_values(items), ":"), "{", "}")
+
+
+def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Array:
+    """The JSON of lists; `elements` is the JSON of their elements, one after the other."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), json_values(values.flatten()))
-    text = pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
-    return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string()))
+    texts = pa.ListArray.from_arrays(pa.array(offsets), elements)
+    text = pc.binary_join_element_wise(begin, pc.binary_join(texts, ","), end, "")
+    return pc.if_else(lists.is_valid(), text, pa.scalar(None, pa.string()))
 
 
 def _quoted(texts: pa.Array) -> pa.Array:

@@ -13,10 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.steps.attempts import rejection, with_columns
 from sluice.engine.steps.sql_errors import Unresolved
-from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableInput, TableSink
+from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
 from sluice.state.shard.protocol import Shard
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
@@ -179,8 +178,8 @@ def _typed(
     for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
             name = _right(number)
-            found, rights[name] = _found(step.table, name, changed.column(name))
-            state_rows = state_rows.append_column(name, found)
+            state_rows = state_rows.append_column(name, changed.column(name))
+            rights[name] = f"from_json({name}, {literal(f'ARRAY<{step.table.value}>')})[0]"
     frame = spark.createDataFrame(state_rows)
     return frame.selectExpr(
         "key AS _key",
@@ -189,18 +188,6 @@ def _typed(
         *(f"{value} AS {name}" for name, value in rights.items()),
         f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
     )
-
-
-def _found(table: TableInput, name: str, texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, str]:
-    """What lookups found in a table, as the column `name`, and the SQL of the values.
-
-    A state row has the text of the table's record. Only the decoder knows the defaults of its missing fields, and the
-    zone of its times.
-    """
-    decoder = ValueDecoder(table.source)
-    if decoder.is_json:
-        return pa.chunked_array([decoder.column_of_arrays(texts.to_pylist())]), name
-    return texts, f"from_json({name}, {literal(f'ARRAY<{table.value}>')})[0]"
 
 
 def _as_object(array: str) -> str:

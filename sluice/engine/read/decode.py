@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.arrow import arrow_type
+from sluice.engine.batch.arrow_json import json_object, json_values
 from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rejected import run_ended
 from sluice.errors import error_text
@@ -27,6 +29,7 @@ from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
 from sluice.values import contracts
 from sluice.values.json_limits import (
+    JSON_NUMBER,
     LONGEST_NAME,
     LONGEST_NUMBER,
     MOST_DIGITS,
@@ -35,6 +38,7 @@ from sluice.values.json_limits import (
     refuse_long,
     refuse_long_strings,
     refuse_nesting,
+    require_finite,
     require_time,
     shortened,
 )
@@ -108,12 +112,24 @@ class ValueDecoder:
         ]
 
     @cached_property
+    def _check_amounts(self) -> Callable[[Any], None] | None:
+        return contracts.amount_check(self._class)
+
+    @cached_property
     def _times(self) -> list[tuple[str, Callable[[Sequence[Any]], list[datetime]]]]:
         return [
             (part.path, part.collector())
             for part in contracts.parts(self._class)
             if isinstance(part.kind, msgspec.inspect.DateTimeType)
         ]
+
+    @cached_property
+    def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
+        """The doubles that an author's decoder may have set to NaN or infinity. JSON has neither."""
+        if self.source.decode is None or self.source.contract is None:
+            return []
+        parts = contracts.parts(self._class)
+        return [(part.path, part.collector()) for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
 
     @property
     def is_json(self) -> bool:
@@ -146,7 +162,10 @@ class ValueDecoder:
     def _refuse_extra(
         self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[Any]]:
-        """Reject JSON with a field twice, or with values of fields outside the contract that are nested too deep."""
+        """Reject JSON with a field twice, with an amount in a text that is not written as a number, or nested too deep.
+
+        msgspec accepts the nesting of fields outside the contract.
+        """
         quotes = self._quotes
         if quotes is not None:
             # If the JSON has each contract field once and no other field, the value determines the number of quotation
@@ -161,7 +180,9 @@ class ValueDecoder:
                 continue
             try:
                 refuse_nesting(text)
-                refuse_duplicates(text)
+                data = refuse_duplicates(text)
+                if self._check_amounts is not None:
+                    self._check_amounts(data)
             except Exception as error:
                 dead_letters.append(DeadLetter(row, *_reason(text, error)))
                 refused.add(place)
@@ -170,9 +191,12 @@ class ValueDecoder:
     def _refuse_unreadable(
         self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
     ) -> tuple[list[int], list[Any]]:
-        """Reject values with strings or times that Spark cannot read back. A fast check of all values comes first."""
+        """Reject values with strings, times or numbers that Spark cannot read back.
+
+        A fast check of all values comes first.
+        """
         present = self._present(values)
-        if self._have_short_strings(raw, present) and self._have_usual_years(present):
+        if self._have_short_strings(raw, present) and self._have_usual_years(present) and self._are_finite(present):
             return rows, values
         refused: set[int] = set()
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
@@ -207,11 +231,20 @@ class ValueDecoder:
         except Exception:  # an author's decoder may return values of any type
             return False
 
+    def _are_finite(self, values: list[Any]) -> bool:
+        try:
+            return all(all(map(math.isfinite, _not_null(collect(values)))) for _, collect in self._doubles)
+        except Exception:  # an author's decoder may return values of any type
+            return False
+
     def _require_readable(self, value: Any, text: bytes) -> None:
         if isinstance(value, str) and self.source.decode is None and not self.is_json:
             refuse_long(text, escaped=False)
         elif self.source.decode is not None or len(text) > LONGEST_NAME:
             refuse_long_strings(_encode(value))
+        for path, doubles in self._doubles:
+            for number in _not_null(doubles([value])):
+                require_finite(number, path)
         if self.source.contract is not None:
             zone = ZoneInfo(self.source.zone)
             for path, collect in self._times:
@@ -289,15 +322,10 @@ class ValueDecoder:
                 raise
             return pa.array(_without_zeros(fields), arrow_type(sql))
 
-    def column_of_arrays(self, texts: Sequence[str | None]) -> pa.Array:
-        """Valid values, each as the JSON of an array of one value, as a column: a struct if they are objects."""
-        decode = msgspec.json.Decoder(list[self._class]).decode  # type: ignore[name-defined]
-        values = [decode(text)[0] for text in texts if text is not None]
+    def json(self, values: Sequence[Any]) -> pa.Array:
+        """Valid values, without nulls, as JSON in the same form as in the stores of other tables."""
         columns = {name: self.column(values, name) for name in self.source.types}
-        fields = [*columns.values()]
-        column = pa.StructArray.from_arrays(fields, names=[*columns]) if self.source.is_object else fields[0]
-        rows = iter(range(len(values)))
-        return column.take(pa.array([None if text is None else next(rows) for text in texts], pa.int64()))
+        return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
         """Index of a value → why one of its fields does not fit the type of its column."""
@@ -332,10 +360,6 @@ class ValueDecoder:
         if self.source.key_decode is None:
             return key_texts(raw)
         return _decoded(raw, self.source.key_decode.value, self.source.topic)
-
-    def json(self, value: Any, raw: bytes) -> str:
-        """The value as JSON. Returns the record's own text if it is JSON."""
-        return raw.decode() if self.is_json else _encode(value).decode()
 
     def field_keys(self, values: Sequence[Any], name: str) -> pa.Array:
         """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
@@ -390,6 +414,8 @@ class ValueDecoder:
 
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
         text, kind, sql_type = kafka_key.decode(), self._type_of(name), self.source.types[name]
+        if sql_type.startswith("DECIMAL") and not (text.startswith("{") or JSON_NUMBER.fullmatch(text.strip('"'))):
+            raise ValueError(f"{shortened(repr(text))} is not written as a number in JSON")
         if text.startswith("{") and (members := _members(kafka_key)) is not None:
             return msgspec.json.decode(members.get(name, kafka_key), type=kind)
         if sql_type not in ("STRING", "BINARY"):
@@ -477,6 +503,10 @@ def _unless_null(decode: Callable[[bytes], Any], text: bytes | None) -> Any:
 T = TypeVar("T")
 
 
+def _not_null(numbers: Iterable[float | None]) -> Iterator[float]:
+    return (number for number in numbers if number is not None)
+
+
 def _without(items: Sequence[T], places: Container[int]) -> list[T]:
     return [item for place, item in enumerate(items) if place not in places] if places else [*items]
 
@@ -498,16 +528,17 @@ def failing(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
             ranges += [(middle, end), (begin, middle)]
 
 
-def refuse_duplicates(text: bytes) -> None:
-    """Raise DuplicateField, with the field's name, if an object in the JSON has a field twice."""
+def refuse_duplicates(text: bytes) -> Any:
+    """The data of JSON, with numbers as text. Raises DuplicateField, with the name, if an object has a field twice."""
 
-    def pairs(fields: list[tuple[str, Any]]) -> None:
+    def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = Counter(name for name, _ in fields)
         if len(counted) < len(fields):
             raise DuplicateField(counted.most_common(1)[0][0])
+        return dict(fields)
 
     # Numbers stay text: int() refuses a number of thousands of digits.
-    json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
+    return json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
 
 
 class DuplicateField(ValueError):

@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter
@@ -25,7 +26,7 @@ _POSITION = Struct(">QIQ")
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Yields state rows. `value` is the record's JSON, or null for a tombstone; `position` orders a key's changes.
+    """Yields state rows. `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
 
     A key's changes in several partitions have the order of records in streams, not that of their offsets.
     """
@@ -49,12 +50,13 @@ class TableReader(Reader):
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()
-        changes: list[tuple[str, str | None, bytes]] = []
+        changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[share.topic]
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
         positions, unfit = _positions(batch, share.partition), decoder.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, share, clock)
+        applied: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
             if place in counted_as_rejected:
                 continue
@@ -63,12 +65,15 @@ class TableReader(Reader):
                 continue
             try:
                 key = self._key(decoder, keys[row], value, batch.column("key")[row : row + 1])
-                changes.append((key, None if value is None else f"[{decoder.json(value, raw[row])}]", positions[row]))
             except UnusableKeyError as error:
                 dead_letters.append(DeadLetter(row, error.reason, str(error)))
+                continue
+            changes.append((key, positions[row]))
+            applied.append(place)
         self._reject(batch, share, dead_letters)
         share.counts["applied"] += len(changes)
-        return self._state_rows(self.groups[share.topic], changes)
+        texts = _texts(decoder, [values[place] for place in applied])
+        return self._state_rows(self.groups[share.topic], changes, texts)
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
@@ -96,14 +101,22 @@ class TableReader(Reader):
         return rejected | {place for place, row in enumerate(rows) if self.keyed and _is_unusable(keys[row])}
 
     @staticmethod
-    def _state_rows(group: int, changes: list[tuple[str, str | None, bytes]]) -> pa.RecordBatch:
-        keys, values, positions = zip(*changes, strict=True) if changes else ((), (), ())
+    def _state_rows(group: int, changes: list[tuple[str, bytes]], values: pa.Array) -> pa.RecordBatch:
+        keys, positions = zip(*changes, strict=True) if changes else ((), ())
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
             [pa.repeat(pa.scalar(group, pa.int32()), len(changes)), pa.array(keys, pa.string()), none, none,
-             pa.array(values, pa.string()), pa.array(positions, pa.binary())],
+             values, pa.array(positions, pa.binary())],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
         )  # fmt: skip
+
+
+def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
+    """The values of state rows: arrays of one value, and null for a null."""
+    present = decoder.json([value for value in values if value is not None])
+    numbers = iter(range(len(present)))
+    texts = present.take(pa.array([None if value is None else next(numbers) for value in values], pa.int64()))
+    return pc.binary_join_element_wise("[", texts, "]", "")
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

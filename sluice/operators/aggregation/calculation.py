@@ -16,6 +16,7 @@ from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct
 from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
+from sluice.values import contracts
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -203,6 +204,7 @@ class Custom:
         self._merger = merger
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._decode_kept = state_decoder(self.kind)
+        self._check_amounts = None if value_type is Any else contracts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
         """Aggregates encoded before the author's functions could modify them, by their `id`."""
 
@@ -272,6 +274,8 @@ class Custom:
                 return aggregate
         elif kind is self._plain and kind in IMMUTABLE:
             return aggregate
+        if self._check_amounts is not None:
+            self._check_amounts(aggregate)
         decoded = self._decode_kept(encode_state(aggregate))
         if self._plain is Any:
             require_same(aggregate, decoded, "returns=...")

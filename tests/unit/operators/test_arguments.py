@@ -89,9 +89,9 @@ Make = Callable[[bool, Any], Operator[Any]]
 
 
 def custom(spoils: bool, kind: Any, *, reduces: bool = False) -> Custom:
-    functions = [spoiling(each) if spoils else each for each in (adds, takes_out, adds)]
+    adder, subtractor, merger = (spoiling(each) if spoils else each for each in (adds, takes_out, adds))
     empty: Any = {"items": []} if kind is Any else kind([])
-    return Custom(None if reduces else lambda: empty, *functions, value_type=kind, argument_type=kind)
+    return Custom(None if reduces else lambda: empty, adder, subtractor, merger, kind, kind)
 
 
 OPERATORS: dict[str, Make] = {
@@ -141,7 +141,7 @@ def test_a_store_keeps_what_was_put_and_hands_out_copies() -> None:
             shared.append(2)
             one.put("b", shared)
             other.put("c", shared)
-            one.get("a").append(3)
+            one.get("a", []).append(3)
             for name, value in one.items():
                 value.append(len(name))
             self.context.forward(None, [one.get("a"), one.get("b"), other.get("c")])

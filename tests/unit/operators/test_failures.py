@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
-from sluice import hopping, session, sliding, tumbling
+from sluice import Digits, hopping, session, sliding, tumbling
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import Operator, Row, rejects_record
-from sluice.operators.encoding import encode_state, state_decoder, to_json
+from sluice.operators.encoding import Declared, encode_state, state_decoder, to_json
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from tests.unit.operators.feed import Given, Ran, run
@@ -283,6 +283,40 @@ def test_values_that_json_cannot_represent_are_rejected(value: Any, why: str) ->
             self.context.forward(record.key, value)
 
     assert why in run(Process(Sends), [Given("a", 1, 0)]).rejected[0].why
+
+    class Keeps(Author):
+        def process(self, record: Record) -> None:
+            self.context.store("kept").put("odd", value)
+
+    ran = run(Process(Keeps, {"kept": StoreOptions(declared)}), [Given("a", 1, 0)])
+    assert (why in ran.rejected[0].why or "surrogates" in ran.rejected[0].why, ran.states) == (True, {})
+
+
+class Price(msgspec.Struct):
+    amount: Annotated[Decimal, Digits(12, 2)]
+
+
+@pytest.mark.parametrize("amount", ["1_000", " 5 ", "+5", "\uff15", "007"])
+@pytest.mark.parametrize("returned", [Price, lambda text: {"amount": text}], ids=["struct", "dict"])
+def test_a_text_in_an_amounts_place_is_written_as_json_writes_numbers(returned: Any, amount: str) -> None:
+    assert Declared(Price).json(returned("7.50")) == '{"amount":7.50}'
+    wrong = returned(amount)
+    operators: list[Operator[Any]] = [
+        Aggregate(Custom(lambda: Price(Decimal(0)), lambda key, so_far, value: wrong, value_type=Price)),
+        processor(lambda context: context.store("kept").put("x", wrong), Price),
+        processor(lambda context: context.forward("k", wrong), Price),
+    ]
+    for operator in operators:
+        (rejection,) = run(operator, [Given("a", 1, 0)]).rejected
+        assert f"{amount!r} is not written as a number in JSON - at `$.amount`" in rejection.why
+
+
+def processor(process: Callable[[Context], None], kind: Any) -> Process:
+    class Calls(Author):
+        def process(self, record: Record) -> None:
+            process(self.context)
+
+    return Process(Calls, {"kept": StoreOptions(kind)}, outputs={"output": kind})
 
 
 def test_values_of_the_wrong_type_are_rejected_at_once() -> None:
