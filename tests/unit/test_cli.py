@@ -76,6 +76,17 @@ def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], ex
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("number", ["1_000", " 5 ", "\uff15", "+5", "1e3", "0x10", "nan"])
+@pytest.mark.parametrize(
+    "arguments",
+    [("query", "top", "totals", "--limit"), ("produce", "orders", "--count"), ("produce", "orders", "--bad")],
+)
+def test_numbers_are_written_in_plain_digits(arguments: tuple[str, ...], number: str) -> None:
+    result = sluice(*arguments, number)
+    assert result.exit_code == 2
+    assert "is not a number" in result.stderr
+
+
 def test_help_loads_nothing_heavy() -> None:
     heavy = "{'airflow', 'pyspark', 'confluent_kafka', 'sqlalchemy', 'pandas', 'httpx'}"
     code = f"import sys; import sluice.cli; print(*{heavy} & set(sys.modules))"
