@@ -457,7 +457,7 @@ def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) 
     visits.group_by_key().count(store="n").join(addresses).select(**fields).to("of_store")
     driver = drive(pipeline)
     driver.pipe("addresses", b'{"city":"Oslo","more":1}', "a")
-    driver.pipe("addresses", b'{"city":"Bonn","opened":"2026-01-01T12:00:00","fee":" 1.5"}', "b")
+    driver.pipe("addresses", b'{"city":"Bonn","opened":"2026-01-01T12:00:00","fee":"1.5"}', "b")
     driver.commit()
     for key in "abc":
         driver.pipe("visits", {"city": "", "floors": 0}, key)

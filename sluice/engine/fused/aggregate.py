@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as spark
 
 from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.fused.partial_aggregates import Combiner
+from sluice.engine.steps.attempts import is_not_finite
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import FusedJob, StoreColumn
 from sluice.values.sql import TO_JSON, quoted
@@ -46,7 +48,18 @@ def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
     grouped = state_rows.groupBy(*STATE_KEY, "expires_at").agg(
         F.max("time").alias("time"), *(F.expr(sql).alias(name) for sql, name in column_of.items())
     )
+    finite = {name: _finite(name, grouped.schema[name].dataType) for name in column_of.values()}
+    names = {number: {text: finite[name] for text, name in by_text.items()} for number, by_text in names.items()}
     return grouped.selectExpr(*STATE_KEY, f"{_value(job, names)} AS value", "X'' AS position", "time")
+
+
+def _finite(name: str, kind: spark.DataType) -> str:
+    """SQL for an aggregate's result, or null for NaN and infinity, which JSON does not have.
+
+    Spark returns them for a statistic that is undefined, such as the correlation of equal values.
+    """
+    condition = is_not_finite(name, kind)
+    return name if condition is None else f"IF(coalesce({condition}, false), NULL, {name})"
 
 
 def _value(job: FusedJob, names: Mapping[int, Names]) -> str:

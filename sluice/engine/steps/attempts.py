@@ -100,7 +100,7 @@ def _error_of(attempt: Attempt, outcomes: Sequence[tuple[Column, str]], schema: 
     message = message.when(F.col(attempt.name).isNull(), _cause(outcomes))
     unusable = []
     for number, kind in enumerate(_types_of(attempt, schema)):
-        if (condition := _is_not_finite(attempt.result(number), kind)) is not None:
+        if (condition := is_not_finite(attempt.result(number), kind)) is not None:
             unusable.append((condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"))
     if attempt.key is not None:
         key, most = _key_of(attempt, schema), MOST_KEY_BYTES
@@ -142,13 +142,13 @@ def _is_resolved(frame: DataFrame, column: Column) -> bool:
     return True
 
 
-def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:
+def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
     """SQL that is true if a value contains NaN or infinity. None if the type contains no doubles."""
     match kind:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
         case spark.StructType():
-            inner = [_is_not_finite(f"{sql}.`{field.name}`", field.dataType) for field in kind.fields]
+            inner = [is_not_finite(f"{sql}.`{field.name}`", field.dataType) for field in kind.fields]
             conditions = [f"coalesce({condition}, false)" for condition in inner if condition is not None]
             return f"({' OR '.join(conditions)})" if conditions else None
         case spark.ArrayType():
@@ -161,7 +161,7 @@ def _is_not_finite(sql: str, kind: spark.DataType) -> str | None:
 
 def _any(array: str, kind: spark.DataType) -> str | None:
     element = f"e{array.count('->')}{array.count('exists(')}"
-    condition = _is_not_finite(element, kind)
+    condition = is_not_finite(element, kind)
     return None if condition is None else f"exists({array}, {element} -> coalesce({condition}, false))"
 
 
