@@ -41,18 +41,22 @@ def serve(
     certificate: Annotated[Path | None, typer.Option(help="The server's TLS certificate, PEM.", exists=True)] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)] = None,
     rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the address over from a server whose shards are gone for good.")
+    ] = False,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
     from sluice.remote.server import run
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages():
-        options = run.Options(port, bind, host, certificate, key, rest)
+        options = run.Options(port, bind, host, certificate, key, rest, take_over)
         with Ledger.open(settings().ledger) as ledger:
             app = run.make_app(ledger, settings(), options)
             numbers = _numbers(workers) if workers else []
 
             def started() -> None:
+                run.register(ledger, settings(), options)
                 for name in (pipeline or ledger.jobs.pipelines()) if numbers else ():
                     run.claim(ledger, settings(), options, name, numbers)
                 where = f"{'https' if certificate else 'http'}://{options.name}:{port}"
@@ -153,7 +157,7 @@ def add(
             raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
         for info in workers:
             require_copyable(info)
-        require_server(place, "sqlite")
+        require_server(ledger, place, "sqlite")
         ledger.standbys.add(place)
         try:
             _refresh(ledger, pipeline)

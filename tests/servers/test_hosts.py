@@ -29,7 +29,7 @@ from tests.api.states import totals
 from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host, placed
-from tests.states import NOON, States
+from tests.states import NOON, States, ledger_url
 
 COUNT = "/sluice/v1/stores/general_orders_count"
 
@@ -243,7 +243,8 @@ def _fail(*_: object) -> None:
 
 
 def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> None:
-    local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2)
+    ledger = ledger_url(f"sqlite:///{tmp_path}")
+    local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2, ledger_at=ledger)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     with pytest.raises(Refused, match="its shard is not on this host"):
         claim(local.ledger, settings(), Options(1), "local", [0])

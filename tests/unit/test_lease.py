@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.engine.job.driver_lease import Lease, Patience, is_gone, this_process
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -101,6 +101,22 @@ def test_a_killed_holder_on_this_machine_is_replaced_at_once(ledger: Ledger, dat
         process.wait()
         with lease(ledger, patience=Patience(silence_s=60)) as mine:
             assert mine.epoch == 2
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_live_holder_that_proc_hides_is_not_taken_for_ended(
+    ledger: Ledger, database: str, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
+    if hidden:  # as for another user if /proc is mounted with hidepid
+        monkeypatch.setattr("sluice.engine.job.driver_lease._is_visible", lambda _: False)
+        monkeypatch.setattr("sluice.engine.job.driver_lease._started", lambda _: "")
+    with _driver(database) as process:
+        row = ledger.leases.get(JobRef("orders", "totals", 1))
+        assert row is not None
+        assert not is_gone(row)
+        process.kill()
+        process.wait()
+        assert is_gone(row)
 
 
 def test_a_retry_waits_for_the_driver_left_behind(ledger: Ledger) -> None:

@@ -205,7 +205,10 @@ def current_lease(
 def is_gone(row: LeaseRow) -> bool:
     """Whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
-    return bool(machine) and machine == _machine() and _started(row.pid) != started
+    if not (machine and started) or machine != _machine():
+        return False
+    # `/proc` may hide processes of other users (its mount option `hidepid`).
+    return _started(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
 
 
 def _machine() -> str:
@@ -216,8 +219,23 @@ def _machine() -> str:
         return ""
 
 
+def _is_visible(pid: int) -> bool:
+    return os.access(f"/proc/{pid}/stat", os.R_OK)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process with this id, which may be another one than before."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        pass
+    return True
+
+
 def _started(pid: int) -> str:
-    """A process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
+    """A visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -25,6 +25,9 @@ from sluice.api.http.headers import header
 from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.limits import Gate
+from sluice.remote import identity
+from sluice.remote.identity import Card
+from sluice.remote.server.protocol import PROVEN
 from sluice.remote.server.shards import OwnShards
 from sluice.state.model import JobRef
 from sluice.state.queries.worker_queries import AnyQuery
@@ -85,8 +88,10 @@ class _Page(msgspec.Struct, frozen=True):
 class TokenRequired(Principal):
     """ASGI middleware: 401 for every request without the servers' token. The token grants access to everything."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, card: Card) -> None:
         self._app = app
+        self._token = token
+        self._card = card
         self._expected = f"bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,13 +99,25 @@ class TokenRequired(Principal):
         given = header(scope, b"authorization")
         scheme, _, token = given.partition(b" ")
         if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
+            if (number := self._challenge(scheme, token)) is not None:
+                content, proof = identity.answer(self._token, number, self._card)
+                await Response(content, headers={identity.PROOF: proof}, media_type=_JSON)(scope, receive, send)
+                return
             how = "Send the token that the server was started with as Authorization: Bearer."
             refusal = unauthorized(how)
             refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
             await refusal(scope, receive, send)
             return
+        if (proven := scope.get(PROVEN)) is not None:
+            proven()
         authenticate(scope, self, self._again)
         await self._app(scope, receive, send)
+
+    def _challenge(self, scheme: bytes, credentials: bytes) -> str | None:
+        """The random number of a challenge whose sender knows the token."""
+        if scheme.lower() != identity.SCHEME.lower().encode():
+            return None
+        return identity.asked(self._token, credentials.decode("latin-1"))
 
     @property
     def name(self) -> str:
@@ -155,9 +172,8 @@ class LocalApp:
             exception_handlers={HTTPException: _no_route},
         )
 
-    async def _identify(self, _request: Request) -> dict[str, Any]:
-        """The server's own address, with which clients check that they reached it, and the database of its shards."""
-        return {"host": self._shards.host, "port": self._shards.port, "database": self._shards.database}
+    async def _identify(self, _request: Request) -> Card:
+        return self._shards.card
 
     async def _query(self, request: Request) -> Any:
         query = _decoded(_QUERY, await _body(request))
@@ -245,7 +261,7 @@ class LocalApp:
 
     async def _create(self, request: Request) -> None:
         anew = request.query_params.get("anew") == "true"
-        place = self._shards.expect(*_shard(request)) if anew else await self._shards.location(*_shard(request))
+        place = await (self._shards.expect if anew else self._shards.location)(*_shard(request))
         await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew).close())
 
     async def _versions(self, request: Request) -> Response:

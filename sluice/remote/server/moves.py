@@ -13,19 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-import httpx
-import msgspec
-
 from sluice.errors import DamagedState, NotFound, Refused, StateError
-from sluice.remote.connection import SAME_TOKEN, client_options
+from sluice.remote import identity
 from sluice.remote.copying import Progress, copy_versions
 from sluice.remote.opening import create_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.shard.protocol import Journal, Shard
-
-_CHECK_SECONDS = 5.0
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
@@ -34,7 +29,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address, if the
     server is the worker's standby, or if another command has changed the worker's place meanwhile.
     """
-    require_server(place)
+    require_server(ledger, place)
     jobs = ledger.jobs.all(place.pipeline)
     if not jobs or place.number >= max(len(job.workers) for job in jobs):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
@@ -67,33 +62,22 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     return copied
 
 
-def require_server(place: Placement, database: str = "") -> None:
+def require_server(ledger: Ledger, place: Placement, database: str = "") -> None:
     """Raise an error unless the state server of this placement answers: StateError if none does, Refused if another.
 
     With `database`, raise Refused if the server has its shards in another kind of database.
     """
-    try:
-        with httpx.Client(**client_options(_CHECK_SECONDS)) as client:
-            answer = client.get(place.url)
-        identity = msgspec.json.decode(answer.content, type=dict[str, str | int])
-    except (httpx.HTTPError, msgspec.DecodeError) as error:
-        raise StateError(f"No state server answers at {place.host}:{place.port} ({type(error).__name__}).") from None
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
+    address = f"{place.host}:{place.port}"
+    card = identity.ask(place.url, address)
+    if (card.host, card.port) != place.address:
+        raise Refused(f"The state server at {address} calls itself {card.host}:{card.port}.")
+    if ledger.servers.identity(*place.address) not in ("", card.server):
         raise Refused(
-            f"The state server at {place.host}:{place.port} rejected the token of this process.", next_step=SAME_TOKEN
+            f"The state server that answers at {address} is not the one that has this address in the ledger.",
+            next_step="Give each server an address of its own, which all hosts can reach: sluice serve --bind --host.",
         )
-    if answer.status_code != httpx.codes.OK:
-        raise Refused(
-            f"The state server at {place.host}:{place.port} refused the request: {identity.get('detail', 'no')}"
-        )
-    if (identity.get("host"), identity.get("port")) != place.address:
-        own_name = f"{identity.get('host')}:{identity.get('port')}"
-        raise Refused(f"The state server at {place.host}:{place.port} calls itself {own_name}.")
-    if database and identity.get("database") != database:
-        raise Refused(
-            f"The state server at {place.host}:{place.port} keeps its shards in {identity.get('database')}, not in "
-            f"{database}."
-        )
+    if database and card.database != database:
+        raise Refused(f"The state server at {address} keeps its shards in {card.database}, not in {database}.")
 
 
 def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:

@@ -8,6 +8,7 @@ once for all responses with the same headers, and responses are sent when all th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -31,6 +32,8 @@ SILENT_SECONDS = 10.0
 UNREAD_SECONDS = 30.0
 """How long a client may read nothing of what waits for it."""
 MOST_HEAD_BYTES = 64 * 2**10
+PROVEN = "sluice_proven"
+"""Key in a request's scope of the function to call when the request has shown the token."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -50,6 +53,8 @@ class PatientProtocol(HttpToolsProtocol):
     """The newest request that the app has received."""
     _reading: asyncio.TimerHandle | None = None
     """Checks whether a client that is behind reads."""
+    leave: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a request of the connection has shown the token, and when the connection is closed."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,6 +107,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
+        self.leave()
         self._ends_at = None
         if self._timer is not None:
             self._timer.cancel()
@@ -111,9 +117,9 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head:
-            self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self.timeout_keep_alive_handler()
         elif self._is_in_body and not self.cycle.response_complete:
@@ -122,17 +128,21 @@ class PatientProtocol(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._is_in_body, self._head_bytes = True, False, 0
+        self._is_in_head, self._is_in_body = True, False
         self._wait(HEAD_SECONDS)
 
     @override
     def on_headers_complete(self) -> None:
-        self._is_in_head, self._is_in_body = False, True
-        self._wait(SILENT_SECONDS)
-        version = self.parser.get_http_version()
+        # An error here, such as that of a URL without a path, ends the connection with 400.
+        if self._head_bytes > MOST_HEAD_BYTES and self._size_of_head() > MOST_HEAD_BYTES:
+            raise ValueError("The head of the request is too large.")
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
+        version = self.parser.get_http_version()
+        self._is_in_head, self._is_in_body, self._head_bytes = False, True, 0
+        self._wait(SILENT_SECONDS)
         scope = self.scope
+        scope[PROVEN] = self.leave  # type: ignore[literal-required]
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["http_version"] = version
         scope["path"] = unquote(path) if "%" in path else path
@@ -177,6 +187,9 @@ class PatientProtocol(HttpToolsProtocol):
             self._wait(SILENT_SECONDS)  # for the rest of a body that the app did not read
         elif not self._is_in_head:
             self._wait(self.timeout_keep_alive)
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _wait(self, seconds: float) -> None:
         """Close the connection in some seconds, unless the limit is changed before."""

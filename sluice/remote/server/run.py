@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
 
 from sluice.api.app import generic_app, own_routes_app
 from sluice.api.mounted import freeze_imports
 from sluice.api.views.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
+from sluice.remote import identity
+from sluice.remote.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
 from sluice.remote.server.app import LocalApp, TokenRequired, not_found
 from sluice.remote.server.metrics import MetricsApp
 from sluice.remote.server.protocol import PatientProtocol
-from sluice.remote.server.shards import OwnShards
+from sluice.remote.server.shards import OwnShards, identity_of
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -41,6 +48,16 @@ class Options:
     key: Path | None = None
     rest: bool = False
     """Whether to serve the REST API too, to holders of the token."""
+    take_over: bool = False
+    """Whether to take the address over from another server."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError if the address that other hosts would get is that of every host."""
+        if _leads_anywhere(self.name):
+            raise SettingsError(
+                f"{self.name!r} stands for all addresses of a host, so callers cannot reach this server by it.",
+                next_step="Give the name by which the other hosts reach this one: --host.",
+            )
 
     @property
     def name(self) -> str:
@@ -96,6 +113,42 @@ def _require_published(ledger: Ledger, ref: JobRef, worker: int, address: str) -
             raise StateError(f"The shard here is another one. {reason}")
 
 
+def register(ledger: Ledger, known: Settings, options: Options) -> None:
+    """Register this server, which listens already, as the one that has its address.
+
+    Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
+    address, and both reach only themselves by it.
+    """
+    place, own = options.place("", 0), identity_of(known.shards)
+    address = f"{options.name}:{options.port}"
+    # The server need not trust its own certificate. The answer is a proof without it.
+    if identity.ask(place.url, address, verify_certificate=False).server != own:
+        raise Refused(
+            f"{address} leads to another state server, not to this one.",
+            next_step="Give the name by which the other hosts reach this one: --host.",
+        )
+    # The proof shows that no other server is there, unless every host has this address.
+    takes_over = options.take_over or not _is_loopback(options.name)
+    ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
+
+
+def _leads_anywhere(host: str) -> bool:
+    return any(ip_address(address).is_unspecified for address in _addresses(host))
+
+
+def _is_loopback(host: str) -> bool:
+    return any(ip_address(address).is_loopback for address in _addresses(host))
+
+
+def _addresses(host: str) -> set[str]:
+    """The addresses that a name has on this host; none if it has none here."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return set()
+    return {str(address[0]).partition("%")[0] for *_, address in found}
+
+
 def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
     """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all behind the token."""
     if not known.server_token:
@@ -115,7 +168,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
             "/sluice": _With(generic_app(known.pipelines), state, "/sluice"),
             "/v1": _With(own_routes_app(known.pipelines), state, "/v1"),
         }
-    return TokenRequired(_Mounts(mounted), known.server_token)
+    return TokenRequired(_Mounts(mounted), known.server_token, shards.card)
 
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
@@ -146,7 +199,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
 
 def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
     """The configuration of the Uvicorn server."""
-    return uvicorn.Config(
+    return _Configuration(
         app,
         host=options.bind,
         port=options.port,
@@ -157,7 +210,7 @@ def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         access_log=False,
-        log_level="warning",
+        log_level="error",  # Anyone can send invalid requests, which Uvicorn logs as warnings.
         proxy_headers=False,
         server_header=False,
         date_header=False,
@@ -165,6 +218,21 @@ def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
         timeout_keep_alive=60,
         timeout_graceful_shutdown=10,
     )
+
+
+class _Configuration(uvicorn.Config):
+    """Uvicorn's configuration of a server that counts connections when they arrive, before TLS."""
+
+    @override
+    def load(self) -> None:
+        super().load()
+        tls, self.ssl = self.ssl, None
+        admission = Admission(min(MOST_UNPROVEN, raise_file_limit() // 2))
+
+        def arrival(**of_connection: Any) -> Arrival:
+            return Arrival(admission, tls, lambda: PatientProtocol(**of_connection))
+
+        self.http_protocol_class = arrival  # type: ignore[assignment]
 
 
 class _Server(uvicorn.Server):
@@ -177,7 +245,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
-            self._on_started()
+            # It asks this server, so it must not keep the event loop waiting.
+            await asyncio.to_thread(self._on_started)
 
 
 class _With:

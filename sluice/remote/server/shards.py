@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from sluice.errors import Refused
+from sluice.file_modes import make_file, make_folder
 from sluice.query.execution import LocalWorker, OpenWorkers
 from sluice.query.ledger_reads import read_ledger
+from sluice.remote.identity import Card
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobRef, WorkerInfo
 from sluice.state.shard.addresses import location
 
+IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
 """How often the server reads from the ledger which workers it serves. It serves a worker that was moved away for the
 same time longer, because other processes may not know of the move yet."""
@@ -29,9 +36,9 @@ class OwnShards:
         self.host = host
         self.port = port
         self.database = database_url(base_url).get_backend_name()
-        self._placements = ledger.placements
-        self._standbys = ledger.standbys
-        self._audits = ledger.audits
+        self.identity = identity_of(base_url)
+        self._ledger = ledger
+        self._is_own_address = True
         self._base_url = base_url
         self._clock = clock
         self._refreshed_at = float("-inf")
@@ -39,6 +46,11 @@ class OwnShards:
         self._served_before: set[tuple[str, int]] = set()
         self._arriving: set[tuple[JobRef, int]] = set()
         self._open = OpenWorkers[LocalWorker](clock)
+
+    @property
+    def card(self) -> Card:
+        """What this server says about itself."""
+        return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: JobRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
@@ -52,17 +64,23 @@ class OwnShards:
         await self._open.close_unused()
         worker = self._open.get((ref, number))
         return worker or self._open.add(
-            (ref, number), LocalWorker(address, partial(self._audits.checksum, ref, number))
+            (ref, number), LocalWorker(address, partial(self._ledger.audits.checksum, ref, number))
         )
 
-    def expect(self, ref: JobRef, number: int) -> str:
-        """Accept a shard that is about to be moved here. Returns its address."""
+    async def expect(self, ref: JobRef, number: int) -> str:
+        """Accept a shard that is about to be moved here. Returns its address.
+
+        Raises Refused if the ledger has no such worker.
+        """
+        job = await read_ledger(lambda: self._ledger.jobs.get(ref))
+        if job is None or number >= len(job.workers):
+            raise Refused(f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}.")
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
 
     def here(self, worker: WorkerInfo) -> str | None:
         """Address of a worker's shard if this server serves it, else None."""
-        if (worker.host, worker.port) != (self.host, self.port):
+        if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
         generation = int(worker.server.split("/")[-2])
         return location(self._base_url, JobRef(worker.pipeline, worker.job, generation), worker.number)
@@ -72,7 +90,8 @@ class OwnShards:
         if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
             self._refreshed_at = self._clock()
             served = await read_ledger(self._at_this_server)
-            self._served, self._served_before = {(one.pipeline, one.number) for one in served}, self._served
+            before = self._served if self._is_own_address else set[tuple[str, int]]()
+            self._served, self._served_before = {(one.pipeline, one.number) for one in served}, before
             # From now on, the ledger decides whether this server has the shards that have arrived.
             self._arriving = {
                 (ref, number) for ref, number in self._arriving if (ref.pipeline, number) not in self._served
@@ -80,4 +99,28 @@ class OwnShards:
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:
-        return [*self._placements.at(self.host, self.port), *self._standbys.at(self.host, self.port)]
+        # Another host may call itself the same: without this check, the server would serve the other's workers.
+        self._is_own_address = self._ledger.servers.identity(self.host, self.port) in ("", self.identity)
+        if not self._is_own_address:
+            return []
+        ledger = self._ledger
+        return [*ledger.placements.at(self.host, self.port), *ledger.standbys.at(self.host, self.port)]
+
+
+def identity_of(base_url: str) -> str:
+    """The identity of the server of these shards: a random number in their folder, or their database's address."""
+    url = database_url(base_url)
+    if url.get_backend_name() != "sqlite":
+        return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()
+    folder = Path(url.database or "")
+    make_folder(folder)
+    file = folder / IDENTITY_FILE
+    if not file.exists():
+        new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+        make_file(new)
+        new.write_text(secrets.token_hex(32))
+        # Another server of this folder may have made the file meanwhile: the first one stays.
+        with suppress(FileExistsError):
+            file.hardlink_to(new)
+        new.unlink()
+    return file.read_text()

@@ -17,6 +17,7 @@ from sluice.state.ledger.notes import Notes
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
+from sluice.state.ledger.servers import Servers
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
 from sluice.state.ledger.standbys import Standbys
@@ -39,6 +40,7 @@ class Ledger:
         self.quarantine = Quarantine(engine)
         self.placements = Placements(engine)
         self.standbys = Standbys(engine)
+        self.servers = Servers(engine)
         self.failures = Failures(engine)
         self.notes = Notes(engine)
         self.secrets = Secrets(engine)

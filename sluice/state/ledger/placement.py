@@ -20,7 +20,7 @@ from sqlalchemy.sql import ColumnElement
 from sluice.errors import Refused
 from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
-from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, STANDBYS
+from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
 from sluice.state.model import JobRef, WorkerInfo
 
 
@@ -129,10 +129,10 @@ class Placements(LedgerPart):
             return epochs_of(connection, pipeline)
 
     def clear(self) -> None:
-        """Forget all placements, and all standbys."""
+        """Forget all placements, all standbys and the identities of their servers."""
         with database_errors("Removing the placements"), transaction(self._engine) as connection:
-            connection.execute(delete(PLACEMENTS))
-            connection.execute(delete(STANDBYS))
+            for table in (PLACEMENTS, STANDBYS, SERVERS):
+                connection.execute(delete(table))
 
     def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
         """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""

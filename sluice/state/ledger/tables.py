@@ -112,6 +112,15 @@ PLACES = Table(
 )
 """Fences changes of a worker's placement: a change with an older epoch is refused."""
 
+SERVERS = Table(
+    "servers",
+    METADATA,
+    Column("host", Text, primary_key=True),
+    Column("port", Integer, primary_key=True, autoincrement=False),
+    Column("server", Text, nullable=False, comment="the identity in the folder of its shards"),
+)
+"""The identity of the state server that has an address."""
+
 STANDBYS = Table(
     "standbys",
     METADATA,

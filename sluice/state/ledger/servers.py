@@ -1,0 +1,35 @@
+"""The state servers that have an address: an address belongs to one server, whoever can be reached there."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, insert, select
+
+from sluice.errors import Refused
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import SERVERS
+
+
+class Servers(LedgerPart):
+    """The identities of all state servers."""
+
+    def identity(self, host: str, port: int) -> str:
+        """The identity of the server with this address; empty if none has registered."""
+        rows = self._read(select(SERVERS.c.server).where(SERVERS.c.host == host, SERVERS.c.port == port))
+        return str(rows[0]["server"]) if rows else ""
+
+    def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
+        """Give an address to a server. Raises Refused if another one has it, unless the server `takes_over`."""
+        here = SERVERS.c.host == host, SERVERS.c.port == port
+        with database_errors("Registering the state server"), transaction(self._engine) as connection:
+            before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()
+            if before == server:
+                return
+            if before is not None and not takes_over:
+                raise Refused(
+                    f"Another state server has the address {host}:{port}, which each host calls its own.",
+                    next_step="Let each server listen on an address that other hosts can reach: --bind and --host. If "
+                    "the other server's shards are gone for good, start with --take-over.",
+                )
+            connection.execute(delete(SERVERS).where(*here))
+            connection.execute(insert(SERVERS).values(host=host, port=port, server=server))
