@@ -14,6 +14,7 @@ import pytest
 
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.remote import identity
+from sluice.remote.server import shards
 from sluice.remote.server.moves import move, require_server
 from sluice.remote.server.run import Options, register
 from sluice.remote.server.shards import identity_of
@@ -53,7 +54,10 @@ def test_an_address_belongs_to_one_server(hosts: list[Host], states: States) -> 
     require_server(hosts[0].ledger, place(hosts[1]))
 
 
-def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(hosts: list[Host], states: States) -> None:
+def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(
+    hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "REFRESH_SECONDS", -1)
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=True)
     refused = hosts[1].ask("GET", f"/local/orders/{states.job}/1/1/batches")
     assert (refused.status_code, refused.json()["detail"]) == (403, "Worker 1 of 'orders' is not at this server.")
@@ -101,7 +105,7 @@ class _Impostor(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.heard.append(self.headers["Authorization"])
-        host, port = str(self.server.server_address[0]), int(self.server.server_address[1])
+        host, port = self.headers["Host"].split(":")
         self.send_response(200)
         self.send_header(identity.PROOF, "00" * 32)
         self.end_headers()
