@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from sluice.errors import StateError
+from sluice.errors import Refused, StateError
 from sluice.remote.connection import NotAStateServer, response_content, server_token, tls_context
 from sluice.remote.http_client import HttpClient
 from sluice.state.queries.worker_queries import RESULTS, Query, Value, Values
@@ -84,6 +84,8 @@ class RemoteWorker:
             if isinstance(query, Values) and not result.keys() <= set(query.keys):
                 raise NotAStateServer
             return cast("T", result)
+        except Refused as error:  # another server has the worker
+            raise StateError(error.detail) from None
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError("The worker's state server returned an unexpected response.") from None
 
