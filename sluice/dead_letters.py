@@ -39,7 +39,7 @@ UNKNOWN = "unknown"
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
-        "future", "key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
+        "future", "key", "deleted_key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
     }
 )  # fmt: skip
 """Reasons of records that could not be read and therefore had no effect. Records with other reasons may have had an

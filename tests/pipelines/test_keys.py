@@ -189,3 +189,31 @@ def test_no_key_is_nan_or_infinite(drive: Drive) -> None:
     driver.pipe("read", {"id": 1, "weight": 1, "price": 1}, key="k", timestamp=1)
     assert [driver.store(name) for name in ("field", "expression", "struct", "function")] == [{}] * 4
     assert len(driver.dead_letters()) == 3
+
+
+class Customer(Struct):
+    id: int | None
+    city: str
+
+
+def test_a_deletion_takes_its_row_from_kafkas_key_or_is_rejected(drive: Drive) -> None:
+    pipeline = Pipeline("customers", workers=2)
+    customers = pipeline.table("customers", value=Customer, key="id")
+    customers.group_by("city").count(store="cities")
+    everywhere = pipeline.global_table("everywhere", value=Customer, key="id")
+    pipeline.stream("visits", value=Customer).join(everywhere, on="id").select(city="right.city").to("visited")
+    driver = drive(pipeline)
+    for topic in ("customers", "everywhere"):
+        for number in range(1, 5):
+            driver.pipe(topic, {"id": number, "city": "Oslo"}, key=f'{{"id":{number}}}', timestamp=1)
+        driver.pipe(topic, {"id": None, "city": "Bergen"}, key="5", timestamp=1)
+        for key in ('{"id":1}', '{"region":"north","id":2}', "3", '{"customer":4}', None):
+            driver.pipe(topic, None, key=key, timestamp=2)
+    for number in range(1, 5):
+        driver.pipe("visits", {"id": number, "city": ""}, timestamp=3)
+    assert [list(driver.store(store)) for store in ("customers", "everywhere")] == [["4"], ["4"]]
+    assert driver.store("cities") == {"Oslo": 1}
+    assert [record.value for record in driver.output("visited")] == [{"city": "Oslo"}]
+    reasons = [letter.headers["sluice.reason"] for letter in driver.dead_letters()]
+    assert sorted(reasons) == 2 * ["deleted_key"] + 4 * ["null_key"]
+    assert driver.counts()["dead_letter/deleted_key"] == 2

@@ -400,6 +400,8 @@ class ValueDecoder:
         It is the field's value as text or as JSON, or an object with the field.
         """
         if kafka_key is None:
+            if self.source.kind != "stream":
+                raise UnusableKeyError("null_key", f"the value is null, and so is Kafka's key: no {name} to delete")
             return None
         try:
             return key_text(_in_zone(self._value_in_key(name, kafka_key), ZoneInfo(self.source.zone)))
@@ -543,10 +545,6 @@ def refuse_duplicates(text: bytes) -> Any:
 
 class DuplicateField(ValueError):
     """A JSON object has a field twice. The message is the field's name."""
-
-
-OF_VALUES = frozenset({"null_value", "empty_value", "duplicate_field", "contract", "not_utf8", "malformed", "digits"})
-"""Reasons that depend neither on which fields a job reads nor on when it reads them."""
 
 
 def _reason(text: bytes | None, error: BaseException) -> tuple[str, str]:

@@ -98,7 +98,8 @@ class TableReader(Reader):
         times = decoder.times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
         problems = invalid_times(times, clock + decoder.source.max_future_skew_ms)
         rejected = {place for place, problem in enumerate(problems) if problem}
-        return rejected | {place for place, row in enumerate(rows) if self.keyed and _is_unusable(keys[row])}
+        keyed = self.keyed and decoder.source.key is None
+        return rejected | {place for place, row in enumerate(rows) if keyed and _is_unusable(keys[row])}
 
     @staticmethod
     def _state_rows(group: int, changes: list[tuple[str, bytes]], values: pa.Array) -> pa.RecordBatch:

@@ -239,6 +239,8 @@ class StreamReader(Reader):
         kind = arrow_type(METADATA[name])
         if name == "_headers":
             return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
+        if name == "_key" and decoder.source.key is not None:
+            return pa.nulls(kept.num_rows, kind)  # the key is a field, and Kafka's key may be anything
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
@@ -294,7 +296,7 @@ class StreamReader(Reader):
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
-        if "_key" in self.metadata and isinstance(key, BaseException):
+        if "_key" in self.metadata and decoder.source.key is None and isinstance(key, BaseException):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
             columns = self._columns(decoder, record, value, share, clock)
