@@ -185,7 +185,8 @@ class Pipeline(Graph):
     ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
 
-        The store has the topic's name unless `store` names it.
+        If `key` is a field, Kafka's key says which row a null value deletes. The store has the topic's name unless
+        `store` names it.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         store = store or topic
