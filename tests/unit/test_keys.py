@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from sluice import Client, Digits, Pipeline, QueryError, key_text
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder
@@ -197,3 +197,34 @@ def test_a_record_that_does_not_say_which_row_to_delete_is_rejected(
 
 def test_a_stream_s_record_may_have_no_key() -> None:
     assert deleted("id", None, "stream") is None
+
+
+@pytest.mark.parametrize("name", [each.name for each in structs.fields(Row)])
+def test_a_fields_key_is_the_text_of_its_value(name: str) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("rows", value=Row)
+    source = pipeline.nodes[0]
+    assert isinstance(source, nodes.Source)
+    moments = [datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_000, UTC)]
+    rows = [
+        Row(
+            -(2**63),
+            "x",
+            "home",
+            Decimal("-0.50"),
+            date(1, 1, 1),
+            moments[0],
+            -0.0,
+            True,
+            b"b",
+            Place(),
+            [],
+            None,
+            None,
+        ),
+        Row(
+            2**63 - 1, "", "shop", Decimal(7), date(9999, 1, 1), moments[1], 1e22, False, b"", Place("1"), ["a"], "n", 0
+        ),
+    ]
+    keys = ValueDecoder(source_of(source)).field_keys(rows, name)
+    assert keys.to_pylist() == [key_text(getattr(row, name)) for row in rows]
