@@ -12,6 +12,19 @@ from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.values.sql import literal
 from sluice.values.windows import AnyWindow
 from tests.conformance import values
+from tests.conformance.functions import (
+    Turns,
+    Value,
+    added,
+    appended,
+    decreased,
+    doubled,
+    folded,
+    increased,
+    merged,
+    nothing,
+    subtracted,
+)
 
 Expression = list[Any]
 Case = dict[str, Any]
@@ -25,7 +38,8 @@ class NotMet(Exception):
 
 _BINARY = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "=": "=", "==": "=", "+": "+", "-": "-", "*": "*"}
 _CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {})", "is_null": "({} IS NULL)",
-          "not_null": "({} IS NOT NULL)"}  # fmt: skip
+          "not_null": "({} IS NOT NULL)", "if_null": "coalesce({}, {})",
+          "digest": "aggregate(coalesce({}, array()), 0L, (sum, n) -> pmod(sum * 7 + n, 50))"}  # fmt: skip
 
 
 def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lambda _: None) -> str:
@@ -158,8 +172,10 @@ class Built:
                 return values.kind_of([constant])
             case ["upper" | "str" | "concat" | "key", *_]:
                 return "str"
-            case ["+" | "-" | "*" | "mod", *_]:
+            case ["+" | "-" | "*" | "mod" | "digest", *_]:
                 return "int"
+            case ["if_null", first, _]:
+                return self.kind(name, first)
             case ["list", *elements]:
                 kinds = [self.kind(name, one) for one in elements]
                 return [kinds[0] if all(kind == kinds[0] for kind in kinds) else None]
@@ -178,6 +194,8 @@ class Built:
             case {"op": "flat_map_values"}:
                 kind = self.kind(node["in"], node["list"])
                 kind = kind[0] if isinstance(kind, list) else None
+            case {"op": "fold"}:
+                kind = "int"
             case {"op": "aggregate"}:
                 kind = {aggregate["name"]: "int" for aggregate in node["aggs"] if aggregate["fn"] in ("count", "sum")}
             case {"op": "join"}:
@@ -201,7 +219,7 @@ class Built:
         node = self.sink
         while node["op"] in ("filter", "filter_not", "map_values", "suppress"):
             node = self.nodes[node["in"]]
-        return node["op"] == "aggregate" and "window" in node
+        return node["op"] in ("aggregate", "fold") and "window" in node
 
     def contract(self, source: dict[str, Any]) -> Any:
         """The type of the values of a source's topic."""
@@ -233,14 +251,20 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     """Add a case to a pipeline. All its names begin with `prefix`."""
     built = Built(case, prefix)
     handles: dict[str, Any] = {}
-    for node in case["spec"]["nodes"]:
-        handles[node["id"]] = _add(pipeline, built, node, handles)
+    add_nodes(pipeline, built, handles)
     if built.sink["op"] in ("aggregate", "to_table") and case["spec"]["result_kind"] == "table":
         built.store = built.store_of(built.sink)
     else:
         built.topic = f"{prefix}_out"
         handles[built.sink["id"]].to(built.topic)
     return built
+
+
+def add_nodes(pipeline: Pipeline, built: Built, handles: dict[str, Any]) -> None:
+    """Add those nodes of a case that have no handle yet."""
+    for node in built.nodes.values():
+        if node["id"] not in handles:
+            handles[node["id"]] = _add(pipeline, built, node, handles)
 
 
 def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any:
@@ -259,6 +283,10 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _join(node, handles[node["left"]], handles[node["right"]])
         case "aggregate":
             return _aggregate(built, node, parent)
+        case "reduce":
+            return _reduce(built, node, parent)
+        case "fold":
+            return _fold(built, node, parent)
         case "to_table":
             return parent.to_table(store=built.store_of(node))
         case _:
@@ -282,6 +310,12 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             return parent.select_key(sql(node["key"]))
         case "flat_map_values":
             return parent.flat_map_values(built.sql(node["in"], node["list"]))
+        case "double":
+            return parent.map_values(doubled, returns=Value)
+        case "process":
+            return parent.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
+        case "deduplicate":
+            return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
         case "suppress" if node["type"] == "window_close":
             return parent.suppress_until_window_closes()
         case "suppress":
@@ -310,6 +344,24 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
         grouped = grouped.windowed_by(window(node["window"]))
     columns = {aggregate["name"]: _aggregation(built, node["in"], aggregate) for aggregate in node["aggs"]}
     return grouped.aggregate(columns, store=built.store_of(node))
+
+
+def _fold(built: Built, node: dict[str, Any], parent: Any) -> Any:
+    grouped = parent.group_by(sql(node["group_key"]) if "group_key" in node else "_key")
+    store = built.store_of(node)
+    if isinstance(parent, Table):
+        return grouped.aggregate(nothing, increased, decreased, store=store, returns=int)
+    if "window" in node:
+        grouped = grouped.windowed_by(window(node["window"]))
+        if node["window"]["type"] == "session":
+            return grouped.aggregate(nothing, folded, merger=merged, store=store, returns=int)
+    return grouped.aggregate(nothing, folded, store=store, returns=int)
+
+
+def _reduce(built: Built, node: dict[str, Any], parent: Any) -> Any:
+    grouped = parent.group_by(sql(node["group_key"]) if "group_key" in node else "_key")
+    functions = (added, subtracted) if isinstance(parent, Table) else (appended,)
+    return grouped.reduce(*functions, store=built.store_of(node))
 
 
 def _aggregation(built: Built, parent: str, one: dict[str, Any]) -> str:

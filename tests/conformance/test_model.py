@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.conformance.model.flow import Windowed
 from tests.conformance.model.topology import run
 
 Sent = list[tuple[Any, Any, int]]
+Node = Mapping[str, Any]
 
 N, G = ["field", "n"], ["field", "g"]
 COUNT = [{"name": "c", "fn": "count"}]
@@ -17,7 +19,7 @@ STREAM = [{"id": "l", "op": "stream", "topic": "L"}, {"id": "r", "op": "stream",
 TABLES = [{"id": "l", "op": "table", "topic": "L"}, {"id": "r", "op": "table", "topic": "R"}]
 
 
-def sent(sources: list[dict[str, Any]], nodes: list[dict[str, Any]], *inputs: tuple[str, str | None, Any, int]) -> Sent:
+def sent(sources: Sequence[Node], nodes: Sequence[Node], *inputs: tuple[str, str | None, Any, int]) -> Sent:
     """What the last node sends."""
     records = [{"topic": topic, "key": key, "value": value, "ts": time} for topic, key, value, time in inputs]
     sink = nodes[-1]["id"]
@@ -62,7 +64,7 @@ def test_windows_take_records_until_their_grace_ends(
 
 def test_a_closed_window_is_sent_once() -> None:
     window = {"type": "tumbling", "size": 10, "grace": 5}
-    nodes = [
+    nodes: list[Node] = [
         {"id": "a", "op": "aggregate", "in": "l", "window": window, "aggs": COUNT},
         {"id": "p", "op": "suppress", "in": "a", "type": "window_close"},
     ]
@@ -72,7 +74,7 @@ def test_a_closed_window_is_sent_once() -> None:
 
 def test_a_left_join_of_streams_sends_unmatched_records_after_grace() -> None:
     join = {"id": "j", "op": "join", "type": "left", "left": "l", "right": "r"}
-    nodes = [join | {"window": {"before": 0, "after": 4, "grace": 2}}]
+    nodes: list[Node] = [join | {"window": {"before": 0, "after": 4, "grace": 2}}]
     inputs = [("L", "a", 1, 10), ("L", "b", 2, 11), ("R", "b", 3, 15), ("L", None, 4, 15), ("R", "c", 5, 17)]
     assert sent(STREAM, nodes, *inputs) == [
         ("b", {"left": 2, "right": 3}, 15),
@@ -82,7 +84,7 @@ def test_a_left_join_of_streams_sends_unmatched_records_after_grace() -> None:
 
 
 def test_a_stream_joined_with_its_own_aggregate_sees_the_new_row() -> None:
-    nodes = [
+    nodes: list[Node] = [
         {"id": "a", "op": "aggregate", "in": "l", "aggs": COUNT},
         {"id": "j", "op": "join", "type": "left", "left": "l", "right": "a"},
     ]
@@ -91,7 +93,7 @@ def test_a_stream_joined_with_its_own_aggregate_sees_the_new_row() -> None:
 
 
 def test_what_a_rekeying_sends_on_waits_until_the_record_is_done() -> None:
-    nodes = [
+    nodes: list[Node] = [
         {"id": "a", "op": "aggregate", "in": "l", "group_key": ["key"], "aggs": COUNT},
         {"id": "j", "op": "join", "type": "left", "left": "l", "right": "a"},
     ]
@@ -100,7 +102,7 @@ def test_what_a_rekeying_sends_on_waits_until_the_record_is_done() -> None:
 
 
 def test_a_row_that_changes_its_group_updates_the_old_group_first() -> None:
-    nodes = [{"id": "a", "op": "aggregate", "in": "l", "group_key": G, "aggs": COUNT}]
+    nodes: list[Node] = [{"id": "a", "op": "aggregate", "in": "l", "group_key": G, "aggs": COUNT}]
     inputs = [("L", "k", {"g": "x"}, 5), ("L", "k", {"g": "x"}, 4), ("L", "k", {"g": "y"}, 7), ("L", "k", None, 8)]
     assert sent(TABLES, nodes, *inputs) == [
         ("x", {"c": 1}, 5),
@@ -112,7 +114,7 @@ def test_a_row_that_changes_its_group_updates_the_old_group_first() -> None:
 
 
 def test_a_filtered_table_deletes_the_rows_that_no_longer_pass() -> None:
-    nodes = [
+    nodes: list[Node] = [
         {"id": "f", "op": "filter", "in": "l", "where": [">", N, ["const", 3]]},
         {"id": "s", "op": "to_stream", "in": "f"},
     ]
@@ -128,7 +130,7 @@ def test_a_filtered_table_deletes_the_rows_that_no_longer_pass() -> None:
     ],
 )
 def test_foreign_key_joins_follow_the_left_rows(how: str, made: list[tuple[int, int] | None]) -> None:
-    nodes = [{"id": "j", "op": "join", "type": how, "left": "l", "right": "r", "fk": G}]
+    nodes: list[Node] = [{"id": "j", "op": "join", "type": how, "left": "l", "right": "r", "fk": G}]
     inputs: list[tuple[str, str, Any, int]] = [
         ("L", "a", {"n": 1, "g": "x"}, 1), ("R", "x", {"n": 2}, 2), ("L", "a", {"n": 1, "g": None}, 3),
         ("L", "a", {"n": 3, "g": "z"}, 4), ("L", "a", {"n": 3, "g": "x"}, 5), ("L", "a", None, 6),

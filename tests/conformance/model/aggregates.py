@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tests.conformance.model.expressions import Expression, evaluate
 from tests.conformance.model.flow import Change, Key, Record, Windowed, plain
@@ -62,6 +62,15 @@ def _merged(fn: str, one: Any, other: Any) -> Any:
     return _greater(one, other) if fn == "max" else one + other
 
 
+class Calculation(Protocol):
+    """How an aggregate is computed."""
+
+    def initial(self) -> Any: ...
+    def add(self, aggregate: Any, key: str, value: Any, /) -> Any: ...
+    def subtract(self, aggregate: Any, key: str, value: Any, /) -> Any: ...
+    def merge(self, one: Any, other: Any, /) -> Any: ...
+
+
 @dataclass
 class Aggregator:
     """The cases' aggregates: a list of `{name, fn, expr}`."""
@@ -99,7 +108,7 @@ class Aggregator:
 class Aggregation(Stored):
     """An aggregate of a stream, without windows."""
 
-    aggregator: Aggregator
+    aggregator: Calculation
 
     def process(self, record: Record) -> None:
         if record.key is not None and record.value is not None:
@@ -117,7 +126,7 @@ class Aggregation(Stored):
 class TableAggregation(Stored):
     """An aggregate of a table, which subtracts old rows and adds new ones."""
 
-    aggregator: Aggregator
+    aggregator: Calculation
 
     def process(self, record: Record) -> None:
         key = plain(record.key)
@@ -173,7 +182,7 @@ class TimeWindows(Aggregation):
 
 @dataclass(kw_only=True)
 class SessionWindows(Stored):
-    aggregator: Aggregator
+    aggregator: Calculation
     gap: int
     grace: int
     time: int = -1

@@ -9,6 +9,9 @@ from typing import Any
 
 Expression = list[Any]
 
+SIZES = 50
+"""All numbers that generated topologies compute are below, so that they stay small in long chains."""
+
 _OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "=": operator.eq, "==": operator.eq,
     "+": operator.add, "-": operator.sub, "*": operator.mul, "mod": operator.mod,
@@ -41,6 +44,8 @@ def evaluate(expression: Expression, key: str | None, value: Any) -> Any:
             return parts[0] is not None
         case "if_null":
             return parts[1] if parts[0] is None else parts[0]
+        case "digest":
+            return _digest(parts[0] or [])
     if None in parts:
         return None
     match operation:
@@ -65,3 +70,11 @@ def _field(value: Any, path: list[str]) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def _digest(numbers: list[int]) -> int:
+    """A number that depends on the numbers and their order."""
+    digest = 0
+    for number in numbers:
+        digest = (digest * 7 + number) % SIZES
+    return digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tests.conformance.model import aggregates, flow, stream_joins, tables
+from tests.conformance.model import aggregates, flow, keyed, stream_joins, tables
 from tests.conformance.model.flow import Record
 
 Case = dict[str, Any]
@@ -59,7 +59,12 @@ class Topology:
             case "join":
                 return self._join(node, self.nodes[node["left"]], self.nodes[node["right"]])
             case "aggregate":
-                return self._aggregate(node, self.nodes[node["in"]])
+                return self._aggregate(node, aggregates.Aggregator(node["aggs"]))
+            case "fold":
+                of_table = isinstance(self.nodes[node["in"]], tables.Table)
+                return self._aggregate(node, keyed.Sum() if of_table else keyed.Fold())
+            case "reduce":
+                return self._reduce(node, self.nodes[node["in"]])
             case "to_table":
                 table = tables.Stored()
                 self.nodes[node["in"]].connect(table.process, self._flow)
@@ -81,6 +86,12 @@ class Topology:
                 return flow.SelectKey(key=node["key"])
             case "flat_map_values":
                 return flow.FlatMapValues(list=node["list"], rekeyed=parent.rekeyed)
+            case "double":
+                return keyed.Doubled(rekeyed=parent.rekeyed)
+            case "process":
+                return keyed.Turns(rekeyed=parent.rekeyed)
+            case "deduplicate":
+                return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
         raise NotImplementedError(node["op"])
 
     def _table_step(self, node: dict[str, Any], parent: tables.Table) -> flow.Node:
@@ -119,16 +130,28 @@ class Topology:
         join.connect_sides(left, right, self._flow)
         return join
 
-    def _aggregate(self, node: dict[str, Any], parent: Any) -> flow.Node:
-        aggregator = aggregates.Aggregator(node["aggs"])
-        group_key = node.get("group_key", ["key"])
+    def _aggregate(self, node: dict[str, Any], aggregator: aggregates.Calculation) -> flow.Node:
+        parent = self.nodes[node["in"]]
         if isinstance(parent, tables.Table):
-            table = aggregates.TableAggregation(aggregator=aggregator)
-            parent.children.append(aggregates.regrouped(group_key, self._flow.later(table.process)))
-            return table
-        made = _windows(aggregator, node.get("window"))
-        if "group_key" in node:
-            group = flow.SelectKey(key=group_key)
+            made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
+        else:
+            made = _windows(aggregator, node.get("window"))
+        return self._grouped(node, parent, made)
+
+    def _reduce(self, node: dict[str, Any], parent: Any) -> flow.Node:
+        if isinstance(parent, tables.Table):
+            made: tables.Stored = keyed.TableReduction()
+        else:
+            made = keyed.Reduction()
+        return self._grouped(node, parent, made)
+
+    def _grouped(self, node: dict[str, Any], parent: Any, made: tables.Stored) -> flow.Node:
+        """Connect an aggregation to what it groups. Only a stream that is grouped by its own key needs no re-keying."""
+        if isinstance(parent, tables.Table):
+            send = self._flow.later(made.process)
+            parent.children.append(aggregates.regrouped(node.get("group_key", ["key"]), send))
+        elif "group_key" in node:
+            group = flow.SelectKey(key=node["group_key"])
             parent.children.append(group.process)
             group.connect(made.process, self._flow)
         else:
@@ -136,7 +159,7 @@ class Topology:
         return made
 
 
-def _windows(aggregator: aggregates.Aggregator, window: dict[str, Any] | None) -> tables.Stored:
+def _windows(aggregator: aggregates.Calculation, window: dict[str, Any] | None) -> tables.Stored:
     match window:
         case None:
             return aggregates.Aggregation(aggregator=aggregator)

@@ -1,0 +1,92 @@
+"""The Python functions and the processor of the cases. A reducer is called with the total before the value."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from sluice import Context, Record, Timer
+from tests.conformance.model.expressions import SIZES
+
+
+class Value(Struct):
+    """What the functions return."""
+
+    n: int | None
+    g: str | None
+
+
+Total = TypeVar("Total", bound=Any)
+
+
+def doubled(value: Any) -> Value | None:
+    """`value` is a Struct, or a dict if SQL has made it."""
+    if value is None:
+        return None
+    n, g = _number(value), value.get("g") if isinstance(value, dict) else value.g
+    return Value(None if n is None else n * 2 % SIZES, g)
+
+
+def appended(total: Total, value: Total) -> Total:
+    """A total that depends on the order of the values."""
+    return msgspec.structs.replace(total, n=((total.n or 0) * 7 + (value.n or 0)) % SIZES, g=value.g)
+
+
+def added(total: Total, value: Total) -> Total:
+    """A total from which values can be subtracted again."""
+    return msgspec.structs.replace(total, n=(total.n or 0) + (value.n or 0))
+
+
+def subtracted(total: Total, value: Total) -> Total:
+    """The inverse of `added`."""
+    return msgspec.structs.replace(total, n=(total.n or 0) - (value.n or 0))
+
+
+def nothing() -> int:
+    return 0
+
+
+def folded(total: int, value: Any) -> int:
+    """A total that depends on the order of the values. Without subtractor; also called with null."""
+    return (total * 7 + (_number(value) or 0)) % SIZES
+
+
+def merged(earlier: int, later: int) -> int:
+    """The total of two sessions."""
+    return (earlier * 3 + later) % SIZES
+
+
+def increased(total: int, value: Any) -> int:
+    return total + (_number(value) or 0)
+
+
+def decreased(total: int, value: Any) -> int:
+    return total - (_number(value) or 0)
+
+
+def _number(value: Any) -> int | None:
+    number: int | None = value.get("n") if isinstance(value, dict) else getattr(value, "n", None)
+    return number
+
+
+class Turns:
+    """Numbers the records of a key, and sends a further record when a timer fires. Without a key, there is no store."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        n = None if record.value is None else record.value["n"]
+        if record.key is None:
+            self.context.forward(None, {"n": n, "g": None})
+            return
+        turns = self.context.store("turns")
+        number = turns.get("number", 0) + 1
+        turns.put("number", number)
+        self.context.schedule("later", record.time + 5)
+        self.context.forward(record.key, {"n": ((n or 0) + number) % SIZES, "g": str(number % 3)})
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, {"n": timer.time % SIZES, "g": None})
