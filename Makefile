@@ -105,8 +105,19 @@ conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=on
 		$(if $(EVERY),--every $(EVERY)) $(if $(CLUSTER),--cluster)
 
 .PHONY: topologies
-topologies: $(JARS) ## Compare random chains of operators in one batch, in random batches and when replayed: COUNT=100 SEED=1
-	@$(BIN)/python -m tests.conformance.topologies --count $(or $(COUNT),100) --seed $(or $(SEED),1)
+topologies: $(JARS) ## Compare COUNT=100 random topologies from SEED=1 with the model; or PAIRS=1, TRIPLES=1000, EVERY=N
+	@$(BIN)/python -m tests.conformance.topologies --seed $(or $(SEED),1) $(if $(PAIRS),--pairs --every $(or $(EVERY),1)) \
+		$(if $(TRIPLES),--triples $(TRIPLES)) $(if $(PAIRS)$(TRIPLES),,--count $(or $(COUNT),100))
+
+.PHONY: model
+model: $(INSTALLED) ## Compare the model of the operators with Kafka Streams' answers: CASES='file ...'; needs no Spark
+	@test -n "$(CASES)" || { echo "Name files of cases: make model CASES=path/to/cases.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m tests.conformance.model $(CASES)
+
+.PHONY: chaos
+chaos: $(JARS) ## Play EPISODES=300 of random faults in random pipelines from SEED=1, and compare with the model: ACTIONS=8 POSTGRES=1
+	@$(BIN)/python -m tests.chaos --episodes $(or $(EPISODES),300) --seed $(or $(SEED),1) --actions $(or $(ACTIONS),8) \
+		$(if $(POSTGRES),--postgres)
 
 .PHONY: faults
 faults: $(JARS) ## Kill, pause and starve processes, and compare the results; ARGS='F1 F7' KILLS= PIPELINE= SHARDS=

@@ -1,0 +1,281 @@
+"""What happens to a pipeline between and during its runs. Crashes are patched into the product's classes from here."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from sluice.dead_letters import Chosen, redrive
+from sluice.engine.job.rebuild import Rebuild
+from sluice.engine.job.repartition import repartition
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.errors import EngineError, LeaseError, SluiceError
+from sluice.plan import plan
+from sluice.state.ledger.snapshots import Snapshots
+from tests.chaos.episode import Episode
+
+
+class Crash(Exception):
+    """Stands for the death of the driver."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A call of the product before or after which the driver dies."""
+
+    where: type
+    method: str
+    after: bool = False
+
+
+POINTS = {
+    "before the shards": Point(Publisher, "_write_shards"),
+    "after the shards": Point(Publisher, "_write_shards", after=True),
+    "before the output": Point(TransactionalOutput, "send"),
+    "after the output": Point(TransactionalOutput, "send", after=True),
+    "before the ledger": Point(Snapshots, "publish"),
+    "after the ledger": Point(Snapshots, "publish", after=True),
+    "before Spark's commit": Point(Publisher, "__call__", after=True),
+}
+
+
+@contextmanager
+def interrupted(point: Point, interruption: Callable[[], None], nth: int = 1) -> Iterator[None]:
+    """Call `interruption` at the nth time that the product passes a point."""
+    passed = 0
+    original = getattr(point.where, point.method)
+
+    def reached() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == nth:
+            interruption()
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not point.after:
+            reached()
+        result = original(*arguments, **named)
+        if point.after:
+            reached()
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point.where, point.method, call)
+        yield
+
+
+def crash() -> None:
+    raise Crash("the driver dies here")
+
+
+def attempt(episode: Episode, *expected: type[BaseException], **how: Any) -> str:
+    """A run that may fail. Returns how it ended."""
+    try:
+        return f"read {episode.run(**how)}"
+    except expected as error:
+        if isinstance(error, EngineError) and "the driver dies here" not in str(error):
+            raise
+        return type(error).__name__
+
+
+# --- Actions; each returns what it did ---
+
+
+def run(episode: Episode) -> str:
+    return f"run, read {episode.run()}"
+
+
+def run_small_batches(episode: Episode) -> str:
+    most = episode.chance.randint(1, 9)
+    return f"run in batches of {most}, read {episode.run(max_records=most)}"
+
+
+def backlog(episode: Episode) -> str:
+    episode.send_some(80)
+    return f"a backlog in batches of 20, read {episode.run(max_records=20)}"
+
+
+def idle(episode: Episode) -> str:
+    episode.run()
+    return f"two idle runs, read {episode.run() + episode.run()}"
+
+
+def crashed_run(episode: Episode) -> str:
+    name = episode.chance.choice([*POINTS])
+    nth = episode.chance.choice((1, 1, 2, 3))
+    most = episode.chance.choice((4, 9, 1_000))
+    with interrupted(POINTS[name], crash, nth):
+        ended = attempt(episode, Crash, EngineError, max_records=most)
+    return f"crash {name}, at the {nth}. time: {ended}"
+
+
+def lost_commit(episode: Episode) -> str:
+    if not episode.ends:
+        return "nothing has been committed"
+    episode.run()
+    episode.forget_commit()
+    return "the last commit is lost"
+
+
+def lost_lease(episode: Episode) -> str:
+    """Another driver takes the lease in the middle of a batch, and does nothing."""
+    name = episode.chance.choice(("before the shards", "after the shards", "before the output"))
+    if not episode.ends:
+        return "no lease yet"
+    with interrupted(POINTS[name], episode.take_lease):
+        try:
+            ended = f"read {episode.run()}"
+        except (LeaseError, EngineError) as error:
+            ended = type(error).__name__
+    return f"the lease is lost {name}: {ended}, then read {episode.run()}"
+
+
+def aborted_transaction(episode: Episode) -> str:
+    episode.send_transaction(3)
+    return "an aborted transaction in a source"
+
+
+def lost_checkpoint(episode: Episode) -> str:
+    """The checkpoint is gone: the run says so, and a rebuild repairs it."""
+    if not episode.ends:
+        return "no checkpoint yet"
+    episode.run()
+    if not any(episode.checkpoint.glob("offsets/*")):
+        return "no checkpoint yet"
+    shutil.rmtree(episode.checkpoint)
+    with pytest.raises(EngineError, match="checkpoint"):
+        episode.run()
+    return f"the checkpoint is lost, {rebuild(episode)}"
+
+
+def rebuild(episode: Episode) -> str:
+    if not episode.ends:
+        return "nothing to rebuild"
+    generation = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings).run()
+    episode.note_ends()
+    return f"rebuilt as generation {generation}"
+
+
+def build_beside(episode: Episode) -> str:
+    """A replay beside the current generation, promoted after another run."""
+    if not episode.ends:
+        return "nothing to replay"
+    rebuilding = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings)
+    rebuilding.replay()
+    episode.send_some(episode.chance.randint(0, 10))
+    episode.run()
+    generation = rebuilding.promote()
+    episode.note_ends()
+    return f"generation {generation} replayed beside and promoted"
+
+
+def other_workers(episode: Episode) -> str:
+    if not episode.ends:
+        return "nothing to repartition"
+    episode.run()
+    before = len(_workers(episode))
+    episode.set_workers(episode.chance.choice([number for number in (1, 2, 3, 4) if number != before]))
+    generation = repartition(plan(episode.pipeline).job, episode.settings).generation
+    episode.note_ends()
+    return f"repartitioned from {before} to {len(_workers(episode))} workers as generation {generation}"
+
+
+def _workers(episode: Episode) -> list[Any]:
+    with episode.ledger() as ledger:
+        return [*ledger.jobs.workers(episode.pipeline.name, "main")]
+
+
+def redriven(episode: Episode) -> str:
+    """Dead letters are sent again, and cannot be read again."""
+    if not any(sent.is_malformed for sent in episode.sent):
+        return "no dead letters"
+    episode.run()
+    topics = [episode.names(name) for name in ("l", "r", "t", "u", "w")]
+    outcome = redrive({"bootstrap.servers": episode.bootstrap}, episode.pipeline.name, topics, Chosen())
+    episode.note_redriven()
+    return f"re-driven: {outcome}"
+
+
+def lingering(episode: Episode) -> str:
+    """A run that waits for records, which arrive meanwhile."""
+    settings = episode.settings
+    episode.settings = replace(settings, linger_ms=1_500)
+
+    def send() -> None:
+        for _ in range(3):
+            time.sleep(0.4)
+            episode.send_some(5)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        read = episode.run()
+    finally:
+        sending.join()
+        episode.settings = settings
+    return f"a lingering run, read {read}"
+
+
+def global_change(episode: Episode) -> str:
+    """The rows of the global table change while no other record waits."""
+    episode.run()
+    episode.send_some(4, only="w")
+    episode.run()
+    return "the global table changes"
+
+
+def edited(episode: Episode) -> str:
+    """The pipeline's file gets another output, now and then after a crash."""
+    if not episode.ends:
+        return "no output is added"
+    crashed = f"{crashed_run(episode)}, then " if episode.chance.random() < 0.7 else ""
+    return f"{crashed}{episode.add_output()}"
+
+
+def more_partitions(episode: Episode) -> str:
+    """A source gets an empty partition. Stream time belongs to a partition, so the others go on as before."""
+    source = episode.chance.choice(("l", "r", "t", "u"))
+    partitions = episode.add_partition(source)
+    return f"{source} has {partitions} partitions"
+
+
+def broker_restart(episode: Episode) -> str:
+    episode.kafka.stop()
+    episode.kafka.start()
+    return "the broker restarts"
+
+
+Action = Callable[[Episode], str]
+ACTIONS: dict[Action, int] = {
+    run: 3, run_small_batches: 3, backlog: 1, idle: 1, crashed_run: 8, lost_commit: 2, lost_lease: 2,
+    aborted_transaction: 2, lost_checkpoint: 1, rebuild: 1, build_beside: 1, other_workers: 2, redriven: 1,
+    lingering: 1, global_change: 1, edited: 1, more_partitions: 1,
+}  # fmt: skip
+"""Action → how often it is chosen, in proportion."""
+
+
+def play(episode: Episode, actions: int) -> list[str]:
+    """Random actions with records before each, and a last run. Returns what happened."""
+    happened: list[str] = []
+    episode.send_some(4, only="w")
+    for _ in range(actions):
+        episode.send_some(episode.chance.randint(0, 12))
+        (action,) = episode.chance.choices([*ACTIONS], [*ACTIONS.values()])
+        happened.append(f"{action.__name__} ...")
+        try:
+            happened[-1] = action(episode)
+        except SluiceError as error:
+            raise AssertionError(f"{'; '.join(happened)} {type(error).__name__}: {error}") from error
+    episode.send_some(5)
+    episode.run()
+    while episode.run():
+        pass
+    return happened

@@ -1,0 +1,255 @@
+"""An episode: a pipeline of random operators, records in random order, and what it must have done with them.
+
+The records' timestamps are their event times. Sluice orders the records of a batch by the largest timestamp so far in
+their partition, so that the positions of the snapshots say in which order the model has to take the records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from sluice import Pipeline
+from sluice.engine.job.driver_lease import Patience
+from sluice.plan import plan
+from sluice.state.ledger.audits import Audit
+from sluice.state.model import Snapshot
+from tests.conformance import catalogue
+from tests.conformance.catalogue import SOURCES, Nodes
+from tests.conformance.model.flow import Record, Windowed
+from tests.conformance.topologies import Input, Topology, add_topologies, by_key, difference
+from tests.engine.conftest import Running
+
+START_MS = 1_700_000_000_000
+MALFORMED = b'{"n": '
+PATIENCE = Patience(beat_s=0.2, silence_s=1.0)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record in a source topic."""
+
+    source: str
+    offset: int
+    input: Input
+    is_malformed: bool
+
+
+class Episode(Running):
+    """A running pipeline, and the records that have been sent to it."""
+
+    def __init__(self, running: Running, seed: int) -> None:
+        super().__init__(running.spark, running.names, running.pipeline, running.settings, running.kafka)
+        self.chance = random.Random(seed)
+        count = self.chance.choice((1, 1, 2))
+        self.topologies = [Topology.random(1_000 * seed + number, operators=5) for number in range(count)]
+        self.since = [0] * count
+        """For each topology, the number of batches that had been published before it was added."""
+        self.sent: list[Sent] = []
+        self.ends: list[dict[tuple[str, int], int]] = []
+        """The end offsets of each published batch."""
+        self._clock = START_MS
+        self._used: set[int] = set()
+        self._offsets: Counter[str] = Counter()
+        self.set_workers(self.chance.choice((1, 2, 3)))
+
+    def set_workers(self, workers: int) -> None:
+        """Build the pipeline again, with another number of workers."""
+        self.pipeline = Pipeline(self.names.prefix, workers=workers)
+        add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.")
+
+    def add_output(self) -> str:
+        """Add an output of a stream to the pipeline's file, if it reads one. Only later batches write to it."""
+        topics = plan(self.pipeline).job.topics
+        source = next((name for name in ("l", "r") if self.names(name) in topics), None)
+        if source is None:
+            return "no output is added"
+        nodes = Nodes()
+        doubled = catalogue.double(nodes, nodes.sources[source])
+        self.topologies.append(Topology(f"output of {source}", nodes.nodes, {"out": doubled}))
+        self.since.append(len(self.ends))
+        self.set_workers(self.pipeline.workers)
+        return f"an output of {source} is added"
+
+    @property
+    def checkpoint(self) -> Path:
+        with self.ledger() as ledger:
+            generation = ledger.jobs.generation(self.pipeline.name, "main")
+        return Path(self.settings.checkpoints, self.pipeline.name, "main", f"g{generation}", "spark")
+
+    def run(self, **how: Any) -> int:
+        try:
+            return super().run(patience=PATIENCE, **how)
+        finally:
+            self.note_ends()
+
+    def note_ends(self) -> None:
+        """Note the batches that have been published since."""
+        for snapshot in self._published():
+            ends = {(topic, int(number)): end for topic, at in snapshot.positions.items() for number, end in at.items()}
+            if not self.ends or _is_behind(ends, self.ends[-1]):
+                self.ends.append(ends)
+
+    def _published(self) -> list[Snapshot]:
+        with self.ledger() as ledger:
+            return ledger.snapshots.recent(self.pipeline.name, "main", limit=10_000)[::-1]
+
+    def send_some(self, count: int, *, only: str = "") -> None:
+        """Send random records: some late, some without key or value, some that cannot be read."""
+        for _ in range(count):
+            source = only or self.chance.choice([name for name in SOURCES if name != "w"])
+            self._clock += self.chance.choice((1, 1, 2, 4, 10))
+            when = self._clock - self.chance.choice((0, 0, 0, 2, 8, 25))
+            while when in self._used:
+                when -= 1
+            self._used.add(when)
+            keys = ("a", "b", "x", "") if SOURCES[source] != "stream" else ("a", "b", "x", "", None)
+            value = {
+                "n": self.chance.choice((None, *range(-3, 10))),
+                "g": self.chance.choice(("a", "b", "x", "", None)),
+            }
+            record: Input = {
+                "topic": source,
+                "key": self.chance.choice(keys),
+                "value": self.chance.choice((value, value, value, value, None)),
+                "ts": when,
+            }
+            self.send_record(record, is_malformed=self.chance.random() < 0.05)
+        assert self.producer.flush(30) == 0
+
+    def send_record(self, record: Input, *, is_malformed: bool) -> None:
+        value = None if record["value"] is None else json.dumps(record["value"]).encode()
+        self.producer.produce(
+            self.names(record["topic"]), MALFORMED if is_malformed else value, record["key"], 0, timestamp=record["ts"]
+        )
+        self.sent.append(Sent(record["topic"], self._next_offset(record["topic"]), record, is_malformed))
+
+    def _next_offset(self, source: str) -> int:
+        offset = self._offsets[source]
+        self._offsets[source] += 1
+        return offset
+
+    def send_transaction(self, count: int) -> None:
+        """Send records in a transaction that is aborted. Its records and its end take offsets."""
+        source = self.chance.choice(("l", "r", "t"))
+        config = {
+            "bootstrap.servers": self.bootstrap,
+            "transactional.id": f"{self.names.prefix}.others",
+            "log_level": 0,
+        }
+        producer = Producer(config)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(self.names(source), b'{"n": 7, "g": "never"}', b"a", 0, timestamp=self._clock)
+        producer.flush(30)
+        producer.abort_transaction(30)
+        self._offsets[source] = self._end(source)
+
+    def add_partition(self, source: str) -> int:
+        """Add a partition to a source. Returns the number of partitions; records are still sent to the first one."""
+        admin, topic = AdminClient({"bootstrap.servers": self.bootstrap}), self.names(source)
+        partitions = len(admin.list_topics(topic, timeout=20).topics[topic].partitions) + 1
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(20)
+        return partitions
+
+    def note_redriven(self) -> None:
+        """Add the records that re-driving has appended to the sources."""
+        for source in SOURCES:
+            for message in self.messages(self.names(source)):
+                offset = message.offset()
+                assert offset is not None
+                if offset >= self._offsets[source]:
+                    record = {"topic": source, "key": None, "value": None, "ts": message.timestamp()[1]}
+                    self.sent.append(Sent(source, offset, record, is_malformed=True))
+            self._offsets[source] = self._end(source)
+
+    def _end(self, source: str) -> int:
+        """The offset of a source's next record. The end of a transaction takes an offset, too."""
+        with closing(Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})) as consumer:
+            _, end = consumer.get_watermark_offsets(TopicPartition(self.names(source), 0), timeout=20)
+            return end
+
+    # --- What must have happened ---
+
+    def batches(self) -> Iterator[list[Input]]:
+        """The records of each batch, in the order in which the pipeline has read them."""
+        largest: Counter[str] = Counter()
+        positions = {}
+        for sent in self.sent:
+            largest[sent.source] = max(largest[sent.source], sent.input["ts"])
+            positions[sent.source, sent.offset] = largest[sent.source]
+        begins = dict.fromkeys(SOURCES, 0)
+        for ends in self.ends:
+            until = {source: ends.get((self.names(source), 0), 0) for source in SOURCES}
+            batch = [one for one in self.sent if begins[one.source] <= one.offset < until[one.source]]
+            batch.sort(key=lambda one: (positions[one.source, one.offset], one.source, one.offset))
+            yield [one.input for one in batch if not one.is_malformed]
+            begins = {source: max(begins[source], end) for source, end in until.items()}
+
+    def problems(self) -> Iterator[str]:
+        """What differs from the model, after a run to the end."""
+        batches = [*self.batches()]
+        topics = plan(self.pipeline).job.topics
+        sent_to_it = [sent for sent in self.sent if self.names(sent.source) in topics]
+        readable = sum(not sent.is_malformed for sent in sent_to_it)
+        if (read := sum(map(len, batches))) != readable:
+            yield f"{read} of {readable} records were read"
+        for number, (topology, since) in enumerate(zip(self.topologies, self.since, strict=True)):
+            inputs = [*itertools.chain.from_iterable(batches[since:])]
+            for topic, wanted in topology.expected(inputs).items():
+                kind = topology.outputs[topic].kind
+                found = self._written(f"t{number}_{topic}", kind == "windowed")
+                if why := difference(kind, wanted, found):
+                    yield f"output {topic} of topology {topology.name}: {why}"
+        yield from self._audited()
+        letters = len(self.dead_letters())
+        unreadable = len(sent_to_it) - readable
+        if letters != unreadable:
+            yield f"{letters} dead letters instead of {unreadable}"
+
+    def _written(self, topic: str, is_windowed: bool) -> dict[Any, list[tuple[Any, int]]]:
+        sent = []
+        for message in self.messages(self.names(topic)):
+            name, value = message.key(), message.value()
+            key: Any = None if name is None else name.decode()
+            if is_windowed:
+                headers: dict[str, Any] = dict(message.headers() or [])
+                key = Windowed(key, int(headers["window_start"]), int(headers["window_end"]))
+            sent.append(Record(key, None if value is None else json.loads(value), message.timestamp()[1]))
+        return by_key(sent)
+
+    def _audited(self) -> Iterator[str]:
+        """What is wrong in the audits of the current generation."""
+        with self.ledger() as ledger:
+            audits: list[Audit] = ledger.audits.all(self._published()[-1].ref)
+        ends: dict[tuple[str, int], int] = {}
+        for audit in audits:
+            if audit.wrong:
+                yield f"an audit does not balance: {audit.wrong}"
+            for source in audit.sources:
+                place = source.topic, source.partition
+                if place in ends and source.start != ends[place]:
+                    yield f"{place} continues at {source.start} instead of {ends[place]}"
+                ends[place] = source.end
+        topics = plan(self.pipeline).job.topics
+        for name, end in self._offsets.items():
+            # The last offset may be that of a transaction's end.
+            reached = self.ends[-1].get((self.names(name), 0), 0)
+            if self.names(name) in topics and reached < end - 1:
+                yield f"the snapshot ends at {reached} of {name} instead of {end}"
+
+
+def _is_behind(ends: dict[tuple[str, int], int], before: dict[tuple[str, int], int]) -> bool:
+    """Whether a batch ends later than another one, in all partitions at least as late."""
+    return ends != before and all(ends.get(place, 0) >= end for place, end in before.items())
