@@ -43,11 +43,11 @@ from sluice.plan.steps import PythonFunction
 from sluice.plan.value_types import type_of, types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
-from sluice.topology.serdes import is_object
 from sluice.values import paths
 from sluice.values.records import METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
-from sluice.values.sql import literal, quoted, typed_json
+from sluice.values.shapes import Shape
+from sluice.values.sql import literal, quoted
 
 
 def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
@@ -81,11 +81,11 @@ def _make_scope(builder: PlanBuilder, node: nodes.Node, *, old: bool) -> Scope:
             scopes = [scope_of(builder, stream) for stream in streams]
             sides = enumerate(zip(scopes, streams, strict=True))
             return _merged(builder, node, [turned(builder, scope, stream, node, n) for n, (scope, stream) in sides])
-        case nodes.Branch(parent=process, output=output, fields=fields):
+        case nodes.Branch(parent=process, output=output, shape=shape):
             scope = turned(builder, scope_of(builder, process), process, node)
             column = result_column(process.number, list(process.returns).index(output))
             passed = f"({scope.passed} AND output = {literal(output)})"
-            return _noted(builder, _typed(scope, column, passed, fields), column)
+            return _noted(builder, _typed(scope, column, passed, shape), column)
         case _:
             (parent,) = nodes.parents(node)
             return _step_scope(builder, node, turned(builder, scope_of(builder, parent, old=old), parent, node))
@@ -102,9 +102,9 @@ def _step_scope(builder: PlanBuilder, node: nodes.Node, scope: Scope) -> Scope:
         case nodes.SelectKey(parent=parent, key=key):
             scope, sqls = tried(builder, scope, node, parent, {"key": key}, key="key")
             return _rekeyed(builder, node, scope, f"IF({scope.passed}, {sqls['key']}, NULL)")
-        case nodes.FlatMapValues(parent=parent, items=items, fields=fields):
+        case nodes.FlatMapValues(parent=parent, items=items, shape=shape):
             scope, sqls = tried(builder, scope, node, parent, {"items": items})
-            return null_scalars(builder, _elements(builder, node, scope, sqls["items"], fields))
+            return null_scalars(builder, _elements(builder, node, scope, sqls["items"], shape))
         case nodes.Apply():
             return _applied(builder, node, scope)
         case nodes.Transform():
@@ -122,9 +122,8 @@ def _source_scope(builder: PlanBuilder, node: nodes.Source) -> Scope:
     columns |= {name: name for name in METADATA}
     if node.key is not None:
         columns["_key"] = f"key{node.number}"
-    scalar = not is_object(node.serde.contract)
     is_null = "_null" if node.nulls == "keep" else "false"
-    return Scope(0, 1, f"(_source <=> {node.number})", columns, scalar, is_null)
+    return Scope(0, 1, f"(_source <=> {node.number})", columns, node.shape.scalar, is_null)
 
 
 def null_scalars(builder: PlanBuilder, scope: Scope) -> Scope:
@@ -165,7 +164,7 @@ def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
         scope = replace(scope, columns=columns | RESULT_METADATA, scalar=node.scalar)
         scope = without_removed(builder, scope)
     else:
-        scope = replace(_typed(scope, column, scope.passed, result_fields(builder, node)), raw=column)
+        scope = replace(_typed(scope, column, scope.passed, result_shape(builder, node)), raw=column)
         scope = _noted(builder, scope, column)
     return replace(scope, is_null=_NO_VALUE, rekeyed=_is_rekeyed(builder, node))
 
@@ -218,28 +217,30 @@ def made_of(node: nodes.Aggregate) -> Made | None:
     return Made(tuple(functions.values()), {call: type_of(call, types) for call in functions.values()}, tuple(columns))
 
 
-def _typed(scope: Scope, column: str, passed: str, fields: Mapping[str, str]) -> Scope:
-    scalar = list(fields) == [TEXT_FIELD]
-    columns = {TEXT_FIELD: column} if scalar else {name: f"{column}.{quoted(name)}" for name in fields}
-    return replace(
-        scope, passed=passed, columns=columns | RESULT_METADATA, scalar=scalar, is_null=f"({column} IS NULL)", raw=None
-    )
+def _typed(scope: Scope, column: str, passed: str, shape: Shape) -> Scope:
+    columns = shape_columns(shape, column) | RESULT_METADATA
+    return replace(scope, passed=passed, columns=columns, scalar=shape.scalar, is_null=f"({column} IS NULL)", raw=None)
 
 
-def result_fields(builder: PlanBuilder, node: nodes.Node) -> Mapping[str, str]:
-    """The fields of an ordered operator's results."""
+def shape_columns(shape: Shape, value: str) -> dict[str, str]:
+    """Field → SQL that reads it from a value of this shape."""
+    return {TEXT_FIELD: value} if shape.scalar else {name: f"{value}.{quoted(name)}" for name in shape.fields}
+
+
+def result_shape(builder: PlanBuilder, node: nodes.Node) -> Shape:
+    """The shape of an ordered operator's results, without their types."""
     match node:
         case nodes.Aggregate(python=python) if python is not None:
-            return python.fields
+            return python.shape
         case nodes.Aggregate(columns=columns, scalar=scalar):
-            return {TEXT_FIELD: ""} if scalar else columns
+            return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
         case nodes.Join():
-            return {"left": "", "right": ""}
+            return Shape({"left": "", "right": ""})
         case nodes.Process():
-            return {TEXT_FIELD: ""}
+            return Shape.single()
         case _:
             scope = scope_of(builder, nodes.parents(node)[0])
-            return {TEXT_FIELD: ""} if scope.scalar else dict.fromkeys(scope.fields, "")
+            return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
 
 
 _NO_VALUE = "(value IS NULL)"
@@ -291,7 +292,7 @@ def _map(builder: PlanBuilder, node: nodes.Select | nodes.MapValues, scope: Scop
     return replace(scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, raw=None)
 
 
-def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, fields: Mapping[str, str]) -> Scope:
+def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
     """The scope with a row per array element. Other consumers of the stage take only rows whose `pos` is 0 or null."""
     name, depth = f"x{node.number}", below(builder, scope.stage)
     sql = f"posexplode_outer(IF({scope.passed}, {items}, NULL))"
@@ -299,11 +300,11 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
     builder.explosions.setdefault(scope.stage, []).append(node.number)
     builder.explosion_depths[node.number] = depth
     builder.metadata.add("_offset")
-    made = {field: f"{name}.{quoted(field)}" for field in fields} if fields else {TEXT_FIELD: name}
-    columns = {field: sql for field, sql in scope.columns.items() if field not in scope.fields} | made
+    kept = {field: sql for field, sql in scope.columns.items() if field not in scope.fields}
     return replace(
-        scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=columns, scalar=not fields, is_null="false",
-        raw=None, exploded=(*scope.exploded, node.number), path=(*scope.path, paths.element(f"{name}_pos")),
+        scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=kept | shape_columns(shape, name),
+        scalar=shape.scalar, is_null="false", raw=None, exploded=(*scope.exploded, node.number),
+        path=(*scope.path, paths.element(f"{name}_pos")),
     )  # fmt: skip
 
 
@@ -316,7 +317,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     column = f"m{node.number}_ways"
     add(builder, first.stage, depth, Column(column, f"filter(array({ways}), way -> way IS NOT NULL)", node.number))
     way = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any(s.rekeyed for s in scopes))
-    elements = _elements(builder, node, way, column, {})
+    elements = _elements(builder, node, way, column, Shape.single())
     name = f"x{node.number}"
 
     def chosen(pick: Mapping[int, str]) -> str:
@@ -372,7 +373,8 @@ def _applied(builder: PlanBuilder, node: nodes.Apply, scope: Scope) -> Scope:
         case "key":
             return _rekeyed(builder, node, after, f"{name}.key")
         case "values" | "records":
-            return _results(builder, node, _elements(builder, node, after, f"{name}.items", {}), f"x{node.number}")
+            items = _elements(builder, node, after, f"{name}.items", Shape.single())
+            return _results(builder, node, items, f"x{node.number}")
         case _:
             return _results(builder, node, after, name)
 
@@ -386,8 +388,7 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
     transformation = Transformation(node.number, Reference(node.function), node.at, given, outputs)
     builder.stages.setdefault(scope.stage, {})[depth] = transformation
     kept = {name: sql for name, sql in scope.columns.items() if name not in scope.fields}
-    scalar = list(node.fields) == [TEXT_FIELD]
-    after = replace(scope, depth=depth, columns=kept | made, scalar=scalar, is_null="false", raw=None)
+    after = replace(scope, depth=depth, columns=kept | made, scalar=False, is_null="false", raw=None)
     doubles = [made[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
     return checked(builder, after, node, doubles, scope) if doubles else after
 
@@ -395,8 +396,8 @@ def _transformed(builder: PlanBuilder, node: nodes.Transform, scope: Scope) -> S
 def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str) -> Scope:
     """The scope after a function, with the returned value and, if the function returns it, the key."""
     column = result_column(node.number)
-    add(builder, scope.stage, scope.depth + 1, Column(column, typed_json(f"{result}.value", node.fields), node.number))
-    typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.fields)
+    add(builder, scope.stage, scope.depth + 1, Column(column, node.shape.parsed(f"{result}.value"), node.number))
+    typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.shape)
     kept = {name: sql for name, sql in scope.columns.items() if name in METADATA or name.startswith("_window_")}
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
     if node.gives in ("record", "records"):

@@ -8,9 +8,9 @@ from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
-from sluice.topology.serdes import fields_of
-from sluice.values.records import TEXT_FIELD
+from sluice.topology.serdes import shape_of
 from sluice.values.references import Reference
+from sluice.values.sql_types import compact
 
 
 def made_by(node: nodes.Node) -> str:
@@ -44,8 +44,8 @@ def does(node: nodes.Node) -> str:
     """The definition of a step as the author wrote it, with the declared types."""
     types = ""
     match node:
-        case nodes.Apply(takes=takes, fields=fields):
-            types = f"({declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in fields.items())}"
+        case nodes.Apply(takes=takes, shape=shape):
+            types = f"({declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in shape.fields.items())}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
             # Stores that can be queried are compared separately.
             kept = {} if queryable else stores
@@ -56,12 +56,10 @@ def does(node: nodes.Node) -> str:
 def declared(kind: Any) -> str:
     """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to theirs."""
     try:
-        fields = {} if kind is Any else fields_of(kind)
+        known = "" if kind is Any else shape_of(kind).kind
     except TopologyError:
-        fields = {}
-    if list(fields) == [TEXT_FIELD]:
-        return fields[TEXT_FIELD].lower() or "variant"
-    return f"struct<{','.join(f'{name}:{sql.lower()}' for name, sql in fields.items())}>" if fields else "variant"
+        known = ""
+    return compact(known) or "variant"
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:

@@ -16,10 +16,10 @@ from sqlglot import exp
 
 from sluice.plan.jobs import Attempt, Edge, Job, OrderedJob, Transformation
 from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale
-from sluice.topology.expressions import struct_fields
 from sluice.values.dialect import text_of, tree_of
 from sluice.values.records import METADATA
-from sluice.values.sql import TO_JSON, VALUE_JSON, quoted
+from sluice.values.sql import TO_JSON, VALUE_JSON
+from sluice.values.sql_types import element_type, struct_fields, struct_type
 
 PLAIN_SCALE = 6
 """The largest scale of decimals that Spark and Arrow always write without an exponent."""
@@ -117,8 +117,7 @@ def kind(node: exp.Expr, types: Mapping[str, str]) -> str:  # noqa: C901  (a cas
         case exp.Cast() if not node.args.get("safe"):
             return _cast(node, types)
         case exp.Struct():
-            fields = {part.name: kind(part.expression, types) for part in _pairs(node)}
-            return f"STRUCT<{', '.join(f'{quoted(name)}: {of_field}' for name, of_field in fields.items())}>"
+            return struct_type({part.name: kind(part.expression, types) for part in _pairs(node)})
         case exp.JSONFormat() if node.args.get("options") == _JSON_OPTIONS and isinstance(node.this, exp.Struct):
             _require_json(kind(node.this, types))
             return "STRING"
@@ -238,11 +237,11 @@ def _pairs(node: exp.Struct) -> list[exp.PropertyEQ]:
 
 
 def _require_json(of: str) -> None:
-    if of.startswith("STRUCT<"):
-        for field in struct_fields(of).values():
-            _require_json(field)
-    elif of.startswith("ARRAY<"):
-        _require_json(of.removeprefix("ARRAY<").removesuffix(">"))
+    if fields := struct_fields(of):
+        for of_field in fields.values():
+            _require_json(of_field)
+    elif element := element_type(of):
+        _require_json(element)
     elif of not in _IN_JSON and not _is_plain(of):
         raise NeedsSparkError(f"the JSON of {of}")
 

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from sluice.values.records import How
 from sluice.values.references import Reference
+from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, JoinWindow
 
 AggregateFunction = tuple[str, str | None, int]
@@ -43,8 +44,8 @@ class PythonAggregate:
     merger: Reference | None
     takes: Reference | None
     returns: Reference | None
-    fields: Mapping[str, str]
-    """The fields of the results with their Spark SQL types."""
+    shape: Shape
+    """The shape of the results."""
     subtracts: bool
     retention_ms: int | None
 
@@ -118,8 +119,8 @@ class ProcessorOutput:
     type: Reference | None
     column: str
     """The column of the values."""
-    fields: Mapping[str, str]
-    """The fields of the values with their Spark SQL types."""
+    shape: Shape
+    """The shape of the values."""
 
 
 @dataclass(frozen=True)

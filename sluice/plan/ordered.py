@@ -36,7 +36,7 @@ from sluice.topology import nodes
 from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.serdes import fields_of
+from sluice.topology.serdes import shape_of
 from sluice.values.records import METADATA
 from sluice.values.references import Reference, reference
 from sluice.values.windows import JoinWindow, SlidingWindow, Window
@@ -431,7 +431,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
-                reference(python.merger), reference(python.takes), reference(python.returns), dict(python.fields),
+                reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
                 nodes.is_table(node.parent), node.retention_ms,
             )  # fmt: skip
         case nodes.Merge():
@@ -467,7 +467,7 @@ def _process(node: nodes.Process) -> Process:
         for name, (kind, ttl_ms) in node.stores.items()
     }  # fmt: skip
     outputs = {
-        name: ProcessorOutput(reference(kind), result_column(node.number, number), fields_of(kind))
+        name: ProcessorOutput(reference(kind), result_column(node.number, number), shape_of(kind))
         for number, (name, kind) in enumerate(node.returns.items())
     }
     return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)

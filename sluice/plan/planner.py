@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.plan.attempts import causes, may_fail, validated, without_risk
 from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, final, masked, tried
-from sluice.plan.columns import scope_of
+from sluice.plan.columns import scope_of, shape_columns
 from sluice.plan.jobs import (
     AggregationGroup,
     FusedJob,
@@ -28,13 +28,13 @@ from sluice.plan.lineage import does, functions_of, made_by
 from sluice.plan.ordered import Planner, children, is_ordered, keeps_order
 from sluice.plan.sources import sink_of, source_of, step_of, topics_of
 from sluice.plan.steps import Sink
-from sluice.plan.value_types import types_after
+from sluice.plan.value_types import shape_after, types_after
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.expressions import mergeable, parse
 from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
-from sluice.values.sql import literal, quoted
+from sluice.values.records import CHANGE_METADATA, METADATA
+from sluice.values.sql import literal
 from sluice.values.windows import Window
 
 
@@ -319,12 +319,12 @@ def _table_sink(
     assert isinstance(store, nodes.Aggregate)
     group = next(f for f in groups if any(store_column.store == store.store for store_column in f.store_columns))
     store_column = next(i for i, s in enumerate(group.store_columns) if s.store == store.store)
-    columns = {TEXT_FIELD: "v"} if store.scalar else {name: f"v.{quoted(name)}" for name in store.columns}
+    columns = shape_columns(shape_after(store), "v")
     steps: list[Lookup | Select] = []
     for node in chain[1:]:
         if isinstance(node, nodes.Join):
             steps.append(Lookup(next(t for t in tables if t.source.number == node.right.number), node.how))
-            columns = {"left": "v.left", "right": "v.right"}
+            columns = shape_columns(shape_after(node), "v")
         elif isinstance(node, nodes.Select):
             types = types_after(node.parent) | CHANGE_METADATA
             texts = {name: validated(text, types) for name, text in node.columns.items()}
@@ -332,7 +332,7 @@ def _table_sink(
             risky = [text for text in texts.values() if may_fail(text, types)]
             blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
             steps.append(Select(f"named_struct({made})", node.number, tuple(blamed)))
-            columns = {name: f"v.{quoted(name)}" for name in node.columns}
+            columns = shape_columns(shape_after(node), "v")
     return TableSink(sink_of(sink), group.number, store_column, tuple(steps), scalar=store.scalar and not steps)
 
 

@@ -8,7 +8,6 @@ from sluice.plan.builder import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
-from sluice.topology.serdes import is_object
 from sluice.values.references import Reference, reference
 
 
@@ -32,7 +31,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
-        is_object=is_object(serde.contract), decode=reference(serde.decode), key=node.key,
+        is_object=not node.shape.scalar, decode=reference(serde.decode), key=node.key,
         key_decode=reference(node.key_decode), event_time=node.event_time, zone=node.zone,
         max_future_skew_ms=node.max_future_skew_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
         types=dict(node.fields),

@@ -11,9 +11,10 @@ from sqlglot import exp
 
 from sluice.topology import nodes
 from sluice.topology.calls import aggregates
-from sluice.topology.expressions import struct_fields
 from sluice.values.dialect import text_of, tree_of
-from sluice.values.records import METADATA, TEXT_FIELD
+from sluice.values.records import METADATA
+from sluice.values.shapes import Shape
+from sluice.values.sql_types import struct_fields
 
 Types = Mapping[str, str]
 """Name → type; empty if unknown."""
@@ -65,53 +66,62 @@ def kind_of(tree: exp.Expr, types: Types) -> str:
 
 def types_after(node: nodes.Node) -> dict[str, str]:
     """The fields after a node, with their types."""
-    if node not in _TYPES:
-        _TYPES[node] = _types_after(node)
-    return _TYPES[node]
+    return shape_after(node).fields
 
 
-_TYPES: WeakKeyDictionary[nodes.Node, dict[str, str]] = WeakKeyDictionary()
+def shape_after(node: nodes.Node) -> Shape:
+    """The shape of the values after a node."""
+    if node not in _SHAPES:
+        _SHAPES[node] = _shape_after(node)
+    return _SHAPES[node]
+
+
+_SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
 """Cache, because every step needs the types of all steps before it."""
 
 
-def _types_after(node: nodes.Node) -> dict[str, str]:
+def _shape_after(node: nodes.Node) -> Shape:
     match node:
-        case nodes.Source(fields=fields) | nodes.Apply(fields=fields) | nodes.Branch(fields=fields):
-            return dict(fields)
-        case nodes.Transform(fields=fields) | nodes.FlatMapValues(fields=fields) if fields:
-            return dict(fields)
+        case nodes.Source(shape=shape) | nodes.Apply(shape=shape) | nodes.Branch(shape=shape):
+            return shape
+        case nodes.FlatMapValues(shape=shape):
+            return shape
+        case nodes.Transform(fields=fields):
+            return Shape(fields)
         case nodes.Select(parent=parent, columns=columns):
-            types = types_after(parent) | METADATA
-            return {name: type_of(text, types) for name, text in columns.items()}
+            return Shape(_types_of(columns, parent))
         case nodes.MapValues(parent=parent, value=value):
-            return {TEXT_FIELD: type_of(value, types_after(parent) | METADATA)}
+            return Shape.single(type_of(value, types_after(parent) | METADATA))
         case nodes.Merge(streams=streams):
-            first, *rest = map(types_after, streams)
-            return {
-                name: kind if all(other.get(name) == kind for other in rest) else "" for name, kind in first.items()
+            first, *rest = map(shape_after, streams)
+            alike = {
+                name: kind if all(other.fields.get(name) == kind for other in rest) else ""
+                for name, kind in first.fields.items()
             }
+            return Shape(alike, first.scalar)
         case nodes.Aggregate(python=python) if python is not None:
-            return dict(python.fields)
+            return python.shape
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
-            types = types_after(parent) | METADATA
-            made = {name: type_of(text, types) for name, text in columns.items()}
-            return {TEXT_FIELD: next(iter(made.values()))} if scalar else made
+            made = _types_of(columns, parent)
+            return Shape.single(*made.values()) if scalar else Shape(made)
         case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
-            return types_after(node.parent)
+            return shape_after(node.parent)
         case nodes.Deduplicate(parent=parent):
-            return types_after(parent)
+            return shape_after(parent)
         case nodes.Join(left=left, right=right):
-            return {"left": _struct(types_after(left)), "right": _struct(types_after(right))}
+            return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})
         case _:
-            return {}
+            return Shape({})
 
 
-def _struct(types: Types) -> str:
-    if not types or not all(types.values()):
-        return ""
-    if list(types) == [TEXT_FIELD]:
-        return types[TEXT_FIELD]
-    return f"STRUCT<{', '.join(f'`{name}`: {kind}' for name, kind in types.items())}>"
+def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
+    types = types_after(parent) | METADATA
+    return {name: type_of(text, types) for name, text in columns.items()}
+
+
+def _whole(shape: Shape) -> str:
+    """The type of a value; empty if the type of a field is unknown."""
+    return shape.kind if all(shape.fields.values()) else ""
 
 
 def _field(column: exp.Column, types: Types) -> str:

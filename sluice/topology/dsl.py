@@ -8,7 +8,6 @@ made by SQL (`select`, `join`) has no declared type and is plain JSON data: a di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
@@ -20,11 +19,12 @@ from sluice.topology import arguments, expression_checks, expressions, nodes
 from sluice.topology.expressions import Column
 from sluice.topology.functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import Serde, Value, fields_of, is_object, serde_of
+from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, STATEFUL_METADATA, TEXT_FIELD, Delivery, Emit, How, OnError
-from sluice.values.sql import quoted
+from sluice.values.records import CHANGE_METADATA, METADATA, STATEFUL_METADATA, Delivery, Emit, How, OnError
+from sluice.values.shapes import Shape
+from sluice.values.sql_types import element_type, struct_fields, struct_type
 from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.text import encode_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
@@ -37,48 +37,17 @@ R = TypeVar("R")
 Key: TypeAlias = str | None
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The fields of a value, each with its Spark SQL type (empty if unknown), and the value's Python type, if any."""
-
-    fields: dict[str, str]
-    contract: type | None = None
-    scalar: bool = False
-    """True if the value is not an object; its only field `value` is then the value itself."""
-
-    @property
-    def kind(self) -> str:
-        """The Spark SQL type of the whole value; empty if unknown."""
-        if self.scalar:
-            return self.fields.get(TEXT_FIELD, "")
-        return _struct_type(self.fields)
-
-    @classmethod
-    def joined(cls, left: Shape, right: Shape) -> Shape:
-        return cls({"left": left.kind, "right": right.kind})
-
-    @classmethod
-    def of(cls, contract: type | None, fields: dict[str, str]) -> Shape:
-        return cls(fields, contract, scalar=not is_object(contract))
-
-    @classmethod
-    def single(cls, sql_type: str = "") -> Shape:
-        """The shape of a value that is not an object."""
-        return cls({TEXT_FIELD: sql_type}, scalar=True)
-
-
-def _struct_type(fields: Mapping[str, str]) -> str:
-    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
-    return f"STRUCT<{inner}>" if inner else ""
-
-
 class Handle(Generic[V]):
-    """A node of the pipeline, and the shape of its values."""
+    """A node of the pipeline, and the shape of its values.
 
-    def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape) -> None:
+    `contract` is the type of the values that Python functions get; None for plain JSON data.
+    """
+
+    def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape, contract: type | None = None) -> None:
         self.pipeline = pipeline
         self.node = node
         self.shape = shape
+        self.contract = contract
 
     @property
     def fields(self) -> dict[str, str]:
@@ -100,7 +69,7 @@ class Handle(Generic[V]):
     def _returned(self, step: str, returns: type | None, argument: str = "returns") -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
-            return Shape.of(returns, fields_of(returns))
+            return shape_of(returns)
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
@@ -141,7 +110,7 @@ class Handle(Generic[V]):
 
     def _type(self, column: Column) -> str:
         if isinstance(column, Mapping):
-            return _struct_type({name: self._type(part) for name, part in column.items()})
+            return struct_type({name: self._type(part) for name, part in column.items()})
         return self.fields.get(column, "")
 
     def _require_own_names(self, step: str, columns: Mapping[str, str]) -> None:
@@ -270,7 +239,7 @@ class Stream(Handle[V]):
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Keep the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
-            return self._apply("filter", where, "condition", self.shape, on_error=on_error)
+            return self._apply("filter", where, "condition", on_error=on_error)
         self._check(where, "filter", "condition")
         return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
 
@@ -282,7 +251,7 @@ class Stream(Handle[V]):
         """Drop the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
             negated = Not(self._function("filter_not", where))
-            return self._add_function(negated, "condition", self.shape, on_error=on_error)
+            return self._add_function(negated, "condition", on_error=on_error)
         self._check(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
 
@@ -356,7 +325,7 @@ class Stream(Handle[V]):
                 f"{self._where('transform')}: returns={returns!r} has no columns.", next_step="Give a Struct."
             )
         node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
-        return self._next(node, shape)
+        return self._next(node, shape, returns)
 
     @overload
     def map(
@@ -410,7 +379,9 @@ class Stream(Handle[V]):
             return self._apply("flat_map_values", items, "values", shape, returns, on_error=on_error)
         self._require_no_returns("flat_map_values", returns)
         self._check(items, "flat_map_values", "array")
-        return self._elements(items, expressions.element_fields(self.fields.get(items, "")), on_error)
+        element = element_type(self.fields.get(items, ""))
+        fields = struct_fields(element)
+        return self._elements(items, Shape(fields) if fields else Shape.single(element), on_error)
 
     @overload
     def flat_map(
@@ -448,7 +419,7 @@ class Stream(Handle[V]):
             return self._apply("flat_map", items, "records", shape, returns, on_error=on_error)
         self._require_no_returns("flat_map", returns)
         self._check(items, "flat_map", "array")
-        elements = self._elements(items, {"key": "", "value": ""}, on_error)
+        elements = self._elements(items, Shape({"key": "", "value": ""}), on_error)
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
 
     @overload
@@ -458,7 +429,7 @@ class Stream(Handle[V]):
     def select_key(self, key: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Replace the key with the value of an SQL expression, as text, or with a Python function's result."""
         if not isinstance(key, str):
-            return self._apply("select_key", key, "key", self.shape, on_error=on_error)
+            return self._apply("select_key", key, "key", on_error=on_error)
         self._check(key, "select_key")
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
@@ -471,7 +442,7 @@ class Stream(Handle[V]):
 
         When a batch is retried after a failure, the function is called again.
         """
-        return self._apply("peek", function, "nothing", self.shape, on_error=on_error)
+        return self._apply("peek", function, "nothing", on_error=on_error)
 
     @overload
     def foreach(self, function: Callable[[V], object], *, on_error: OnError | None = None) -> None: ...
@@ -479,7 +450,7 @@ class Stream(Handle[V]):
     def foreach(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> None: ...
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
         """Call a Python function for every record, like `peek`, as the stream's last step."""
-        self._apply("foreach", function, "nothing", self.shape, on_error=on_error)
+        self._apply("foreach", function, "nothing", on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
         """Print every record as `[label]: key, value`, as the stream's last step; `label` defaults to the step's name.
@@ -512,8 +483,8 @@ class Stream(Handle[V]):
                     next_step="Give the streams the same fields with select or map_values.",
                 )
         node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
-        same = all(other.shape.contract is self.shape.contract for other in others)
-        return self._next(node, Shape(self.fields, self.shape.contract if same else None, self.shape.scalar))
+        same = all(other.contract is self.contract for other in others)
+        return self._next(node, self.shape, self.contract if same else None)
 
     def split(
         self, branches: Mapping[str, str] | None = None, /, *, on_error: OnError | None = None, **named: str
@@ -532,7 +503,7 @@ class Stream(Handle[V]):
         """Keep the latest value of each key in a store; a record with a null value deletes its key."""
         self.pipeline.claim("store", store)
         node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
-        return Table(self.pipeline, node, self.shape)
+        return Table(self.pipeline, node, self.shape, self.contract)
 
     def group_by_key(self) -> GroupedStream[V]:
         """Group by the record's key."""
@@ -545,7 +516,7 @@ class Stream(Handle[V]):
     def group_by(self, key: str | Function) -> GroupedStream[V]:
         """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates."""
         if not isinstance(key, str):
-            return self._apply("group_by", key, "key", self.shape, on_error=None).group_by_key()
+            return self._apply("group_by", key, "key", on_error=None).group_by_key()
         self._check(key, "group_by", "key")
         return GroupedStream(self, key, None)
 
@@ -645,7 +616,7 @@ class Stream(Handle[V]):
         key's entries.
         """
         where = self._where("process")
-        _check_processor(where, processor, self.shape.contract)
+        _check_processor(where, processor, self.contract)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.instance(where, declared, Mapping, f"{name}={{name: type}}")
         self._returned("process", returns)
@@ -656,7 +627,7 @@ class Stream(Handle[V]):
         node = self.pipeline.add(
             nodes.Process, parent=self.node, processor=processor,
             stores={name: _store_type(declared) for name, declared in (stores or {}).items()},
-            takes=self.shape.contract, returns={"output": returns, **(outputs or {})}, queryable=queryable,
+            takes=self.contract, returns={"output": returns, **(outputs or {})}, queryable=queryable,
             on_error=on_error,
         )  # fmt: skip
         return Processed(self.pipeline, node)
@@ -675,22 +646,23 @@ class Stream(Handle[V]):
 
     def _joined(self, other: Handle[Any], kind: str, how: How, **options: Any) -> Stream[dict[str, Any]]:
         node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **options)
-        return self._next(node, Shape.joined(self.shape, other.shape))
+        return self._next(node, _joined_shape(self, other))
 
-    def _elements(self, items: str, fields: dict[str, str], on_error: OnError | None) -> Stream[Any]:
-        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, fields=fields, on_error=on_error)
-        return self._next(node, Shape(fields) if fields else Shape.single())
+    def _elements(self, items: str, shape: Shape, on_error: OnError | None) -> Stream[Any]:
+        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, shape=shape, on_error=on_error)
+        return self._next(node, shape)
 
     def _apply(
         self,
         step: str,
         function: Function,
         gives: str,
-        shape: Shape,
+        shape: Shape | None = None,
         returns: type | None = None,
         *,
         on_error: OnError | None,
     ) -> Stream[Any]:
+        """Call a function for each record. Without a `shape`, the value stays as it is."""
         keyed = self._function(
             step, function, is_sql_allowed=gives not in ("record", "nothing"), may_yield=gives in ("records", "values")
         )
@@ -707,26 +679,39 @@ class Stream(Handle[V]):
                 if isinstance(function, list | tuple)
                 else "",
             )
-        return with_key(where, function, "value", value_type=self.shape.contract, may_yield=may_yield)
+        return with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
 
     def _add_function(
-        self, function: Function, gives: str, shape: Shape, returns: type | None = None, *, on_error: OnError | None
+        self,
+        function: Function,
+        gives: str,
+        shape: Shape | None = None,
+        returns: type | None = None,
+        *,
+        on_error: OnError | None,
     ) -> Stream[Any]:
         node = self.pipeline.add(
-            nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.shape.contract, returns=returns,
-            fields=shape.fields, on_error=on_error,
+            nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.contract, returns=returns,
+            shape=shape or self.shape, on_error=on_error,
         )  # fmt: skip
-        return self._next(node, shape)
+        return self._next(node) if shape is None else self._next(node, shape, returns)
 
     def _require_no_returns(self, step: str, returns: type | None) -> None:
         if returns is not None:
             raise TopologyError(f"{self._where(step)}: returns= is only allowed with a Python function.")
 
-    def _next(self, node: nodes.Node, shape: Shape | None = None) -> Stream[Any]:
-        return Stream(self.pipeline, node, shape or self.shape)
+    def _next(self, node: nodes.Node, shape: Shape | None = None, contract: type | None = None) -> Stream[Any]:
+        """The stream after a node. Without a `shape`, its values have the same shape and contract as before."""
+        if shape is None:
+            return Stream(self.pipeline, node, self.shape, self.contract)
+        return Stream(self.pipeline, node, shape, contract)
 
 
 _NEW_KEY = "__key"
+
+
+def _joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:
+    return Shape({"left": left.shape.kind, "right": right.shape.kind})
 
 
 def _store_type(declared: Any) -> tuple[Any, int | None]:
@@ -792,13 +777,14 @@ class Table(Handle[V]):
 
     def to_stream(self) -> Stream[V]:
         """Turn the changes into records; a deletion is a record with a null value."""
-        return Stream(self.pipeline, self.pipeline.add(nodes.ToStream, parent=self.node), self.shape)
+        node = self.pipeline.add(nodes.ToStream, parent=self.node)
+        return Stream(self.pipeline, node, self.shape, self.contract)
 
     def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is true; delete a row when the condition becomes false."""
         self._check(where, "filter", "condition")
         node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
-        return Table(self.pipeline, node, self.shape)
+        return Table(self.pipeline, node, self.shape, self.contract)
 
     def filter_not(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is not true."""
@@ -861,7 +847,7 @@ class Table(Handle[V]):
         )
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
-        return Table(self.pipeline, node, Shape.joined(self.shape, other.shape))
+        return Table(self.pipeline, node, _joined_shape(self, other))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
         """`join` with `how="left"`: `right` is null without a match."""
@@ -915,7 +901,7 @@ class Table(Handle[V]):
             nodes.Suppress, parent=self.node, until=until, limit_ms=limit_ms, max_records=max_records,
             max_bytes=max_bytes, when_full=when_full,
         )  # fmt: skip
-        return Table(self.pipeline, node, self.shape)
+        return Table(self.pipeline, node, self.shape, self.contract)
 
 
 class GlobalTable(Table[V]):
@@ -937,7 +923,7 @@ class Grouped(Generic[V]):
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
         """Count the records of each group."""
         columns = {"count": "count(*)"}
-        return self._add(store, columns, Shape.single("BIGINT"), scalar=True, on_error=on_error)
+        return self._add(store, columns, Shape.single("BIGINT"), on_error=on_error)
 
     def _sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
         step = f"aggregate into {store!r}"
@@ -945,7 +931,7 @@ class Grouped(Generic[V]):
             raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
         for text in columns.values():
             self.parent._check(text, step, aggregate=True)
-        return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), scalar=False, on_error=on_error)
+        return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)
 
     def _python(
         self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
@@ -964,39 +950,40 @@ class Grouped(Generic[V]):
                 require_callable(f"{where}: {name}", function)
                 called[name] = function
             else:
-                value_type = Any if name == "merger" else self.parent.shape.contract
+                value_type = Any if name == "merger" else self.parent.contract
                 called[name] = with_key(
                     f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name], value_type=value_type
                 )
         shape = self.parent._returned(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
-            self.parent.shape.contract, returns, shape.fields,
+            self.parent.contract, returns, shape,
         )  # fmt: skip
-        return self._add(store, {}, shape, scalar=shape.scalar, python=python, on_error=on_error)
+        return self._add(store, {}, shape, returns, python=python, on_error=on_error)
 
     def _reduce(self, store: str, reducer: Function, subtractor: Function | None, on_error: OnError | None) -> Table[V]:
         where = self.parent._where(f"reduce into {store!r}")
-        contract = self.parent.shape.contract
+        contract = self.parent.contract
         add = with_key(where, reducer, "aggregate", "value", value_type=contract)
         subtract = (
             None if subtractor is None else with_key(where, subtractor, "aggregate", "value", value_type=contract)
         )
-        fields = self.parent.shape.fields if contract is not None else fields_of(None)
+        shape = Shape.single() if contract is None else self.parent.shape
         # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
-        python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, fields)
-        shape = Shape.of(contract, fields)
-        return self._add(store, {}, shape, scalar=shape.scalar, python=python, on_error=on_error)
+        python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, shape)
+        return self._add(store, {}, shape, contract, python=python, on_error=on_error)
 
-    def _add(self, store: str, columns: dict[str, str], shape: Shape, **options: Any) -> Table[Any]:
+    def _add(
+        self, store: str, columns: dict[str, str], shape: Shape, contract: type | None = None, **options: Any
+    ) -> Table[Any]:
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
         node = pipeline.add(
             nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
-            late=self.late, retention_ms=self.retention_ms, **options,
+            scalar=shape.scalar, late=self.late, retention_ms=self.retention_ms, **options,
         )  # fmt: skip
-        return Table(pipeline, node, shape)
+        return Table(pipeline, node, shape, contract)
 
 
 _AGGREGATE_ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -1184,9 +1171,9 @@ class Processed(Generic[R]):
                 next_step=f"Its outputs: {', '.join(self.node.returns)}.",
             )
         returns = self.node.returns[output]
-        fields = fields_of(returns)
-        branch = self.pipeline.add(nodes.Branch, parent=self.node, output=output, fields=fields)
-        return Stream(self.pipeline, branch, Shape.of(returns, fields))
+        shape = shape_of(returns)
+        branch = self.pipeline.add(nodes.Branch, parent=self.node, output=output, shape=shape)
+        return Stream(self.pipeline, branch, shape, returns)
 
     @property
     def output(self) -> Stream[R]:

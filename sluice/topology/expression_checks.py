@@ -15,9 +15,9 @@ from sqlglot import exp
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import aggregates, function_name
-from sluice.topology.expressions import struct_fields
 from sluice.topology.spark_functions import OF_SPARK_ALONE
 from sluice.values.dialect import text_of, tree_of
+from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", ""]
 """The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""

@@ -19,6 +19,7 @@ from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls,
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.records import METADATA
 from sluice.values.sql import literal, quoted
+from sluice.values.sql_types import struct_fields
 
 MOST_LEVELS = 200
 MOST_BRACKETS = 40
@@ -213,26 +214,6 @@ def reference(name: str) -> str:
     except TopologyError:
         plain = False
     return name if plain else f"`{name.replace('`', '``')}`"
-
-
-def element_fields(array: str) -> dict[str, str]:
-    """The fields of the structs in an array of this type, each with its type; empty for other types."""
-    return struct_fields(array.removeprefix("ARRAY<").removesuffix(">")) if array.startswith("ARRAY<") else {}
-
-
-def struct_fields(struct: str) -> dict[str, str]:
-    """The fields of a struct type, each with its type, or an empty string if unknown; empty for other types."""
-    if not struct.startswith("STRUCT<"):
-        return {}
-    inner = struct.removeprefix("STRUCT<").removesuffix(">")
-    fields, depth, start = {}, 0, 0
-    for i, sign in enumerate(f"{inner},"):
-        depth += (sign in "<(") - (sign in ">)")
-        if sign == "," and not depth:
-            name, _, kind = inner[start:i].strip().partition(":")
-            fields[name.strip("`").replace("``", "`")] = kind.strip()
-            start = i + 1
-    return fields
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set

@@ -15,6 +15,7 @@ from sluice.values.records import How as How
 from sluice.values.records import OnError as OnError
 from sluice.values.records import OnNull as OnNull
 from sluice.values.records import OnTime as OnTime
+from sluice.values.shapes import Shape
 from sluice.values.tables import OutputTable
 from sluice.values.windows import AnyWindow, JoinWindow
 
@@ -52,7 +53,12 @@ class Source(Node):
     nulls: OnNull
     on_time: OnTime
     """Policy for a record without a valid event time; `clock` gives it the time of processing."""
-    fields: dict[str, str] = field(default_factory=dict)
+    shape: Shape
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of the values, each with its Spark SQL type."""
+        return self.shape.fields
 
     @property
     @override
@@ -106,8 +112,8 @@ class Apply(Node):
     takes: type | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: type | None
-    fields: dict[str, str]
-    """The fields of the resulting value."""
+    shape: Shape
+    """The shape of the resulting value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +131,8 @@ class FlatMapValues(Node):
 
     parent: Node
     items: str
-    fields: dict[str, str]
-    """The fields of the elements if they are structs of a known type, otherwise empty."""
+    shape: Shape
+    """The shape of the elements, which are objects if they are structs of a known type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +177,8 @@ class PythonAggregate:
     merger: Callable[..., Any] | None
     takes: type | None
     returns: type | None
-    fields: dict[str, str]
+    shape: Shape
+    """The shape of the aggregate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +250,7 @@ class Branch(Node):
 
     parent: Process
     output: str
-    fields: dict[str, str]
+    shape: Shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
-from sluice.topology.dsl import GlobalTable, Shape, Stream, Table
+from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.topology.functions import require_callable
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import V, Value, fields_of, serde_of
+from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
@@ -172,7 +172,7 @@ class Pipeline(Graph):
         source = self._source(
             topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
         )
-        return Stream(self, source, Shape.of(source.serde.contract, source.fields))
+        return Stream(self, source, source.shape, source.serde.contract)
 
     def table(
         self,
@@ -192,7 +192,7 @@ class Pipeline(Graph):
         store = store or topic
         self.claim("store", store)
         node = self.add(nodes.ToTable, parent=source, store=store, on_error=on_error)
-        return Table(self, node, Shape.of(source.serde.contract, source.fields))
+        return Table(self, node, source.shape, source.serde.contract)
 
     def global_table(
         self,
@@ -205,7 +205,7 @@ class Pipeline(Graph):
         """Read a topic as a table of which every worker has a full copy; the store has the topic's name."""
         self.claim("store", topic)
         source = self._source(topic, "global_table", value, key, nulls="keep", on_error=on_error)
-        return GlobalTable(self, source, Shape.of(source.serde.contract, source.fields))
+        return GlobalTable(self, source, source.shape, source.serde.contract)
 
     def _source(
         self,
@@ -231,9 +231,10 @@ class Pipeline(Graph):
         if serde.decode is not None:
             require_callable(where, serde.decode, "data")
         try:
-            fields = fields_of(serde.contract)
+            shape = shape_of(serde.contract)
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
+        fields = shape.fields
         key_field = key if isinstance(key, str) else None
         for name in (key_field, None if is_timed_by_clock else event_time):
             if name is not None and name not in fields:
@@ -250,7 +251,7 @@ class Pipeline(Graph):
         return self.add(
             nodes.Source, topic=topic, kind=kind, serde=serde, key=key_field,
             key_decode=key if callable(key) else None, event_time=event_time, zone=self.zone,
-            max_future_skew_ms=self.max_future_skew_ms, nulls=nulls, on_time=on_time, fields=fields,
+            max_future_skew_ms=self.max_future_skew_ms, nulls=nulls, on_time=on_time, shape=shape,
             on_error=on_error,
         )  # fmt: skip
 

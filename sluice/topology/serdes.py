@@ -10,7 +10,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.values import contracts
-from sluice.values.records import TEXT_FIELD
+from sluice.values.shapes import Shape
 
 V = TypeVar("V")
 
@@ -44,19 +44,15 @@ def serde_of(value: Value[V]) -> Serde[V]:
     return value if isinstance(value, Serde) else Serde(value)
 
 
-def fields_of(contract: type | None) -> dict[str, str]:
-    """The fields of a value of type `contract`, each with its Spark SQL type; only `value` if it is not an object."""
+def shape_of(contract: type | None) -> Shape:
+    """The shape of a value of type `contract`. Only a Struct is an object with fields."""
     if contract is None:
-        return {TEXT_FIELD: ""}
-    if isinstance(contract, type) and issubclass(contract, msgspec.Struct):
-        if "<locals>" in contract.__qualname__:
-            raise TopologyError(
-                f"The contract {contract.__qualname__} is defined in a function.",
-                next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
-            )
-        return contracts.fields(contract)
-    return {TEXT_FIELD: contracts.sql_type(contract)}
-
-
-def is_object(contract: type | None) -> bool:
-    return isinstance(contract, type) and issubclass(contract, msgspec.Struct)
+        return Shape.single()
+    if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
+        return Shape.single(contracts.sql_type(contract))
+    if "<locals>" in contract.__qualname__:
+        raise TopologyError(
+            f"The contract {contract.__qualname__} is defined in a function.",
+            next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
+        )
+    return Shape(contracts.fields(contract))

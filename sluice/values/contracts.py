@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from sluice.errors import TopologyError
 from sluice.values.json_limits import JSON_NUMBER, MOST_DIGITS
-from sluice.values.sql import quoted
+from sluice.values.sql_types import struct_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
@@ -131,7 +131,7 @@ def _decimal(precision: Any, scale: Any, where: str) -> str:
 def _struct_type(kind: inspect.StructType, where: str) -> str:
     if where.count(".") > _DEEPEST:
         raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
-    return f"STRUCT<{', '.join(f'{quoted(name)}: {sql}' for name, sql in _fields(kind, where).items())}>"
+    return struct_type(_fields(kind, where))
 
 
 def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:

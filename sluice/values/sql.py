@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-
-from sluice.values.records import TEXT_FIELD
 
 TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
 """SQL template for the JSON of a struct. Without the format, Spark truncates times to milliseconds."""
@@ -27,13 +24,3 @@ def backticked(name: str) -> str:
 def literal(text: str) -> str:
     """`text` as a literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def typed_json(text: str, fields: Mapping[str, str]) -> str:
-    """SQL that parses JSON as a struct of these fields, or as a single `value`, a VARIANT if its type is unknown."""
-    if list(fields) == [TEXT_FIELD]:
-        kind = fields[TEXT_FIELD]
-        wrapped = f"concat('{{\"v\":', {text}, '}}')"
-        return f"from_json({wrapped}, 'STRUCT<v: {kind}>').v" if kind else f"parse_json({text})"
-    inner = ", ".join(f"{quoted(name)}: {kind}" for name, kind in fields.items())
-    return f"from_json({text}, {literal(f'STRUCT<{inner}>')})"

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from sluice.values.sql_types import element_type, map_value_type, struct_fields
+
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """The Python function of a Spark task, which takes and yields record batches."""
 
@@ -46,27 +48,10 @@ def arrow_type(sql: str) -> pa.DataType:
         return _SIMPLE[sql]
     if match := re.fullmatch(r"DECIMAL\((\d+), ?(\d+)\)", sql):
         return pa.decimal128(int(match[1]), int(match[2]))
-    if match := re.fullmatch(r"ARRAY<(.*)>", sql):
-        return pa.list_(arrow_type(match[1]))
-    if match := re.fullmatch(r"MAP<STRING, (.*)>", sql):
-        return pa.map_(pa.string(), arrow_type(match[1]))
-    if not sql.startswith("STRUCT<"):
-        raise ValueError(f"{sql} has no Arrow type")
-    inner = sql.removeprefix("STRUCT<").removesuffix(">")
-    return pa.struct([(name, arrow_type(kind)) for name, kind in (_split(part) for part in _parts(inner))])
-
-
-def _parts(text: str) -> list[str]:
-    """Split at commas that are not inside brackets."""
-    parts, depth, start = [], 0, 0
-    for i, sign in enumerate(text):
-        depth += (sign in "<(") - (sign in ">)")
-        if sign == "," and not depth:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
-
-
-def _split(part: str) -> tuple[str, str]:
-    name, _, kind = part.strip().partition(": ")
-    return name.strip("`").replace("``", "`"), kind
+    if element := element_type(sql):
+        return pa.list_(arrow_type(element))
+    if of_values := map_value_type(sql):
+        return pa.map_(pa.string(), arrow_type(of_values))
+    if fields := struct_fields(sql):
+        return pa.struct([(name, arrow_type(kind)) for name, kind in fields.items()])
+    raise ValueError(f"{sql} has no Arrow type")

@@ -14,11 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
 from sluice.engine.batch.rows import STATE_KEY
+from sluice.engine.batch.spark_types import ddl
 from sluice.engine.fused.partial_aggregates import Combiner
 from sluice.engine.steps.attempts import is_not_finite
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import FusedJob, StoreColumn
-from sluice.values.sql import TO_JSON, quoted
+from sluice.values.sql import TO_JSON, literal
+from sluice.values.sql_types import compact, struct_type
 
 _EXPIRES = {"spark.watermarkDelayMs": 0}
 
@@ -77,7 +79,7 @@ def _value(job: FusedJob, names: Mapping[int, Names]) -> str:
 def _column(store_column: StoreColumn, names: Names) -> str:
     if store_column.scalar:
         return f"CAST({names[store_column.columns[0][1]]} AS STRING)"
-    fields = ", ".join(f"'{name}', {names[text]}" for name, text in store_column.columns)
+    fields = ", ".join(f"{literal(name)}, {names[text]}" for name, text in store_column.columns)
     return TO_JSON.format(f"named_struct({fields})")
 
 
@@ -89,7 +91,7 @@ def column_types(job: FusedJob, records: DataFrame) -> dict[str, str]:
     # Some aggregates refer to the group id; their types do not depend on it.
     rows = records.withColumn("group_id", F.lit(0))
     schema = _aggregated(job, rows, texts).schema
-    types = {text: schema[name].dataType.simpleString() for text, name in texts.items()}
+    types = {text: ddl(schema[name].dataType) for text, name in texts.items()}
     return {
         store_column.store: _type_of(store_column, types)
         for group in job.groups
@@ -113,4 +115,4 @@ def _aggregated(job: FusedJob, rows: DataFrame, texts: Names) -> DataFrame:
 def _type_of(store_column: StoreColumn, types: Names) -> str:
     if store_column.scalar:
         return types[store_column.columns[0][1]]
-    return f"struct<{','.join(f'{quoted(name)}:{types[text]}' for name, text in store_column.columns)}>"
+    return compact(struct_type({name: types[text] for name, text in store_column.columns}))

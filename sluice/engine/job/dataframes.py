@@ -16,6 +16,7 @@ from sluice.engine.batch.arrow import Chain, arrow_type
 from sluice.engine.batch.headers import RAW
 from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.rows import STATE_KEY
+from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.aggregate import column_types, fuse
 from sluice.engine.fused.partial_aggregates import Combiner
@@ -127,7 +128,7 @@ class Frames:
         inputs = sorted({name for group in job.groups for name in group.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
         self.input_types = {
-            store.step: ", ".join(records.schema[name].dataType.simpleString() for name in store.inputs)
+            store.step: ", ".join(ddl(records.schema[name].dataType) for name in store.inputs)
             for group in job.groups
             for store in group.store_columns
         }

@@ -10,6 +10,7 @@ from sluice.engine.job.dataframes import Frames
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Process
 from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
+from sluice.values.sql_types import compact
 
 
 def job_info(storage: Storage, frames: Frames) -> JobInfo:
@@ -111,7 +112,6 @@ def _operators(job: OrderedJob, input_types: Mapping[int, str]) -> Iterator[tupl
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:
     for table in job.tables:
-        fields = ",".join(f"{name}:{kind.lower()}" for name, kind in table.source.types.items())
         yield StoreInfo(
             pipeline=job.pipeline.name,
             job=job.name,
@@ -120,5 +120,5 @@ def _table_stores(job: Job) -> Iterator[StoreInfo]:
             group_id=table.group,
             store_column=0,
             key=table.source.key or "_key",
-            value=f"struct<{fields}>",
+            value=compact(table.value),
         )

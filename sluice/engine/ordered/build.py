@@ -11,6 +11,7 @@ import msgspec
 from pyspark.sql import types as spark
 
 from sluice.engine.batch.rejected import describe
+from sluice.engine.batch.spark_types import ddl
 from sluice.engine.ordered.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
@@ -166,7 +167,7 @@ _SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
 
 def result_type(function: str, argument: spark.DataType) -> str:
     """The DDL type of a function's result, as in Spark's aggregate function with the same name."""
-    name = argument.simpleString()
+    name = ddl(argument)
     if function in ("count", "count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "top"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException
@@ -15,6 +15,7 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.parcels import PARCEL_DDL, Pack, unpack
 from sluice.engine.batch.rows import OFFSET_BITS, REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
@@ -39,8 +40,9 @@ from sluice.plan import (
 from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
-from sluice.values.records import TEXT_FIELD
-from sluice.values.sql import TO_JSON, VALUE_JSON, literal, typed_json
+from sluice.values.shapes import Shape
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal, quoted
+from sluice.values.sql_types import compact, struct_type
 
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
@@ -70,7 +72,7 @@ _ROW_CHANGES = frozenset({
 
 def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS `{name}`" for name, sql in step.given))
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {quoted(name)}" for name, sql in step.given))
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -94,11 +96,11 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
         has, declared = result.schema[name].dataType, parse_ddl(kind)
         if _family(has) != _family(declared):
             raise EngineError(
-                f"The function at {step.at} returns the column {name} as {has.simpleString()}, but returns= declares "
-                f"{declared.simpleString()}.",
+                f"The function at {step.at} returns the column {name} as {ddl(has)}, but returns= declares "
+                f"{ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(f"{_ROW}.*", *(f"`{name}` AS `{column}`" for name, column, _ in step.made))
+    return result.selectExpr(f"{_ROW}.*", *(f"{quoted(name)} AS {column}" for name, column, _ in step.made))
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
@@ -156,7 +158,7 @@ class Stages:
         """Operator → the types of its inputs on all sides."""
         return {
             operator.number: "; ".join(
-                ", ".join(kind.simpleString() for kind in self.arguments[operator.number])
+                ", ".join(ddl(kind) for kind in self.arguments[operator.number])
                 if edge.arguments
                 else self._values[edge.target, edge.side]
                 for edge in operator.edges
@@ -180,7 +182,7 @@ class Stages:
             own = [] if edge.raw is not None else [kinds[f"{edge.column}_{i}"] for i in range(len(edge.values))]
             if edge.arguments:
                 self.arguments[edge.target] = own
-            kind = own[0].simpleString() if edge.raw is None else self.types.get(edge.raw, "")
+            kind = ddl(own[0]) if edge.raw is None else self.types.get(edge.raw, "")
             self._values[edge.target, edge.side] = kind
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
@@ -226,9 +228,9 @@ class Stages:
         match operator.action:
             case Process(outputs=outputs):
                 for output in outputs.values():
-                    yield output.column, _declared(output.fields)
-            case PythonAggregate(fields=fields):
-                yield operator.result, _declared(fields)
+                    yield output.column, compact(output.shape.kind)
+            case PythonAggregate(shape=shape):
+                yield operator.result, compact(shape.kind)
             case Aggregate() as aggregate:
                 yield operator.result, self._aggregate_type(operator, aggregate)
             case StreamJoin() | TableJoin():
@@ -248,7 +250,7 @@ class Stages:
         if action.scalar and action.plain:
             return results[0]
         names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
-        return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, results, strict=True))}>"
+        return compact(struct_type(dict(zip(names, results, strict=True))))
 
     def _with_results(self, number: int, rows: DataFrame) -> tuple[DataFrame, Layers]:
         """A stage's results as columns, with the steps after it, and the columns of the edges to the next targets."""
@@ -285,7 +287,7 @@ def _typed(operator: OrderedOperator, kind: str) -> str:
         return f"parse_json({result})"
     if kind.lower().startswith("struct<"):
         return f"from_json({result}, {literal(kind)})"
-    return typed_json(result, {TEXT_FIELD: kind})
+    return Shape.single(kind).parsed(result)
 
 
 def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
@@ -299,8 +301,7 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
     other = next((kind for kind in rest if _fields(kind) != _fields(first)), None)
     if other is not None:
         raise TopologyError(
-            f"{operator.step}: one stream has values of type {first.simpleString()}, another of type "
-            f"{other.simpleString()}.",
+            f"{operator.step}: one stream has values of type {ddl(first)}, another of type {ddl(other)}.",
             next_step="Convert them to the same type with CAST in select or map_values.",
         )
     return kinds[0]
@@ -309,13 +310,7 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
 def _fields(kind: spark.DataType) -> frozenset[tuple[str, str]]:
     """A struct's fields and their types, regardless of order; for any other type, the type without a name."""
     fields = kind.fields if isinstance(kind, spark.StructType) else [spark.StructField("", kind)]
-    return frozenset((field.name, field.dataType.simpleString()) for field in fields)
-
-
-def _declared(fields: Mapping[str, str]) -> str:
-    if list(fields) == [TEXT_FIELD]:
-        return fields[TEXT_FIELD]
-    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields.items())}>"
+    return frozenset((field.name, ddl(field.dataType)) for field in fields)
 
 
 JOINED = ", ',', "

@@ -186,7 +186,7 @@ def _typed(
         *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS _{name}" for name in ("window_start", "window_end")),
         "time",
         *(f"{value} AS {name}" for name, value in rights.items()),
-        f"from_json(json, 'STRUCT<{fields}>').`{sink.store_column}` AS v",
+        f"from_json(json, {literal(f'STRUCT<{fields}>')}).`{sink.store_column}` AS v",
     )
 
 

@@ -17,7 +17,7 @@ from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Attempt
 from sluice.plan import Column as Plain
 from sluice.values.records import MOST_KEY_BYTES
-from sluice.values.sql import TO_JSON
+from sluice.values.sql import TO_JSON, quoted
 
 _SHARING = "spark.sql.subexpressionElimination.enabled"
 
@@ -148,7 +148,7 @@ def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
         case spark.StructType():
-            inner = [is_not_finite(f"{sql}.`{field.name}`", field.dataType) for field in kind.fields]
+            inner = [is_not_finite(f"{sql}.{quoted(field.name)}", field.dataType) for field in kind.fields]
             conditions = [f"coalesce({condition}, false)" for condition in inner if condition is not None]
             return f"({' OR '.join(conditions)})" if conditions else None
         case spark.ArrayType():

@@ -1,0 +1,20 @@
+"""The text of PySpark's types, from which Spark can parse them again."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as spark
+
+from sluice.values.sql import quoted
+
+
+def ddl(kind: spark.DataType) -> str:
+    """Like `simpleString`, but with the names of fields in backticks where Spark's parser needs them."""
+    match kind:
+        case spark.StructType(fields=fields):
+            return f"struct<{','.join(f'{quoted(field.name)}:{ddl(field.dataType)}' for field in fields)}>"
+        case spark.ArrayType(elementType=element):
+            return f"array<{ddl(element)}>"
+        case spark.MapType(keyType=key, valueType=value):
+            return f"map<{ddl(key)},{ddl(value)}>"
+        case _:
+            return kind.simpleString()

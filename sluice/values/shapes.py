@@ -1,0 +1,41 @@
+"""The shape of a value: an object with fields, or a single value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.values.records import TEXT_FIELD
+from sluice.values.sql import literal
+from sluice.values.sql_types import struct_type
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The fields of a value, each with its Spark SQL type, or an empty string if the type is unknown."""
+
+    fields: dict[str, str]
+    scalar: bool = False
+    """True if the value is not an object. Its only field, `value`, is then the value itself.
+
+    An object can have a single field named `value`, too. So only this flag tells the two apart, never a field's name.
+    """
+
+    @classmethod
+    def single(cls, kind: str = "") -> Shape:
+        """The shape of a value that is not an object."""
+        return cls({TEXT_FIELD: kind}, scalar=True)
+
+    @property
+    def kind(self) -> str:
+        """The Spark SQL type of the whole value; empty where a type is unknown."""
+        if self.scalar:
+            return self.fields[TEXT_FIELD]
+        return struct_type(self.fields) if self.fields else ""
+
+    def parsed(self, text: str) -> str:
+        """SQL that parses JSON as a value of this shape; as a VARIANT if it is a single value of an unknown type."""
+        if not self.scalar:
+            return f"from_json({text}, {literal(self.kind)})"
+        wrapped = f"concat('{{\"v\":', {text}, '}}')"
+        of_wrapped = literal(struct_type({"v": self.kind}))
+        return f"from_json({wrapped}, {of_wrapped}).v" if self.kind else f"parse_json({text})"

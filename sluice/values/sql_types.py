@@ -1,0 +1,71 @@
+"""The text of Spark SQL's types: written and read in one place, since a field's name can contain any character."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sluice.values.sql import quoted
+
+
+def struct_type(fields: Mapping[str, str]) -> str:
+    """The type of an object with these fields; a field of an unknown type has an empty type."""
+    return f"STRUCT<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields.items())}>"
+
+
+def struct_fields(kind: str) -> dict[str, str]:
+    """The fields of a struct type, each with its type, or an empty string if unknown; empty for other types."""
+    fields = {}
+    for part in _arguments(kind, "STRUCT"):
+        name, _, of_field = _split(part, ":")
+        fields[_unquoted(name.strip())] = of_field.strip()
+    return fields
+
+
+def element_type(kind: str) -> str:
+    """The type of an array's elements; empty for other types."""
+    return "".join(_arguments(kind, "ARRAY"))
+
+
+def map_value_type(kind: str) -> str:
+    """The type of a map's values; empty for other types."""
+    _, *of_values = (*_arguments(kind, "MAP"), "", "")
+    return of_values[0]
+
+
+def compact(kind: str) -> str:
+    """The type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
+    if fields := struct_fields(kind):
+        return f"struct<{','.join(f'{quoted(name)}:{compact(of_field)}' for name, of_field in fields.items())}>"
+    if element := element_type(kind):
+        return f"array<{compact(element)}>"
+    if of_values := map_value_type(kind):
+        return f"map<string,{compact(of_values)}>"
+    return kind.lower().replace(" ", "")
+
+
+def _arguments(kind: str, name: str) -> Iterator[str]:
+    """The types, or named types, between the angle brackets of `NAME<...>`; nothing for another type."""
+    opening = len(name) + 1
+    if kind[:opening].upper() != f"{name}<":
+        return
+    rest = kind[opening:-1]
+    while rest.strip():
+        argument, _, rest = _split(rest, ",")
+        yield argument.strip()
+
+
+def _split(text: str, separator: str) -> tuple[str, str, str]:
+    """Like `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
+    depth, is_quoted = 0, False
+    for i, sign in enumerate(text):
+        if sign == "`":  # a doubled backtick ends the name and begins it again
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            if sign == separator and not depth:
+                return text[:i], separator, text[i + 1 :]
+            depth += (sign in "<(") - (sign in ">)")
+    return text, "", ""
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
