@@ -78,7 +78,7 @@ class Scope:
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the value's fields."""
-        return tuple(name for name in self.columns if name not in METADATA and not name.startswith("_window_"))
+        return tuple(name for name in self.columns if name not in METADATA | CHANGE_METADATA)
 
     def value(self, builder: PlanBuilder) -> str:
         """SQL of the value: a struct of its fields, or the scalar itself. Marks the fields as used."""
@@ -293,7 +293,8 @@ def null_read(builder: PlanBuilder, scope: Scope) -> str:
 
 def column_name(prefix: str, field: str) -> str:
     """The name of the job's column for a field, which needs no quotes in SQL."""
-    return f"{prefix}_{re.sub('[^A-Za-z0-9_]', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
+    # An underscore that looks like the start of an escape is escaped, too, so that two fields never share a column.
+    return f"{prefix}_{re.sub('[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)', lambda sign: f'_x{ord(sign[0]):x}_', field)}"
 
 
 def key_column(source: nodes.Source, field: str) -> str:

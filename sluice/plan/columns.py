@@ -44,7 +44,7 @@ from sluice.plan.value_types import type_of, types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
 from sluice.values import paths
-from sluice.values.records import METADATA, TEXT_FIELD
+from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql import literal, quoted
@@ -211,7 +211,7 @@ def made_of(node: nodes.Aggregate) -> Made | None:
         for function, call in zip(parts.functions, parts.calls, strict=True):
             functions.setdefault(function, call)
         results = {f"a{i}": quoted(functions[function]) for i, function in enumerate(parts.functions)}
-        columns.append((name, parse(parts.text).on(results)))
+        columns.append((name, parse(parts.text).on_results(results)))
     if [text for _, text in columns] == [*map(quoted, functions.values())]:
         return None
     return Made(tuple(functions.values()), {call: type_of(call, types) for call in functions.values()}, tuple(columns))
@@ -334,7 +334,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
             column_read(builder, scope, field_name)
         columns[field_name] = column_name(f"n{node.number}", field_name)
         add(builder, first.stage, depth, Column(columns[field_name], chosen(sqls), node.number, field=field_name))
-    is_null = f"n{node.number}_null"
+    is_null = f"null{node.number}"
     nulls = chosen({number: null_read(builder, scope) for number, scope in enumerate(scopes)})
     add(builder, first.stage, depth, Column(is_null, f"coalesce({nulls}, false)", node.number))
     exploded = tuple(dict.fromkeys([*(number for scope in scopes for number in scope.exploded), node.number]))
@@ -398,7 +398,7 @@ def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str)
     column = result_column(node.number)
     add(builder, scope.stage, scope.depth + 1, Column(column, node.shape.parsed(f"{result}.value"), node.number))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.shape)
-    kept = {name: sql for name, sql in scope.columns.items() if name in METADATA or name.startswith("_window_")}
+    kept = {name: sql for name, sql in scope.columns.items() if name in METADATA | CHANGE_METADATA}
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
     if node.gives in ("record", "records"):
         columns["_key"] = f"{result}.key"

@@ -35,7 +35,8 @@ def _source(source: nodes.Source, texts: str) -> str:
     used = [
         f"{name} {sql}"
         for name, sql in source.fields.items()
-        if name in (source.key, source.event_time) or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", texts)
+        if name in (source.key, source.event_time)
+        or re.search(rf"(?<!\w){re.escape(name.replace('`', '``'))}(?!\w)", texts)
     ]
     return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
 

@@ -79,12 +79,17 @@ class Handle(Generic[V]):
         where = self._where(step)
         arguments.instance(where, text, str, "an SQL expression (str)")
         try:
-            expression = expressions.parse(text)
+            try:
+                expression = expressions.parse(text)
+            except TopologyError as error:
+                raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
+            expressions.require_known(expression, readable, where)
+            expression_checks.require(text, readable, where, need)
+            expressions.require_aggregate(expression, where, aggregate=aggregate)
         except TopologyError as error:
-            raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-        expressions.require_known(expression, readable, where)
-        expression_checks.require(text, readable, where, need)
-        expressions.require_aggregate(expression, where, aggregate=aggregate)
+            if advice := expressions.backticks_for(text, readable):
+                raise TopologyError(error.detail, next_step=f"{advice} {error.next_step}".strip()) from None
+            raise
 
     def _columns(
         self, step: str, picked: tuple[str | Mapping[str, Column], ...], named: Mapping[str, Column]
@@ -114,8 +119,21 @@ class Handle(Generic[V]):
         return self.fields.get(column, "")
 
     def _require_own_names(self, step: str, columns: Mapping[str, str]) -> None:
-        if reserved := columns.keys() & METADATA.keys():
-            raise TopologyError(f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
+        """Raise TopologyError if Spark SQL could not tell a new value's fields apart, or from the metadata."""
+        if reserved := columns.keys() & (METADATA | CHANGE_METADATA).keys():
+            raise TopologyError(
+                f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
+                next_step="Give the column another name.",
+            )
+        if "" in columns:
+            raise TopologyError(f"{self._where(step)}: a column has no name.")
+        alike = {name.lower(): name for name in columns}
+        if twins := [(name, alike[name.lower()]) for name in columns if alike[name.lower()] != name]:
+            raise TopologyError(
+                f"{self._where(step)}: the columns {' and '.join(twins[0])} differ only in case, which Spark SQL "
+                "ignores.",
+                next_step="Rename one of them.",
+            )
 
     def _sink(self, to: str | OutputTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
         if isinstance(to, PostgresTable | DeltaTable):
@@ -253,7 +271,7 @@ class Stream(Handle[V]):
             negated = Not(self._function("filter_not", where))
             return self._add_function(negated, "condition", on_error=on_error)
         self._check(where, "filter_not", "condition")
-        return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
+        return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
         self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
@@ -789,7 +807,7 @@ class Table(Handle[V]):
     def filter_not(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is not true."""
         self._check(where, "filter_not", "condition")
-        return self.filter(f"NOT coalesce({where}, false)", on_error=on_error)
+        return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
         self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
@@ -929,6 +947,7 @@ class Grouped(Generic[V]):
         step = f"aggregate into {store!r}"
         if not columns:
             raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
+        self.parent._require_own_names(step, columns)
         for text in columns.values():
             self.parent._check(text, step, aggregate=True)
         return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)

@@ -12,11 +12,12 @@ from difflib import get_close_matches
 from typing import Literal
 
 from sqlglot import exp
+from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import aggregates, function_name
 from sluice.topology.spark_functions import OF_SPARK_ALONE
-from sluice.values.dialect import text_of, tree_of
+from sluice.values.dialect import SparkSQL, text_of, tokens_of, tree_of
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", ""]
@@ -77,6 +78,7 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
+    _require_backticks(text, known, where)
     for mistake in _misplaced(tree):
         raise TopologyError(f"{where} {mistake}.")
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
@@ -93,6 +95,22 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")
+
+
+def _require_backticks(text: str, known: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if a constant or a function without parentheses stands where a field has the same name."""
+    tokens = tokens_of(text)
+    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+        is_condition = before is not None and before.text.upper() in ("IS", "NOT")
+        is_call = after is not None and after.token_type is TokenType.L_PAREN
+        if token.token_type in _CONSTANTS and token.text in known and not is_condition and not is_call:
+            raise TopologyError(
+                f"{where}: {token.text} is a constant or a function of SQL, and also a field.",
+                next_step=f"In other letters, as {token.text.swapcase()}, it keeps SQL's meaning.",
+            )
+
+
+_CONSTANTS = frozenset({TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS})
 
 
 def _require_repeatable(node: exp.Func, where: str) -> None:

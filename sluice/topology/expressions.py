@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias
 
@@ -16,10 +16,11 @@ from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
+from sluice.topology.source_line import source_line
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.records import METADATA
 from sluice.values.sql import literal, quoted
-from sluice.values.sql_types import struct_fields
+from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
 MOST_BRACKETS = 40
@@ -34,8 +35,8 @@ class Expression:
     text: str
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
-    unnamed: frozenset[int] = frozenset()
-    """Starts of columns that name a struct's field, as in `struct(amount)`: replacing them must keep that name."""
+    naming: Mapping[int, Naming] = field(default_factory=dict)
+    """Starts of columns that name a field of the result, as in `struct(amount)`: replacing them must keep that name."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -44,16 +45,47 @@ class Expression:
 
     def on(self, columns: Mapping[str, str]) -> str:
         """The same expression with every column replaced by `columns[name]`."""
+        return self._replaced(columns, lambda name, _: name)
+
+    def on_results(self, results: Mapping[str, str]) -> str:
+        """The same expression with every name of an intermediate result replaced by `results[name]`.
+
+        Such a name is not the author's, so the fields that it would name are numbered, as Spark does.
+        """
+        return self._replaced(results, lambda _, naming: naming.number)
+
+    def _replaced(self, columns: Mapping[str, str], name_of: Callable[[str, Naming], str]) -> str:
         out, end = [], 0
         for name, start, stop in self.names:
-            out += [self.text[end:start], columns[name], f" AS {quoted(name)}" if start in self.unnamed else ""]
+            sql, naming = columns[name], self.naming.get(start)
+            if naming is not None:
+                sql = naming.named(sql, name_of(name, naming))
+            out += [self.text[end:start], sql]
             end = stop
         return "".join([*out, self.text[end:]])
+
+
+@dataclass(frozen=True)
+class Naming:
+    """A place in an expression where Spark takes the name of a field of the result from a column's name."""
+
+    number: str
+    """The field's name if an expression without a name is in its place: `col1` in a struct, `0` in arrays_zip."""
+    takes_alias: bool
+    """Whether the place can have `AS name`."""
+
+    def named(self, sql: str, name: str) -> str:
+        """SQL that gives the field this name."""
+        if self.takes_alias:
+            return f"{sql} AS {quoted(name)}"
+        # Spark names the field after a struct's field, too. Its optimizer then removes the struct.
+        return f"named_struct({literal(name)}, {sql}).{quoted(name)}"
 
 
 @cache
 def parse(text: str) -> Expression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
+    text = _with_backticks(text)
     try:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except RecursionError:
@@ -75,7 +107,18 @@ def parse(text: str) -> Expression:
     if _levels(tree) > MOST_LEVELS or _brackets(text) > MOST_BRACKETS:
         raise _too_deep(text)
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return Expression(text, tuple(names), any(map(aggregates, tree.walk())), frozenset(_unnamed(tree)))
+    return Expression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
+
+
+def _with_backticks(text: str) -> str:
+    """The text with backticks around words such as `größe`, in which only Spark's parser needs them."""
+    out, end = [], 0
+    with suppress(SqlglotError):
+        for token in tokens_of(text):
+            if token.token_type is TokenType.VAR and not token.text.isascii():
+                out += [text[end : token.start], f"`{token.text}`"]
+                end = token.end + 1
+    return "".join([*out, text[end:]])
 
 
 def _too_deep(text: str) -> TopologyError:
@@ -199,7 +242,10 @@ def struct(fields: Mapping[str, Column]) -> str:
     """
     for column in fields.values():
         if isinstance(column, str):
-            parse(column)  # so that an error names the field's own expression
+            try:
+                parse(column)  # so that an error names the field's own expression
+            except TopologyError as error:
+                raise TopologyError(f"struct at {source_line()}: {error.detail}", next_step=error.next_step) from None
     return f"named_struct({', '.join(f'{literal(name)}, {column_sql(column)}' for name, column in fields.items())})"
 
 
@@ -214,6 +260,27 @@ def reference(name: str) -> str:
     except TopologyError:
         plain = False
     return name if plain else f"`{name.replace('`', '``')}`"
+
+
+def backticks_for(text: str, known: Mapping[str, str]) -> str:
+    """Advice to write backticks around the fields whose names need them but have none in the text; empty without any.
+
+    `known` are the fields with their types, which tell the fields of nested objects.
+    """
+    outside = re.sub(r"`(?:[^`]|``)*`", " ", text)
+    bare = [
+        reference(name)
+        for name in dict.fromkeys(_names_within(known))
+        if name.strip() and reference(name) != name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", outside)
+    ]
+    return f"Write names with signs and SQL's keywords in backticks: {', '.join(bare)}." if bare else ""
+
+
+def _names_within(types: Mapping[str, str]) -> Iterator[str]:
+    """The names of fields, and of the fields of objects and lists of objects in them."""
+    for name, kind in types.items():
+        yield name
+        yield from _names_within(struct_fields(element_type(kind) or kind))
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
@@ -232,19 +299,28 @@ def _refusal(tree: exp.Expr) -> str:
             return "contains a query; only expressions are allowed"
         if isinstance(node, exp.Window):
             return "reads other records with OVER; group the stream instead"
+        if isinstance(node, exp.Parameter | exp.Placeholder | exp.SessionParameter):
+            return "contains a parameter; a field's name with a sign needs backticks"
         if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
             return "contains a star; name the fields"
     return ""
 
 
-def _unnamed(tree: exp.Expr) -> Iterator[int]:
-    for struct in tree.find_all(exp.Struct):
-        for field in struct.expressions:
-            column = field.expression
-            if isinstance(column, exp.Column) and len(column.parts) == 1:
-                _, start, _ = _position(column)
-                if field.this.meta.get("start") == start:  # otherwise the field is named with AS
-                    yield start
+def _namings(tree: exp.Expr) -> Iterator[tuple[int, Naming]]:
+    """The starts of columns from whose names Spark takes the names of a result's fields."""
+    for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
+        for number, part in enumerate(node.expressions):
+            value = part.expression if isinstance(part, exp.PropertyEQ) else part
+            column = value.unnest()
+            if not isinstance(column, exp.Column) or len(column.parts) > 1:
+                continue
+            _, start, _ = _position(column)
+            if isinstance(part, exp.PropertyEQ) and part.this.meta.get("start") != (start if value is column else None):
+                continue  # the field is named with AS, or by named_struct
+            if isinstance(node, exp.ArraysZip):
+                yield start, Naming(str(number), takes_alias=False)
+            else:
+                yield start, Naming(f"col{number + 1}", takes_alias=value is column)
 
 
 def _position(column: exp.Column) -> tuple[str, int, int]:

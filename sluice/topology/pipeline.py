@@ -18,7 +18,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.windows import Duration, milliseconds
-from sluice.values.records import METADATA, WALL_CLOCK, OnError, OnNull, OnTime
+from sluice.values.records import CHANGE_METADATA, METADATA, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.tables import DeltaTable
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
@@ -246,8 +246,11 @@ class Pipeline(Graph):
                 f"{where}: event_time={event_time!r} is {fields[event_time]}, not a datetime.",
                 next_step=f"Declare {event_time} as datetime: JSON then holds ISO 8601 text.",
             )
-        if reserved := fields.keys() & METADATA.keys():
-            raise TopologyError(f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.")
+        if reserved := fields.keys() & (METADATA | CHANGE_METADATA).keys():
+            raise TopologyError(
+                f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
+                next_step="Give the values a Serde whose decoder renames the fields.",
+            )
         return self.add(
             nodes.Source, topic=topic, kind=kind, serde=serde, key=key_field,
             key_decode=key if callable(key) else None, event_time=event_time, zone=self.zone,

@@ -150,6 +150,8 @@ def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
                 f"{name}: the fields {twins[0]} and {field.encode_name} differ only in case, which Spark SQL ignores.",
                 next_step="Leave one out, or give the values a Serde whose decoder renames it.",
             )
+        if not field.encode_name:
+            raise TopologyError(f"{name}: the field has an empty name in JSON.", next_step="Rename it.")
         types[field.encode_name] = _sql_type(field.type, name)
         # msgspec.inspect leaves UNSET out of types and defaults.
         if not field.required and field.default is field.default_factory is msgspec.NODEFAULT:

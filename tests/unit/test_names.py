@@ -1,0 +1,110 @@
+"""Fields with any name are read by expressions, or refused when the file is loaded, with the backticks to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline, Stream, TopologyError, struct
+from sluice.engine.batch.arrow import arrow_type
+from sluice.plan.builder import column_name
+from sluice.topology.expressions import parse, reference
+from sluice.values.contracts import sql_type
+from sluice.values.sql_types import compact, element_type, struct_fields, struct_type
+
+SIGNS = [
+    "$schema", "order-id", "@type", "a b", "dc:creator", "flow, net", "load<5m", "x>y", "(x)", "{x}", "http.status",
+    "it's", "a`b", "100%", "a/b", "#", "?", ":x", "1st", " a", "größe", "名前",
+]  # fmt: skip
+KEYWORDS = """
+    all alter analyze and any array as asc at authorization begin between binary both by call case cast char check
+    collate column comment commit constraint create cross cube current_date current_timestamp current_user data date day
+    declare default delete desc describe distinct div drop else end escape every except execute exists explain extract
+    false fetch filter first following for foreign from full function global grant group grouping having hour if ilike
+    in index inner insert int intersect interval into is join key last lateral leading left like limit list load local
+    localtime lock map matched merge minus minute month name natural next no not null nulls of offset on only option
+    or order out outer over overlaps partition percent pivot position primary qualify range rank read record references
+    regexp rename replace reset right rlike role rollup row rows schema second select semi session_user set show some
+    sort source start string struct sync table tablesample temp then time timestamp to top trailing transform trim true
+    truncate type unbounded union unique unknown unpivot update use user using value values version view when where
+    while window with within x year zone
+""".split()
+
+
+def stream_of(*names: str, kind: Any = int) -> Stream[Any]:
+    attributes = {f"f{number}": name for number, name in enumerate(names)}
+    contract = msgspec.defstruct("Odd", [(each, kind) for each in attributes], rename=attributes, module=__name__)
+    return Pipeline("names").stream("odd", value=contract)
+
+
+@pytest.mark.parametrize("name", [*SIGNS, *KEYWORDS])
+def test_every_name_can_be_read_in_backticks(name: str) -> None:
+    quoted = f"`{name.replace('`', '``')}`"
+    for text in (f"{quoted} > 1", f"1 + {quoted}", f"abs({quoted})", reference(name)):
+        assert parse(text).fields == {name}
+    stream = stream_of(name)
+    for made in (stream.select(name), stream.filter(f"{quoted} > 0"), stream.select({name: f"{quoted} + 1"})):
+        assert [*made.fields] == [name]
+    stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums").filter(f"{quoted} > 0")
+    stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(f"left.{quoted} > right.{quoted}")
+
+
+@pytest.mark.parametrize("name", [*SIGNS, *KEYWORDS])
+def test_a_name_without_backticks_is_read_or_refused_with_the_backticks(name: str) -> None:
+    stream = stream_of(name)
+    joined = stream.join(stream.filter(f"`{name.replace('`', '``')}` > 0").to_table(store="kept"))
+    for handle, text, read in ((stream, f"{name} > 1", name), (joined, f"left.{name} > 1", "left")):
+        if (mistake := refusal(handle, text)) is None:
+            assert parse(text).fields == {read}
+        else:
+            assert reference(name) in mistake
+            assert "names: filter at test_names.py:" in mistake
+
+
+def refusal(stream: Stream[Any], condition: str) -> str | None:
+    try:
+        stream.filter(condition)
+    except TopologyError as error:
+        return str(error)
+    return None
+
+
+def test_the_names_in_a_struct_are_checked_where_it_is_written() -> None:
+    with pytest.raises(TopologyError, match=r"struct at test_names\.py:"):
+        struct({"n": "a b"})
+
+
+@pytest.mark.parametrize(
+    ("columns", "mistake"),
+    [({"a": "1", "A": "2"}, "differ only in case"), ({"": "1"}, "no name"), ({"_window_start": "1"}, "reserved")],
+)
+def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mistake: str) -> None:
+    with pytest.raises(TopologyError, match=mistake):
+        stream_of("n").select(columns)
+    with pytest.raises(TopologyError, match=mistake):
+        stream_of("n").group_by_key().aggregate({name: f"sum({text})" for name, text in columns.items()}, store="s")
+
+
+def test_two_fields_never_share_a_column() -> None:
+    names = ["order-id", "order_x2d_id", "order_x5f_x2d_id", "order_x", "order_xy_", "a_x", "a_x5f_x"]
+    assert len({column_name("s0", name) for name in names}) == len(names)
+    assert column_name("s0", "order_id") == "s0_order_id"
+
+
+class Inner(Struct, rename={"creator": "dc:creator", "flow": "flow, net", "load": "load<5m", "text": "a`b"}):
+    creator: str
+    flow: list[int]
+    load: dict[str, float]
+    text: str
+
+
+def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
+    kind = sql_type(list[Inner])
+    fields = {"dc:creator": "STRING", "flow, net": "ARRAY<BIGINT>", "load<5m": "MAP<STRING, DOUBLE>", "a`b": "STRING"}
+    assert struct_fields(element_type(kind)) == fields
+    assert struct_fields(compact(kind)[len("array<") : -1]) == {name: compact(of) for name, of in fields.items()}
+    assert {field.name for field in arrow_type(kind).value_type} == fields.keys()
+    assert struct_fields(struct_type({"a": "", "b": struct_type({"c": ""})})) == {"a": "", "b": "STRUCT<c: >"}
