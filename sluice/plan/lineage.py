@@ -9,6 +9,7 @@ from typing import Any
 from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
 from sluice.topology.serdes import shape_of
+from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
 
@@ -29,14 +30,14 @@ def _source(source: nodes.Source, texts: str) -> str:
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
+    time_field = source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
     if source.on_time == "clock":
         time += ", or that of processing"
     nulls = ["nulls kept"] if source.nulls == "keep" else []
     used = [
         f"{name} {sql}"
         for name, sql in source.fields.items()
-        if name in (source.key, source.event_time)
-        or re.search(rf"(?<!\w){re.escape(name.replace('`', '``'))}(?!\w)", texts)
+        if name in (source.key, time_field) or re.search(rf"(?<!\w){re.escape(name.replace('`', '``'))}(?!\w)", texts)
     ]
     return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
 

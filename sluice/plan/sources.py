@@ -8,6 +8,7 @@ from sluice.plan.builder import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
+from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference, reference
 
 
@@ -23,7 +24,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
     """A source topic of which the job reads the fields `read`, and the texts of the fields `keys` as keys."""
-    serde = node.serde
+    serde, event_time = node.serde, node.event_time
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
     values = [SourceField(name, column_name(f"s{node.number}", name), node.fields[name]) for name in read]
     texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
@@ -32,7 +33,9 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
         number=node.number, topic=node.topic, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
         is_object=not node.shape.scalar, decode=reference(serde.decode), key=node.key,
-        key_decode=reference(node.key_decode), event_time=node.event_time, zone=node.zone,
+        key_decode=reference(node.key_decode),
+        event_time=event_time.field if isinstance(event_time, EpochTime) else event_time,
+        time_unit=event_time.unit if isinstance(event_time, EpochTime) else None, zone=node.zone,
         max_future_skew_ms=node.max_future_skew_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
         types=dict(node.fields),
         fields=tuple(fields.values()),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice.values.epochs import Unit
 from sluice.values.records import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
 from sluice.values.tables import OutputTable
@@ -63,6 +64,8 @@ class Source:
     key_decode: Reference | None
     event_time: str | None
     """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""
+    time_unit: Unit | None
+    """The unit that the author declared for an event time that is a number."""
     zone: str
     """Time zone of event times without a zone."""
     max_future_skew_ms: int

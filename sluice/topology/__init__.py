@@ -15,6 +15,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
 from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
+from sluice.values.epochs import EpochMicros, EpochMillis, EpochSeconds, EpochTime, epoch_ms, epoch_s, epoch_us
 from sluice.values.tables import DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
@@ -25,6 +26,10 @@ __all__ = [
     "DeltaTable",
     "Digits",
     "Duration",
+    "EpochMicros",
+    "EpochMillis",
+    "EpochSeconds",
+    "EpochTime",
     "GlobalTable",
     "GroupedStream",
     "GroupedTable",
@@ -41,6 +46,9 @@ __all__ = [
     "Table",
     "Window",
     "WindowedStream",
+    "epoch_ms",
+    "epoch_s",
+    "epoch_us",
     "hopping",
     "load_pipeline",
     "load_pipelines",

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from typing_extensions import override
 
 from sluice.topology.serdes import Serde
+from sluice.values.epochs import EpochTime
 from sluice.values.records import Delivery as Delivery
 from sluice.values.records import Emit as Emit
 from sluice.values.records import How as How
@@ -46,7 +47,7 @@ class Source(Node):
     serde: Serde[Any]
     key: str | None
     key_decode: Callable[[bytes], str] | None
-    event_time: str | None
+    event_time: str | EpochTime | None
     """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""
     zone: str
     max_future_skew_ms: int

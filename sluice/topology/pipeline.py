@@ -18,6 +18,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.windows import Duration, milliseconds
+from sluice.values.epochs import EpochTime
 from sluice.values.records import CHANGE_METADATA, METADATA, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.tables import DeltaTable
 
@@ -154,7 +155,7 @@ class Pipeline(Graph):
         *,
         value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
-        event_time: str | None = None,
+        event_time: str | EpochTime | None = None,
         nulls: OnNull = "dead_letter",
         invalid_time: OnTime | None = None,
         on_error: OnError | None = None,
@@ -166,8 +167,13 @@ class Pipeline(Graph):
         `event_time` is the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the time
         of processing: all records of a batch get the time at which the batch began, and a rebuild uses the same times.
         `invalid_time` is the policy for a record without a valid event time: one of the `on_error` policies, or "clock"
-        to use the time of processing. `nulls="keep"` passes records with a null value on; Python functions receive None
-        as their value.
+        to use the time of processing.
+
+        A field of type int holds the event time in milliseconds since 1970, as Kafka's timestamps do. Declare its unit
+        with `epoch_ms("field")`, `epoch_s("field")` or `epoch_us("field")`: without a declaration, a time before March
+        1973 is invalid, because it is more likely to be in seconds.
+
+        `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
         """
         source = self._source(
             topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
@@ -214,7 +220,7 @@ class Pipeline(Graph):
         value: Value[V],
         key: str | Callable[[bytes], str] | None,
         *,
-        event_time: str | None = None,
+        event_time: str | EpochTime | None = None,
         nulls: OnNull,
         on_time: OnTime | None = None,
         on_error: OnError | None,
@@ -236,16 +242,14 @@ class Pipeline(Graph):
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
         key_field = key if isinstance(key, str) else None
-        for name in (key_field, None if is_timed_by_clock else event_time):
+        time_field = event_time.field if isinstance(event_time, EpochTime) else event_time
+        for name in (key_field, None if is_timed_by_clock else time_field):
             if name is not None and name not in fields:
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.", next_step=f"Its fields: {', '.join(fields)}."
                 )
-        if event_time is not None and not is_timed_by_clock and fields[event_time] != "TIMESTAMP":
-            raise TopologyError(
-                f"{where}: event_time={event_time!r} is {fields[event_time]}, not a datetime.",
-                next_step=f"Declare {event_time} as datetime: JSON then holds ISO 8601 text.",
-            )
+        if time_field is not None and not is_timed_by_clock:
+            _require_time(where, event_time, fields[time_field])
         if reserved := fields.keys() & (METADATA | CHANGE_METADATA).keys():
             raise TopologyError(
                 f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
@@ -257,6 +261,23 @@ class Pipeline(Graph):
             max_future_skew_ms=self.max_future_skew_ms, nulls=nulls, on_time=on_time, shape=shape,
             on_error=on_error,
         )  # fmt: skip
+
+
+def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> None:
+    """Raise TopologyError if a field of this type cannot hold the event time."""
+    is_number = isinstance(event_time, EpochTime)
+    if kind == "BIGINT" or (kind == "TIMESTAMP" and not is_number):
+        return
+    field = event_time.field if isinstance(event_time, EpochTime) else event_time
+    if kind == "TIMESTAMP":
+        next_step = f"Write event_time={field!r}."
+    else:
+        next_step = (
+            f"Declare {field} as datetime if JSON has ISO 8601 text. If it has a whole number, declare it as int, and "
+            f'write event_time=epoch_ms("{field}"), epoch_s or epoch_us.'
+        )
+    wanted = "an int" if is_number else "a datetime or an int"
+    raise TopologyError(f"{where}: event_time={event_time!r} is {kind}, not {wanted}.", next_step=next_step)
 
 
 def _check_name(name: str) -> None:

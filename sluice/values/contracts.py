@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
+from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER, MOST_DIGITS
 from sluice.values.sql_types import struct_type
 
@@ -202,7 +203,7 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
     """Python source that counts the strings, including field names, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
-            return _strings(kind.type, value)
+            return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
         case inspect.StructType():
             if kind.tag_field or any(not field.required for field in kind.fields):
                 return None

@@ -16,7 +16,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import DataFrame
 
-from sluice import Context, Decimal2, Pipeline, Record, session, struct, tumbling, within
+from sluice import Column, Context, Decimal2, Pipeline, Record, session, struct, tumbling, within
 from sluice.topology import Stream, Table
 from tests.pipelines.conftest import Drive
 
@@ -82,7 +82,13 @@ def each(template: str) -> dict[str, str]:
 ALL = " AND ".join(each("{} > 0").values())
 """A condition that reads every field."""
 WHOLE = f"struct({', '.join(each('{}').values())})"
-BOTH = {"l": each("left.{}"), "r": "right.value", "left": "left", "right": "right", "both": "struct(left, right)"}
+BOTH: dict[str, Column] = {
+    "l": each("left.{}"),
+    "r": "right.value",
+    "left": "left",
+    "right": "right",
+    "both": "struct(left, right)",
+}
 """Columns that read the fields of both sides of a join, and the sides themselves."""
 
 

@@ -467,7 +467,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an event time that is text": (
         lambda: Pipeline("p").stream("s", value=Shop, event_time="city"),
-        r"event_time='city' is STRING, not a datetime\. Declare city as datetime",
+        r"event_time='city' is STRING, not a datetime or an int\. Declare city as datetime",
     ),
     "a contract that is a dataclass": (
         lambda: Pipeline("p").stream("s", value=Point),

@@ -27,7 +27,8 @@ from sluice.engine.batch.rejected import run_ended
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
-from sluice.values import contracts
+from sluice.values import contracts, epochs
+from sluice.values.epochs import Unit
 from sluice.values.json_limits import (
     JSON_NUMBER,
     LONGEST_NAME,
@@ -85,7 +86,7 @@ class ValueDecoder:
         if author is not None:
             expected = self._class if self.source.is_object else str if contract is None else object
             return partial(_of_author, author.value, expected)
-        return bytes.decode if contract is None else msgspec.json.Decoder(self._class).decode
+        return bytes.decode if contract is None else epochs.decoder(self._class)
 
     @cached_property
     def _quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
@@ -441,11 +442,38 @@ class ValueDecoder:
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
-        column = record_times if self.source.event_time is None else self.column(values, self.source.event_time)
-        if self.keeps_nulls and self.source.event_time is not None:
+        if self.source.event_time is None:
+            return _milliseconds(record_times)
+        column = self.column(values, self.source.event_time)
+        times = self._of_numbers(column) if pa.types.is_integer(column.type) else _milliseconds(column)
+        if self.keeps_nulls:
             empty = pa.array([value is None for value in values], pa.bool_())
-            column = pc.if_else(empty, record_times.cast(column.type), column)
-        return pc.divide(pc.floor_temporal(column, unit="millisecond").cast(pa.int64()), 1000)
+            times = pc.if_else(empty, _milliseconds(record_times), times)
+        return times
+
+    def _of_numbers(self, numbers: pa.Array) -> pa.Array:
+        """Numbers in the declared unit as ms, rounded down. A number that is too large remains too large."""
+        match self.source.time_unit:
+            case Unit.SECONDS:
+                most = (2**63 - 1) // 1000
+                exact = pc.ElementWiseAggregateOptions(skip_nulls=False)
+                within = pc.min_element_wise(pc.max_element_wise(numbers, -most, options=exact), most, options=exact)
+                return pc.multiply(within, 1000)
+            case Unit.MICROSECONDS:
+                return pc.subtract(pc.divide(numbers, 1000), pc.less(numbers, 0).cast(pa.int64()))
+            case _:
+                return numbers
+
+    @property
+    def assumed_ms(self) -> str | None:
+        """The field of numbers that hold the event time without a declared unit, and are taken for milliseconds."""
+        field = self.source.event_time
+        is_number = field is not None and self.source.types.get(field) == "BIGINT"
+        return field if is_number and self.source.time_unit is None else None
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    return pc.divide(pc.floor_temporal(times, unit="millisecond").cast(pa.int64()), 1000)
 
 
 _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})

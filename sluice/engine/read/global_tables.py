@@ -96,7 +96,7 @@ class TableReader(Reader):
             return set()
         decoder = self.decoders[share.topic]
         times = decoder.times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
-        problems = invalid_times(times, clock + decoder.source.max_future_skew_ms)
+        problems = invalid_times(decoder, times, clock)
         rejected = {place for place, problem in enumerate(problems) if problem}
         keyed = self.keyed and decoder.source.key is None
         return rejected | {place for place, row in enumerate(rows) if keyed and _is_unusable(keys[row])}

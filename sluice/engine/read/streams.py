@@ -178,10 +178,9 @@ class StreamReader(Reader):
         decoder = self.decoders[share.topic]
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
-        latest = clock + decoder.source.max_future_skew_ms
         try:
             columns = self._columns(decoder, kept, values, share, clock)
-            problems = invalid_times(columns["_time"], latest)
+            problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
             problems, columns = [None] * len(values), {}
             for place in failing(len(values), partial(self._fit, decoder, kept, values, share, clock)):
@@ -223,7 +222,7 @@ class StreamReader(Reader):
         columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
         columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
-            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], 0), False)
+            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], _earliest(decoder)), False)
             columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
         for name in self.metadata:
             if name != "_partition":
@@ -273,7 +272,7 @@ class StreamReader(Reader):
             columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], share, clock)
         except (pa.ArrowException, OverflowError, ValueError):
             return False
-        return not any(invalid_times(columns["_time"], clock + decoder.source.max_future_skew_ms))
+        return not any(invalid_times(decoder, columns["_time"], clock))
 
     @staticmethod
     def _apply_on_time(decoder: ValueDecoder, problems: Problems, share: Share) -> Problems:
@@ -304,8 +303,7 @@ class StreamReader(Reader):
             return error.reason, str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
-        latest = clock + decoder.source.max_future_skew_ms
-        return next(iter(invalid_times(columns["_time"], latest)), None)
+        return next(iter(invalid_times(decoder, columns["_time"], clock)), None)
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
@@ -323,18 +321,35 @@ def _utf8(value: str | bytes | None) -> str | None:
         return None
 
 
-def invalid_times(times: pa.Array, latest: int) -> Problems:
+def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
     """Per event time: the reason why it is invalid, or None. Empty if all are valid."""
-    if not times.null_count and (not len(times) or (pc.min(times).as_py() >= 0 and pc.max(times).as_py() <= latest)):
+    earliest, latest = _earliest(decoder), clock + decoder.source.max_future_skew_ms
+    if not times.null_count and (
+        not len(times) or (pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest)
+    ):
         return []
-    return [_invalid_time(time, latest) for time in times.to_pylist()]
+    return [_invalid_time(time, latest, decoder.assumed_ms) for time in times.to_pylist()]
 
 
-def _invalid_time(time: int | None, latest: int) -> tuple[str, str] | None:
+_EARLIEST_ASSUMED = 100_000_000_000
+"""In March 1973. Times of this century in seconds, taken for milliseconds, are before it."""
+
+
+def _earliest(decoder: ValueDecoder) -> int:
+    return 0 if decoder.assumed_ms is None else _EARLIEST_ASSUMED
+
+
+def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tuple[str, str] | None:
     if time is None:
         return "event_time", "the event time is null"
     if time < 0:
         return "event_time", f"the event time, {time} ms, is before 1970"
+    if assumed_ms is not None and time < _EARLIEST_ASSUMED:
+        return (
+            "event_time",
+            f"the event time, {time}, would be before March 1973 in milliseconds: declare its unit with "
+            f'event_time=epoch_s("{assumed_ms}"), epoch_ms or epoch_us',
+        )
     if time > latest:
         return (
             "future",

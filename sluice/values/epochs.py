@@ -1,0 +1,154 @@
+"""Times that JSON has as a whole number of seconds, milliseconds or microseconds since 1970, in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+from typing_extensions import override
+
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Unit(Enum):
+    """A unit of time, with the number of units in a second."""
+
+    SECONDS = 1
+    MILLISECONDS = 1_000
+    MICROSECONDS = 1_000_000
+
+    @property
+    def function(self) -> str:
+        """The name of the function that declares an event time in this unit."""
+        return {Unit.SECONDS: "epoch_s", Unit.MILLISECONDS: "epoch_ms", Unit.MICROSECONDS: "epoch_us"}[self]
+
+
+def _declared(unit: Unit) -> msgspec.Meta:
+    return msgspec.Meta(extra={"epoch": unit})
+
+
+EpochSeconds = Annotated[datetime, _declared(Unit.SECONDS)]
+"""A datetime that JSON has as a whole number of seconds since 1970."""
+EpochMillis = Annotated[datetime, _declared(Unit.MILLISECONDS)]
+"""A datetime that JSON has as a whole number of milliseconds since 1970."""
+EpochMicros = Annotated[datetime, _declared(Unit.MICROSECONDS)]
+"""A datetime that JSON has as a whole number of microseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class EpochTime:
+    """An event time in a field of type int."""
+
+    field: str
+    unit: Unit
+
+    @override
+    def __repr__(self) -> str:
+        return f"{self.unit.function}({self.field!r})"
+
+
+def epoch_s(field: str) -> EpochTime:
+    """The event time is in the int field `field`, in seconds since 1970."""
+    return EpochTime(field, Unit.SECONDS)
+
+
+def epoch_ms(field: str) -> EpochTime:
+    """The event time is in the int field `field`, in milliseconds since 1970."""
+    return EpochTime(field, Unit.MILLISECONDS)
+
+
+def epoch_us(field: str) -> EpochTime:
+    """The event time is in the int field `field`, in microseconds since 1970."""
+    return EpochTime(field, Unit.MICROSECONDS)
+
+
+def decoder(contract: Any) -> Callable[[bytes], Any]:
+    """The function that decodes JSON of a contract, in which EpochMillis and the like are whole numbers."""
+    written = _as_written(contract)
+    if written is contract:
+        return msgspec.json.Decoder(contract).decode
+    decode = msgspec.json.Decoder(written, dec_hook=_time).decode
+
+    def decode_numbers(text: bytes) -> Any:
+        return msgspec.convert(decode(text), contract, from_attributes=True)
+
+    return decode_numbers
+
+
+def has_numbers(contract: Any) -> bool:
+    """Whether the JSON of a contract has times as numbers."""
+    return _as_written(contract) is not contract
+
+
+def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
+    """The unit that the annotation of a field declares, if any."""
+    unit = (extra or {}).get("epoch")
+    return unit if isinstance(unit, Unit) else None
+
+
+class _Times(type):
+    """The type of types whose instances are datetimes. msgspec accepts what `_time` returns by `isinstance`."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, datetime)
+
+
+_NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for unit in Unit}
+
+
+def _time(kind: Any, number: Any) -> datetime:
+    """The time that a number in JSON stands for. msgspec adds the field to the messages of errors."""
+    if type(number) is not int:
+        raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
+    try:
+        seconds, units = divmod(number, kind.unit.value)
+        return _1970 + timedelta(seconds=seconds, microseconds=units * 1_000_000 // kind.unit.value)
+    except OverflowError:
+        raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
+
+
+@cache
+def _as_written(kind: Any) -> Any:
+    """The type of a value's JSON: `kind` itself, or the same type with a number in place of each time of an epoch."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for mark in arguments[1:]:
+            if isinstance(mark, msgspec.Meta) and (unit := unit_of(mark.extra)) is not None:
+                return _NUMBERS[unit]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _struct_as_written(kind)
+    written = tuple(argument if argument is ... else _as_written(argument) for argument in arguments)
+    if origin is None or all(one is other for one, other in zip(written, arguments, strict=True)):
+        return kind
+    if origin is Annotated:
+        return Annotated[(written[0], *arguments[1:])]
+    return reduce(or_, written) if origin in (Union, UnionType) else origin[written]
+
+
+def _struct_as_written(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    fields = msgspec.structs.fields(contract)
+    written = {field.name: _as_written(field.type) for field in fields}
+    if all(written[field.name] is field.type for field in fields):
+        return contract
+    config = contract.__struct_config__
+    return msgspec.defstruct(
+        contract.__name__,
+        [(field.name, written[field.name], _field(field)) for field in fields],
+        tag=config.tag,
+        tag_field=config.tag_field,
+        forbid_unknown_fields=config.forbid_unknown_fields,
+        kw_only=True,
+    )
+
+
+def _field(info: msgspec.structs.FieldInfo) -> Any:
+    if info.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=info.default_factory, name=info.encode_name)
+    return msgspec.field(default=info.default, name=info.encode_name)
