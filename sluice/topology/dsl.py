@@ -183,6 +183,13 @@ class Handle(Generic[V]):
                 f"{where}: Sluice writes the column {wrong[0]} itself.",
                 next_step="Use another name, for example with select(...).",
             )
+        names = expressions.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields
+        for name in names:
+            if why := table.refusal(name):
+                raise TopologyError(
+                    f"{where}: the table cannot have a column named {name!r}: {why}.",
+                    next_step="Give it another name with select(...).",
+                )
         if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
             raise TopologyError(
                 f"{where}: types= names {unknown[0]!r}, but the columns are {', '.join([*identity, *self.fields])}."

@@ -270,17 +270,17 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
     outside = re.sub(r"`(?:[^`]|``)*`", " ", text)
     bare = [
         reference(name)
-        for name in dict.fromkeys(_names_within(known))
+        for name in dict.fromkeys(names_within(known))
         if name.strip() and reference(name) != name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", outside)
     ]
     return f"Write names with signs and SQL's keywords in backticks: {', '.join(bare)}." if bare else ""
 
 
-def _names_within(types: Mapping[str, str]) -> Iterator[str]:
+def names_within(types: Mapping[str, str]) -> Iterator[str]:
     """The names of fields, and of the fields of objects and lists of objects in them."""
     for name, kind in types.items():
         yield name
-        yield from _names_within(struct_fields(element_type(kind) or kind))
+        yield from names_within(struct_fields(element_type(kind) or kind))
 
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set

@@ -20,7 +20,8 @@ WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
 _PART = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _TABLE = re.compile(rf"({_PART}\.)?{_PART}")
 _CONNECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-_COLUMN = re.compile(_PART)
+_MOST_BYTES = 63
+_NOT_IN_DELTA = " ,;{}()\n\t="
 _LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
 _FILE_SYSTEM = re.compile("[a-z][a-z0-9+.-]*:(//[^/]*)?")
 _LOG_IN = re.compile("//[^/]*:[^/]*@")
@@ -53,7 +54,7 @@ class PostgresTable:
     def __post_init__(self) -> None:
         _check(self, "table", self.name, _TABLE, "shop.totals")
         _check(self, "connection", self.connection, _CONNECTION, "warehouse")
-        _check(self, "column", self.key, _COLUMN, "order_id")
+        _check_column(self, self.key)
         for kind in self.types.values():
             _check(self, "type", kind, _TYPE, "numeric(12,2)")
 
@@ -71,6 +72,10 @@ class PostgresTable:
     def place(self) -> str:
         """The place of the table, for messages."""
         return f"in {self.connection}"
+
+    def refusal(self, name: str) -> str:
+        """Why no column of such a table can have a name; empty if one can."""
+        return f"PostgreSQL's names have at most {_MOST_BYTES} bytes" if len(name.encode()) > _MOST_BYTES else ""
 
     def identity(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
@@ -113,7 +118,7 @@ class DeltaTable:
                 f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
                 next_step=f"Write {normal!r}, so that two outputs cannot be the same table.",
             )
-        _check(self, "column", self.key, _COLUMN, "order_id")
+        _check_column(self, self.key)
         for kind in self.types.values():
             _check(self, "type", kind, _SPARK_TYPE, "DECIMAL(12,2)")
 
@@ -132,9 +137,21 @@ class DeltaTable:
         """The place of the table, for messages."""
         return "in Delta Lake"
 
+    def refusal(self, name: str) -> str:
+        """Why no column of such a table can have a name; empty if one can."""
+        signs = [sign for sign in name if sign in _NOT_IN_DELTA]
+        return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
+
     def identity(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
         return _identity(self.key, is_windowed)
+
+
+def _check_column(table: OutputTable, name: str | None) -> None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise TopologyError(f"{type(table).__name__}: {name!r} is not the name of a column.")
+    if name is not None and (why := table.refusal(name)):
+        raise TopologyError(f"{type(table).__name__}: {name!r} is not a valid name of a column: {why}.")
 
 
 OutputTable: TypeAlias = PostgresTable | DeltaTable

@@ -319,3 +319,16 @@ def test_types_of_columns(lake: Lake) -> None:
         "at": datetime.fromtimestamp(1767254400.123456), "local": datetime(2026, 1, 1, 10), "raw": b"\0\xff",
         "tags": ["a", None], "by": {"a": 1}, "shop": {"name": "x", "n": None}, "nothing": None,
     }  # fmt: skip
+
+
+def test_columns_of_any_name(lake: Lake) -> None:
+    names = ["$schema", "dc:creator", "it's", "a`b", "http.status", "100%", "order", "größe"]
+    nested = ("nested", "STRUCT<`part-no`: BIGINT, `load<5m`: ARRAY<STRUCT<`dc:x`: STRING>>>")
+    sink = lake.begun(
+        lake.target(key="order-id", fields=(("order-id", "STRING"), *((n, "BIGINT") for n in names), nested))
+    )
+    value = {"part-no": 1, "load<5m": [{"dc:x": "y"}]}
+    assert written(sink, 0, ("a", *range(8), value), ("b", *range(8), value)) == 2
+    assert written(sink, 1, ("a", *range(1, 9), value), deleted=("b",)) == 2
+    assert lake.spark.read.format("delta").load(lake.name).columns == ["order-id", *names, "nested"]
+    assert lake.rows("`order-id`, `a``b`, `größe`, nested.`load<5m`[0].`dc:x`") == [("a", 4, 8, "y")]

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, Stream, TopologyError, struct
+from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, struct
 from sluice.engine.batch.arrow import arrow_type
 from sluice.plan.builder import column_name
 from sluice.topology.expressions import parse, reference
 from sluice.values.contracts import sql_type
 from sluice.values.sql_types import compact, element_type, struct_fields, struct_type
+from sluice.values.tables import OutputTable
 
 SIGNS = [
     "$schema", "order-id", "@type", "a b", "dc:creator", "flow, net", "load<5m", "x>y", "(x)", "{x}", "http.status",
     "it's", "a`b", "100%", "a/b", "#", "?", ":x", "1st", " a", "größe", "名前",
 ]  # fmt: skip
-KEYWORDS = """
-    all alter analyze and any array as asc at authorization begin between binary both by call case cast char check
-    collate column comment commit constraint create cross cube current_date current_timestamp current_user data date day
-    declare default delete desc describe distinct div drop else end escape every except execute exists explain extract
-    false fetch filter first following for foreign from full function global grant group grouping having hour if ilike
-    in index inner insert int intersect interval into is join key last lateral leading left like limit list load local
-    localtime lock map matched merge minus minute month name natural next no not null nulls of offset on only option
-    or order out outer over overlaps partition percent pivot position primary qualify range rank read record references
-    regexp rename replace reset right rlike role rollup row rows schema second select semi session_user set show some
-    sort source start string struct sync table tablesample temp then time timestamp to top trailing transform trim true
-    truncate type unbounded union unique unknown unpivot update use user using value values version view when where
-    while window with within x year zone
-""".split()
+KEYWORDS = [
+    "all", "alter", "analyze", "and", "any", "array", "as", "asc", "at", "authorization", "begin", "between",
+    "binary", "both", "by", "call", "case", "cast", "char", "check", "collate", "column", "comment", "commit",
+    "constraint", "create", "cross", "cube", "current_date", "current_timestamp", "current_user", "data", "date",
+    "day", "declare", "default", "delete", "desc", "describe", "distinct", "div", "drop", "else", "end", "escape",
+    "every", "except", "execute", "exists", "explain", "extract", "false", "fetch", "filter", "first", "following",
+    "for", "foreign", "from", "full", "function", "global", "grant", "group", "grouping", "having", "hour", "if",
+    "ilike", "in", "index", "inner", "insert", "int", "intersect", "interval", "into", "is", "join", "key", "last",
+    "lateral", "leading", "left", "like", "limit", "list", "load", "local", "localtime", "lock", "map", "matched",
+    "merge", "minus", "minute", "month", "name", "natural", "next", "no", "not", "null", "nulls", "of", "offset",
+    "on", "only", "option", "or", "order", "out", "outer", "over", "overlaps", "partition", "percent", "pivot",
+    "position", "primary", "qualify", "range", "rank", "read", "record", "references", "regexp", "rename", "replace",
+    "reset", "right", "rlike", "role", "rollup", "row", "rows", "schema", "second", "select", "semi", "session_user",
+    "set", "show", "some", "sort", "source", "start", "string", "struct", "sync", "table", "tablesample", "temp",
+    "then", "time", "timestamp", "to", "top", "trailing", "transform", "trim", "true", "truncate", "type",
+    "unbounded", "union", "unique", "unknown", "unpivot", "update", "use", "user", "using", "value", "values",
+    "version", "view", "when", "where", "while", "window", "with", "within", "x", "year", "zone",
+]  # fmt: skip
 
 
 def stream_of(*names: str, kind: Any = int) -> Stream[Any]:
@@ -108,3 +115,26 @@ def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
     assert struct_fields(compact(kind)[len("array<") : -1]) == {name: compact(of) for name, of in fields.items()}
     assert {field.name for field in arrow_type(kind).value_type} == fields.keys()
     assert struct_fields(struct_type({"a": "", "b": struct_type({"c": ""})})) == {"a": "", "b": "STRUCT<c: >"}
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "mistake"),
+    [
+        (DeltaTable("/lake/t"), "flow, net", "names in Delta Lake have no ','"),
+        (DeltaTable("/lake/t"), "a b", "names in Delta Lake have no ' '"),
+        (PostgresTable("t", connection="c"), "x" * 64, "names have at most 63 bytes"),
+        (PostgresTable("t", connection="c"), "ü" * 32, "names have at most 63 bytes"),
+    ],
+)
+def test_a_column_that_a_table_cannot_have_is_refused(table: OutputTable, name: str, mistake: str) -> None:
+    with pytest.raises(TopologyError, match=rf"to\(.*\) at test_names\.py:\d+: .*{mistake}.*select"):
+        stream_of(name).to(table)
+    with pytest.raises(TopologyError, match="not a valid name of a column"):
+        replace(table, key=name)
+
+
+def test_a_nested_field_that_delta_refuses() -> None:
+    with pytest.raises(TopologyError, match="names in Delta Lake have no"):
+        stream_of("parts", kind=list[Inner]).to(DeltaTable("/lake/t"))
+    stream_of("parts", kind=list[Inner]).to(PostgresTable("t", connection="c"))
+    stream_of("order-id").to(PostgresTable("t", connection="c", key="order-id"))

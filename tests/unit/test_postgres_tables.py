@@ -282,3 +282,15 @@ def test_a_table_that_is_gone(url: str, query: Query) -> None:
     query(str(raised.value).partition("empty table: ")[2].partition(", and then")[0])
     begun(url, published=0).write(batch(1), rows(("b", "2")))
     assert query("SELECT shop, n FROM totals") == [("b", 2)]
+
+
+def test_columns_of_any_name(url: str, query: Query) -> None:
+    names = ["$schema", "order-id", "a b", "dc:creator", "flow, net", "it's", 'the "id"', "100%", "%s", "order", "é"]
+    fields = (("@type", "STRING"), *((name, "BIGINT") for name in names))
+    tables = begun(url, target(key="@type", fields=fields))
+    numbers = tuple(map(str, range(len(names))))
+    tables.write(batch(0), rows(("a", *numbers), ("b", *numbers)))
+    tables.write(batch(1), rows(("a", *reversed(numbers)), deleted=("b",)))
+    columns = query("SELECT column_name FROM information_schema.columns WHERE table_name = 'totals'")
+    assert {name for (name,) in columns} == {"@type", *names}
+    assert query("SELECT * FROM totals") == [("a", *map(int, reversed(numbers)))]
