@@ -30,6 +30,7 @@ from sluice.settings import Settings
 from sluice.sinks.protocol import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.values import epochs
 from sluice.values.keys import key_text
 
 _RECORD = (
@@ -79,7 +80,9 @@ def _text(key: Any) -> str | bytes | None:
 def _bytes(value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
-    return value.encode() if isinstance(value, str) else msgspec.json.Encoder(decimal_format="number").encode(value)
+    if isinstance(value, str):
+        return value.encode()
+    return msgspec.json.Encoder(decimal_format="number").encode(epochs.in_numbers(value))
 
 
 def _base64(value: bytes | None) -> str | None:

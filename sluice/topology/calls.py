@@ -134,7 +134,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     if (
         at + 1 not in closing
         or tokens[at + 1].token_type is not TokenType.L_PAREN
-        or not tokens[at].text.isidentifier()
+        or not _word(tokens[at]).isidentifier()
     ):
         return None
     end = closing[at + 1]
@@ -144,11 +144,11 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     except SqlglotError:
         return None  # such as `IN (1, 2)`
     first, last, quantifier, nulls = at + 2, end, "", ""
-    if tokens[first].text.upper() in ("DISTINCT", "ALL"):
-        quantifier = tokens[first].text.upper()
+    if (word := _word(tokens[first])) in ("DISTINCT", "ALL"):
+        quantifier = word
         first += 1
     if _words(tokens, last - 2)[1:] == ["NULLS"]:
-        nulls = tokens[last - 2].text.upper()
+        nulls = _word(tokens[last - 2])
         last -= 2
     arguments = tuple(_arguments(text, tokens, closing, first, last))
     condition = None
@@ -168,7 +168,12 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
 
 
 def _words(tokens: list[Token], at: int) -> list[str]:
-    return [token.text.upper() for token in tokens[at : at + 2]]
+    return [_word(token) for token in tokens[at : at + 2]]
+
+
+def _word(token: Token) -> str:
+    """A token's text in upper case; empty for a name in backticks, which is never a keyword."""
+    return "" if token.token_type is TokenType.IDENTIFIER else token.text.upper()
 
 
 def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: int, last: int) -> Iterator[Part]:

@@ -294,8 +294,11 @@ class Stream(Handle[V]):
         if key is None:
             return self._select(columns, types, on_error)
         # The new key starts as a field of the new value, because both expressions read the old record.
-        both = self._select({**columns, _NEW_KEY: key}, {**types, _NEW_KEY: ""}, on_error)
-        rekeyed = both.select_key(_NEW_KEY, on_error=on_error)
+        name = "new_key"
+        while name in columns:
+            name += "_"
+        both = self._select({**columns, name: key}, {**types, name: ""}, on_error)
+        rekeyed = both.select_key(name, on_error=on_error)
         return rekeyed._select({name: expressions.reference(name) for name in columns}, types, on_error)
 
     def _select(
@@ -348,6 +351,11 @@ class Stream(Handle[V]):
         if shape.scalar:
             raise TopologyError(
                 f"{self._where('transform')}: returns={returns!r} has no columns.", next_step="Give a Struct."
+            )
+        if any(name.lower() == "_row" for name in (*self.fields, *shape.fields)):
+            raise TopologyError(
+                f"{self._where('transform')}: the frame's column _row is Sluice's own.",
+                next_step="Give the field another name with select(...) first.",
             )
         node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
         return self._next(node, shape, returns)
@@ -730,9 +738,6 @@ class Stream(Handle[V]):
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
         return Stream(self.pipeline, node, shape, contract)
-
-
-_NEW_KEY = "__key"
 
 
 def _joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:

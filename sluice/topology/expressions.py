@@ -255,11 +255,14 @@ def column_sql(column: Column) -> str:
 
 def reference(name: str) -> str:
     """The expression that reads the field with this name, quoted if needed."""
+    in_backticks = f"`{name.replace('`', '``')}`"
+    if quoted(name) != name:
+        return in_backticks
     try:
-        plain = [start_stop for *_, start_stop in parse(name).names] == [len(name)] and quoted(name) == name
+        is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
     except TopologyError:
-        plain = False
-    return name if plain else f"`{name.replace('`', '``')}`"
+        is_plain = False
+    return name if is_plain else in_backticks
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:

@@ -82,6 +82,15 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
     return decode_numbers
 
 
+def in_numbers(value: Any) -> Any:
+    """The value as a producer writes it: with a number in place of each time that its contract declares as one."""
+    contract: Any = type(value)
+    written = _as_written(contract)
+    if written is contract:
+        return value
+    return msgspec.convert(value, written, from_attributes=True, dec_hook=_number)
+
+
 def has_numbers(contract: Any) -> bool:
     """Whether the JSON of a contract has times as numbers."""
     return _as_written(contract) is not contract
@@ -94,10 +103,10 @@ def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
 
 
 class _Times(type):
-    """The type of types whose instances are datetimes. msgspec accepts what `_time` returns by `isinstance`."""
+    """The type of types of which times and numbers are instances, so that msgspec accepts what the hooks return."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, datetime)
+        return isinstance(instance, datetime | int)
 
 
 _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for unit in Unit}
@@ -112,6 +121,12 @@ def _time(kind: Any, number: Any) -> datetime:
         return _1970 + timedelta(seconds=seconds, microseconds=units * 1_000_000 // kind.unit.value)
     except OverflowError:
         raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
+
+
+def _number(kind: Any, time: datetime) -> int:
+    elapsed = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970
+    unit: Unit = kind.unit
+    return elapsed // timedelta(microseconds=1) * unit.value // 1_000_000
 
 
 @cache

@@ -142,7 +142,8 @@ def in_spark(frame: DataFrame, texts: list[str], *, grouped: bool = False) -> di
     columns = [F.expr(text).alias(f"e{number}") for number, text in enumerate(texts)]
     rows = frame.groupBy().agg(*columns) if grouped else frame.select(*columns)
     (row,) = rows.selectExpr(f"{TO_JSON.format('struct(*)')} AS json").collect()
-    return json.loads(row.json)
+    results: dict[str, Any] = json.loads(row.json)
+    return results
 
 
 def test_expressions_have_the_same_results_as_in_spark(drive: Drive, spark: SparkSession) -> None:
@@ -151,7 +152,7 @@ def test_expressions_have_the_same_results_as_in_spark(drive: Drive, spark: Spar
         f"inline(array(from_json(json, '{kind}')))"
     )
     generated = Expressions(seed=7)
-    texts = resolved(frame, [*WRITTEN, *(generated.any() for _ in range(250))])
+    texts = resolved(frame, [*WRITTEN, *(generated.any() for _ in range(400))])
     aggregates = resolved(frame, AGGREGATES, grouped=True)
     assert len(texts) > 200
     assert len(aggregates) >= len(AGGREGATES) - 1

@@ -22,29 +22,16 @@ from tests.pipelines.conftest import Drive
 
 SIGNS = [
     "$schema", "order-id", "order_x2d_id", "@type", "a b", "dc:creator", "flow, net", "load<5m", "x>y", "(x)", "{x}",
-    "http.status", "it's", "a`b", "100%", "a/b", "#", "?", "1st", " a", "größe", "名前",
+    ".a", "[0]", "http.status", "it's", "a`b", "100%", "a/b", "#", "?", "1st", " a", "größe", "名前",
 ]  # fmt: skip
 KEYWORDS = [
     "order", "group", "select", "from", "end", "key", "value", "timestamp", "left", "right", "null", "true", "case",
     "not", "in", "is", "date", "interval", "array", "count", "on", "using", "table", "current_date", "all", "x",
 ]  # fmt: skip
 OWN = [
-    "pos",
-    "col",
-    "error",
-    "items",
-    "emitted",
-    "path",
-    "time",
-    "window_start",
-    "_window_size",
-    "v",
-    "c0",
-    "__key",
-    "_row",
-]
-
-
+    "pos", "col", "error", "items", "emitted", "path", "time", "window_start", "_window_size", "v", "c0", "new_key",
+    "new_key_",
+]  # fmt: skip
 NAMES = ["sum", *SIGNS, *KEYWORDS, *OWN]
 _ATTRIBUTES = {f"f{number}": name for number, name in enumerate(NAMES)}
 Odd = msgspec.defstruct("Odd", [(each, int) for each in _ATTRIBUTES], rename=_ATTRIBUTES, module=__name__)
@@ -157,25 +144,26 @@ V0, V1, V2, V3, V4 = (sole(number) for number in range(5))
 def in_one_task(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[str, Output]:
     """Steps and stores that need no order."""
     groups, soles, every = odds.group_by_key(), odds.map_values(first, returns=Sole), [R2, R3, R4]
-    mapped, name = odds.map_values(same, returns=Odd), backticks(NAMES[-1])
+    mapped, last = odds.map_values(same, returns=Odd), NAMES[-1]
+    name, lasts, by_last = backticks(last), [record[last] for record in every], {str(r[last]): r for r in every}
     return {
         "unchanged": (odds, every),
         "filtered": (odds.filter(ALL).filter_not(f"NOT ({ALL})"), every),
         "picked": (odds.select(*NAMES), every),
         "computed": (odds.select(all=struct(each("{} + 0"))), [{"all": r} for r in every]),
-        "of_select": (odds.select(*NAMES).filter(ALL).map_values(f"{name} + 1"), [r[NAMES[-1]] + 1 for r in every]),
-        "structs": (odds.select(all=WHOLE).select(all="all", one=f"all.{name}"), [{"all": r, "one": r[NAMES[-1]]} for r in every]),
+        "of_select": (odds.select(*NAMES).filter(ALL).map_values(f"{name} + 1"), [number + 1 for number in lasts]),
+        "structs": (odds.select(all=WHOLE), [{"all": record} for record in every]),
+        "of_structs": (odds.select(all=WHOLE).map_values(f"`all`.{name}"), lasts),
         "mapped": (mapped, every),
         "mapped_filtered": (mapped.filter(ALL), every),
         "keyed": (odds.map(keyed, returns=Odd).filter(ALL), every),
-        "elements": (odds.flat_map_values(f"array({WHOLE})").map_values(f"value.{name}"), [r[NAMES[-1]] for r in every]),
+        "elements": (odds.flat_map_values(f"array({WHOLE})").map_values(f"value.{name}"), lasts),
         "rekeyed": (odds.select_key(name), every),
+        "selected_with_key": (odds.select({name: backticks(name) for name in NAMES}, _key="_key || 'x'"), every),
         "transformed": (odds.transform(unchanged, returns=Odd).filter(ALL), every),
         "merged": (mapped.merge(odds).filter(ALL), [r for r in every for _ in range(2)]),
-        "joined": (odds.join(shared).select(BOTH), [both(R2, V1), both(R3, V1)]),
-        "lookups": (mapped.join(shared), [{"left": R2, "right": V1}, {"left": R3, "right": V1}]),
         "sums": (groups.aggregate(each("sum({})"), store="sums"), {"a": total(R2, R3), "b": R4}),
-        "averages": (odds.group_by(name).aggregate(each("avg({})"), store="averages"), {str(r[NAMES[-1]]): r for r in every}),
+        "averages": (odds.group_by(name).aggregate(each("avg({})"), store="averages"), by_last),
         "sums_joined": (groups.aggregate(each("max({})"), store="max").join(shared).select(BOTH), {"a": both(R3, V1)}),
         "soles": (soles, [V2, V3, V4]),
         "soles_filtered": (soles.filter("value > 300").map_values(same, returns=Sole), [V3, V4]),
@@ -186,10 +174,10 @@ def in_one_task(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dic
         "soles_transformed": (soles.transform(unchanged, returns=Sole), [V2, V3, V4]),
         "soles_selected": (soles.select("value"), [V2, V3, V4]),
         "soles_single": (soles.map_values("value"), [201, 301, 401]),
-        "soles_joined": (soles.join(shared), [{"left": V2, "right": V1}, {"left": V3, "right": V1}]),
-        "soles_sides": (soles.join(shared).select(n="left.value + right.value"), [{"n": 302}, {"n": 402}]),
         "soles_counted": (soles.group_by("value").count(store="counted"), {"201": 1, "301": 1, "401": 1}),
-        "soles_summed": (soles.group_by_key().aggregate({"value": "sum(value)"}, store="value"), {"a": {"value": 502}, "b": V4}),
+        "soles_summed": (
+            soles.group_by_key().aggregate({"value": "sum(value)"}, store="value"), {"a": {"value": 502}, "b": V4},
+        ),
     }  # fmt: skip
 
 
@@ -202,8 +190,15 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
     latest, sole_latest = mapped.to_table(store="latest"), soles.to_table(store="sole_latest")
     windows = groups.windowed_by(tumbling("1 minute")).aggregate(each("max({})"), store="windows")
     limited = groups.aggregate(each("sum({})"), store="summed").suppress_until_time_limit("1 s")
-    sessions, last = session("1 s"), {"a": both(R3, None), "b": both(R4, None)}
+    sessions, row_pairs = session("1 s"), [both(R2, V1), both(R3, V1)]
+    near_pairs = [both(left, right) for left, right in ((R2, V2), (R3, V2), (R2, V3), (R3, V3), (R4, V4))]
+    unmatched = [{"left": R2, "right": None}, {"left": R3, "right": None}]
+    last_rows = {"a": both(R3, None), "b": both(R4, None)}
+    last_soles = {"a": {"left": V3, "right": None}, "b": {"left": V4, "right": None}}
+    added = sole_groups.aggregate(nothing, add, returns=Sole, store="added")
+    once = mapped.deduplicate("_offset", within="1 day")
     sole_sum, sole_sums = {"value": 502}, {"a": {"value": 502}, "b": V4}
+    pairs, sole_pairs = ([{"left": left, "right": V1} for left in lefts] for lefts in ((R2, R3), (V2, V3)))
     return {
         "processed": (processed.output.filter(ALL), [R2, R3, R4]),
         "totals": (processed["totals"].select(*NAMES), [R2, total(R2, R3), R4]),
@@ -215,23 +210,27 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
         "closed": (windows.suppress_until_window_closes().filter(ALL), [R3]),
         "limited": (limited.to_stream().filter(ALL), [total(R2, R3)]),
         "lists": (groups.aggregate(last=f"last({WHOLE})", store="lists"), {"a": {"last": R3}, "b": {"last": R4}}),
-        "pairs": (mapped.left_join(soles, near).select(BOTH), [both(a, b) for a, b in ((R2, V2), (R3, V2), (R2, V3), (R3, V3), (R4, V4))]),
-        "unmatched": (mapped.outer_join(soles.filter("false"), near), [{"left": R2, "right": None}, {"left": R3, "right": None}]),
+        "pairs": (mapped.left_join(soles, near).select(BOTH), near_pairs),
+        "unmatched": (mapped.outer_join(soles.filter("false"), near), unmatched),
         "rows": (mapped.join(table).select(BOTH), [both(R2, V0), both(R3, V0)]),
-        "tables": (latest.left_join(table).select(BOTH), last),
+        "tables": (latest.left_join(table).select(BOTH), last_rows),
         "foreign": (latest.join(table, on="_key").filter(f"left.{name} > 0"), {"a": None}),
-        "looked_up": (mapped.deduplicate("_offset", within="1 day").join(shared).select(BOTH), [both(R2, V1), both(R3, V1)]),
-        "joined_again": (mapped.join(soles, near).join(table).select(n=f"left.left.{name}"), [{"n": 201}, {"n": 301}, {"n": 201}, {"n": 301}]),
+        "joined": (odds.join(shared).select(BOTH), row_pairs),
+        "lookups": (mapped.join(shared), pairs),
+        "soles_with_shared": (soles.join(shared), sole_pairs),
+        "soles_sides": (soles.join(shared).select(n="left.value + right.value"), [{"n": 302}, {"n": 402}]),
+        "looked_up": (once.join(shared).select(BOTH), row_pairs),
+        "joined_again": (mapped.join(soles, near).join(table).map_values(f"left.left.{name}"), [201, 301, 201, 301]),
         "soles_processed": (sole_processed.output, [V2, V3, V4]),
         "soles_totals": (sole_processed["totals"].filter("value > 500"), [sole_sum]),
         "soles_latest": (sole_latest.filter("value > 300"), {"a": V3, "b": V4}),
         "soles_deduplicated": (soles.deduplicate("value", within="1 day"), [V2, V3, V4]),
         "soles_reduced": (sole_groups.reduce(add, store="sole_reduced").select("value"), sole_sums),
-        "soles_added": (sole_groups.aggregate(nothing, add, returns=Sole, store="added").filter("value > 0"), sole_sums),
+        "soles_added": (added.filter("value > 0"), sole_sums),
         "soles_in_sessions": (sole_groups.windowed_by(sessions).reduce(add, store="sole_sessions"), sole_sums),
         "soles_paired": (soles.left_join(soles, near).filter("left.value < right.value"), [{"left": V2, "right": V3}]),
         "soles_joined": (soles.join(table).select(n="left.value + right.value"), [{"n": 202}, {"n": 302}]),
-        "soles_joined_tables": (sole_latest.outer_join(table), {"a": {"left": V3, "right": None}, "b": {"left": V4, "right": None}}),
+        "soles_joined_tables": (sole_latest.outer_join(table), last_soles),
         "soles_of_table": (table.to_stream().map_values(lambda value: value and same(value), returns=Sole), [V0, None]),
         "soles_subtracted": (table.group_by("value").reduce(add, subtract, store="subtracted"), {"1": {"value": 0}}),
         "soles_summed": (table.group_by("value").aggregate({"value": "count(*)"}, store="n"), {"1": {"value": 0}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from msgspec import Struct
@@ -168,6 +169,16 @@ def test_fields_twice_are_found_although_a_number_has_no_quotes() -> None:
 class Plain(Struct):
     at: EpochMillis
     page: str
+
+
+def test_a_test_writes_the_numbers_of_a_value() -> None:
+    visit = Visit(AT, datetime(2024, 1, 1), [AT], {"x": AT})
+    assert msgspec.json.decode(msgspec.json.encode(epochs.in_numbers(visit))) == {
+        "type": "visit", "at": AT_MS, "ended-at": 1_704_067_200, "steps": [1_700_000_042_123_456],
+        "days": {"x": 1_700_000_042},
+    }  # fmt: skip
+    view = View(1)
+    assert epochs.in_numbers(view) is view
 
 
 def test_a_contract_without_such_times_is_decoded_directly() -> None:

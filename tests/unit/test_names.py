@@ -12,6 +12,7 @@ from msgspec import Struct
 from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, struct
 from sluice.engine.batch.arrow import arrow_type
 from sluice.plan.builder import column_name
+from sluice.topology.calls import aggregate_calls
 from sluice.topology.expressions import parse, reference
 from sluice.values.contracts import sql_type
 from sluice.values.sql_types import compact, element_type, struct_fields, struct_type
@@ -55,7 +56,11 @@ def test_every_name_can_be_read_in_backticks(name: str) -> None:
     stream = stream_of(name)
     for made in (stream.select(name), stream.filter(f"{quoted} > 0"), stream.select({name: f"{quoted} + 1"})):
         assert [*made.fields] == [name]
-    stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums").filter(f"{quoted} > 0")
+    sums = stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums")
+    sums.filter(f"{quoted} > 0")
+    for text in (f"sum({quoted})", f"sum({quoted}) FILTER (WHERE {quoted} > 1)", f"first({quoted}, true)"):
+        (call,) = aggregate_calls(text)
+        assert (call.arguments[0].text, call.whole.text) == (quoted, text)
     stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(f"left.{quoted} > right.{quoted}")
 
 
@@ -93,6 +98,20 @@ def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mis
         stream_of("n").select(columns)
     with pytest.raises(TopologyError, match=mistake):
         stream_of("n").group_by_key().aggregate({name: f"sum({text})" for name, text in columns.items()}, store="s")
+
+
+def unchanged(frame: Any) -> Any:
+    return frame
+
+
+def test_a_frame_has_a_column_of_its_own() -> None:
+    for stream, contract in ((stream_of("_row"), Inner), (stream_of("n"), Rowed)):
+        with pytest.raises(TopologyError, match="column _row"):
+            stream.transform(unchanged, returns=contract)
+
+
+class Rowed(Struct):
+    _row: int
 
 
 def test_two_fields_never_share_a_column() -> None:

@@ -340,8 +340,8 @@ def test_a_record_goes_to_the_first_branch_whose_condition_is_true() -> None:
     assert "amount" in passed["large"]
     assert "quantity" in passed["many"]
     chain = " ".join(columns(job(stream)).values())
-    assert chain.count("NOT coalesce(s0_amount > 100, false)") == 1
-    assert chain.count("NOT coalesce(s0_quantity > 10, false)") == 1
+    assert chain.count("NOT coalesce(s0_amount > 100, FALSE)") == 1
+    assert chain.count("NOT coalesce(s0_quantity > 10, FALSE)") == 1
 
 
 def test_a_merge_is_an_operator_only_across_stages() -> None:

@@ -100,7 +100,8 @@ def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:  # noqa: C9
             return of(node.this)
         case exp.Column():
             first, *rest = (part.name for part in node.parts)
-            return reduce(pc.struct_field, rest, columns[first])
+            # A list, because Arrow reads the text `.a` as a path.
+            return reduce(lambda of_object, name: pc.struct_field(of_object, [name]), rest, columns[first])
         case exp.Literal():
             return _literal(node)
         case exp.Boolean():
