@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -266,17 +266,30 @@ def reference(name: str) -> str:
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Advice to write backticks around the fields whose names need them but have none in the text; empty without any.
+    """Advice to write backticks around the fields that the text names without them although they need them.
 
     `known` are the fields with their types, which tell the fields of nested objects.
     """
-    outside = re.sub(r"`(?:[^`]|``)*`", " ", text)
-    bare = [
-        reference(name)
-        for name in dict.fromkeys(names_within(known))
-        if name.strip() and reference(name) != name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", outside)
-    ]
-    return f"Write names with signs and SQL's keywords in backticks: {', '.join(bare)}." if bare else ""
+    odd = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
+    bare = [name for name in odd if _in_backticks(text, [name]) != text]
+    if not _is_expression(_in_backticks(text, bare)):
+        bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
+    return f"Write names with signs and SQL's keywords in backticks: {', '.join(map(reference, bare))}." if bare else ""
+
+
+def _in_backticks(text: str, names: Iterable[str]) -> str:
+    """The text with backticks around these names where they have none."""
+    longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
+    return re.sub(pattern, lambda found: found[0] if found[0].startswith("`") else reference(found[0]), text)
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        parse(text)
+    except TopologyError:
+        return False
+    return True
 
 
 def names_within(types: Mapping[str, str]) -> Iterator[str]:
