@@ -19,7 +19,7 @@ from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls,
 from sluice.topology.source_line import source_line
 from sluice.values.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.records import METADATA
-from sluice.values.sql import literal, quoted
+from sluice.values.sql import backticked, literal, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
@@ -255,14 +255,13 @@ def column_sql(column: Column) -> str:
 
 def reference(name: str) -> str:
     """The expression that reads the field with this name, quoted if needed."""
-    in_backticks = f"`{name.replace('`', '``')}`"
     if quoted(name) != name:
-        return in_backticks
+        return backticked(name)
     try:
         is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
     except TopologyError:
         is_plain = False
-    return name if is_plain else in_backticks
+    return name if is_plain else backticked(name)
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 
 
 def quoted(name: str) -> str:
-    """`name`, in backticks if it needs them."""
+    """`name`, in backticks if it needs them after a dot or in a type, where keywords need none."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
 
 

@@ -156,14 +156,17 @@ def test_expressions_have_the_same_results_as_in_spark(drive: Drive, spark: Spar
     aggregates = resolved(frame, AGGREGATES, grouped=True)
     assert len(texts) > 200
     assert len(aggregates) >= len(AGGREGATES) - 1
-    columns = {f"e{number}": text for number, text in enumerate(texts)}
+    columns = [(f"e{number}", text) for number, text in enumerate(texts)]
+    parts = [dict(columns[begin : begin + 40]) for begin in range(0, len(columns), 40)]
 
     pipeline = Pipeline("expressions")
     orders = pipeline.stream("orders", value=Order)
-    orders.select(columns).to("of_source")
-    orders.deduplicate("_offset", within="1 day").select(columns).to("of_operator")
-    made = orders.group_by_key().aggregate({f"e{number}": text for number, text in enumerate(aggregates)}, store="made")
-    made.to("of_group")
+    once = orders.deduplicate("_offset", within="1 day")
+    for number, part in enumerate(parts):
+        orders.select(part).to(f"of_source_{number}")
+        once.select(part).to(f"of_operator_{number}")
+    groups = orders.group_by_key()
+    groups.aggregate({f"e{number}": text for number, text in enumerate(aggregates)}, store="made").to("of_group")
     driver = drive(pipeline)
     driver.pipe("orders", ORDER, key="k", timestamp=1)
 

@@ -41,7 +41,7 @@ from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
 from sluice.values.shapes import Shape
-from sluice.values.sql import TO_JSON, VALUE_JSON, literal, quoted
+from sluice.values.sql import TO_JSON, VALUE_JSON, backticked, literal
 from sluice.values.sql_types import compact, struct_type
 
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
@@ -72,7 +72,7 @@ _ROW_CHANGES = frozenset({
 
 def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {quoted(name)}" for name, sql in step.given))
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.given))
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -100,7 +100,7 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"{ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(f"{_ROW}.*", *(f"{quoted(name)} AS {column}" for name, column, _ in step.made))
+    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.made))
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:

@@ -33,7 +33,7 @@ from sluice.engine.batch.arrow import arrow_type
 from sluice.errors import EngineError, LeaseError
 from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
 from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target
-from sluice.values.sql import literal
+from sluice.values.sql import backticked, literal
 from sluice.values.tables import DeltaTable
 
 log = structlog.get_logger()
@@ -228,10 +228,10 @@ class DeltaSink:
         # Bounds let Delta Lake skip the files that, as its statistics say, have other keys or positions only.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
-        within = f"t.{_name(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
-        same = " AND ".join([*(f"t.{_name(name)} = s.{_name(name)}" for name in identity), within])
-        listed, new = (", ".join(f"{prefix}{_name(name)}" for name in names) for prefix in ("", "s."))
-        changes = [f"t.{_name(name)} = s.{_name(name)}" for name in names[len(identity) :]]
+        within = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
+        same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), within])
+        listed, new = (", ".join(f"{prefix}{backticked(name)}" for name in names) for prefix in ("", "s."))
+        changes = [f"t.{backticked(name)} = s.{backticked(name)}" for name in names[len(identity) :]]
         clauses = []
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
@@ -283,8 +283,8 @@ class DeltaSink:
         declared = self.target.declared
         identity = self.target.identity
         columns = ", ".join(
-            f"{_name(column.name)} {self.target.created[column.name]}{' NOT NULL' if column.name in identity else ''}"
-            for column in declared
+            f"{backticked(name)} {self.target.created[name]}{' NOT NULL' if name in identity else ''}"
+            for name in (column.name for column in declared)
         )
         writer = f"TBLPROPERTIES ('{WRITER}' = '{self._writer}')"
         self.spark.sql(f"CREATE TABLE {self._table} ({columns}) USING delta {writer}")
@@ -305,7 +305,9 @@ class DeltaSink:
         for name, spark in target.wanted.items():
             if name not in fields:
                 kind = target.created[name] or "TYPE"
-                problems.append(f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN {_name(name)} {kind})")
+                problems.append(
+                    f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN {backticked(name)} {kind})"
+                )
                 continue
             held, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
             wanted = _arrow(target.table.types.get(name, "") or spark)
@@ -446,10 +448,6 @@ def _tells_keys_apart(column: StructField) -> bool:
     is_padded = str(column.metadata.get(_DECLARED, "")).startswith("char(")
     held = _written_type(column)
     return held is not None and kind_of(held) in ("text", "whole number", "timestamp") and not is_padded
-
-
-def _name(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _literal(value: Any) -> str:
