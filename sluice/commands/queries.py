@@ -25,7 +25,11 @@ app = typer.Typer(
 
 Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")]
 Field = Annotated[
-    str, typer.Option(help="A field of the value, with dots for nested fields; default: the value itself.")
+    str,
+    typer.Option(
+        help="A field of the value, with dots for nested fields and backticks around a name with a dot; default: the "
+        "value."
+    ),
 ]
 Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
 AsOf = Annotated[str | None, typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot.")]

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.query.fields import UnknownField, demand_field
 from sluice.state.model import StoreInfo
+from sluice.values.field_paths import names_of
 
 pytestmark = pytest.mark.unit
 
@@ -60,4 +61,23 @@ def test_missing_fields(value: str, path: str, next_step: str) -> None:
 def test_a_field_name_with_a_dot_is_not_a_path() -> None:
     with pytest.raises(UnknownField) as refused:
         demand_field(store(SPARKS), "field", "at.a.b")
-    assert "rename the field 'a.b'" in refused.value.next_step
+    assert "write the field 'a.b' in backticks" in refused.value.next_step
+    demand_field(store(SPARKS), "field", "at.`a.b`")
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("", ()),
+        ("order-id", ("order-id",)),
+        ("a.b", ("a", "b")),
+        ("`a.b`", ("a.b",)),
+        ("x.`a.b`.c", ("x", "a.b", "c")),
+        ("`a``b.c`", ("a`b.c",)),
+        ("of `x`, <y>", ("of `x`, <y>",)),
+        ("`open", ("`open",)),
+        ("a.", ("a", "")),
+    ],
+)
+def test_names_in_a_path(path: str, names: tuple[str, ...]) -> None:
+    assert names_of(path) == names

@@ -41,7 +41,8 @@ Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
     Meta(
-        description="A field of the value, with dots for nested fields; default: the value itself.",
+        description="A field of the value, with dots for nested fields and backticks around a name that contains a "
+        "dot; default: the value itself.",
         max_length=500,
     ),
 ]

@@ -12,6 +12,7 @@ import msgspec
 
 from sluice.errors import QueryError
 from sluice.state.queries.entries import Entry
+from sluice.values.field_paths import names_of
 
 GROUPINGS = frozenset({"_all", "_key", "_start"})
 """The values of `group_by` that are not fields."""
@@ -64,7 +65,7 @@ class Aggregates:
     """
 
     def __init__(self, field: str, group_by: str) -> None:
-        self._field = tuple(field.split(".")) if field else ()
+        self._field = names_of(field)
         self._group_by = group_by
         self._groups: dict[bytes, _Sums] = {}
 
@@ -105,7 +106,7 @@ class Aggregates:
 
 def number_at(entry: Entry, field: str) -> Decimal | None:
     """The number in an entry's field, or None if it is missing or null. Raises QueryError if it is not a number."""
-    names = tuple(field.split(".")) if field else ()
+    names = names_of(field)
     return _number(entry, _at(_decoded(entry), names), names)
 
 
@@ -129,7 +130,7 @@ def _decoded(entry: Entry) -> Any:
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:
     groups = {"_all": None, "_key": entry.key, "_start": entry.window_start}
-    return groups[group_by] if group_by in groups else _at(value, tuple(group_by.split(".")) if group_by else ())
+    return groups[group_by] if group_by in groups else _at(value, names_of(group_by))
 
 
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:

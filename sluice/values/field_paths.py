@@ -1,0 +1,18 @@
+"""Paths to fields, as queries write them: `customer.city`, and `` `http.status` `` for a name with a dot."""
+
+from __future__ import annotations
+
+import re
+
+_NAME = re.compile(r"`((?:[^`]|``)*)`(?=\.|$)|([^.]*)")
+
+
+def names_of(path: str) -> tuple[str, ...]:
+    """The names in a path, from the outermost field to the innermost; none for an empty path, the value itself."""
+    names, place = [], 0
+    while path and place <= len(path):
+        found = _NAME.match(path, place)
+        assert found is not None
+        names.append(found[2] if found[1] is None else found[1].replace("``", "`"))
+        place = found.end() + 1
+    return tuple(names)
