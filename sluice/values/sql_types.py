@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from sluice.values.sql import quoted
 
@@ -28,8 +29,7 @@ def element_type(kind: str) -> str:
 
 def map_value_type(kind: str) -> str:
     """The type of a map's values; empty for other types."""
-    _, *of_values = (*_arguments(kind, "MAP"), "", "")
-    return of_values[0]
+    return next(islice(_arguments(kind, "MAP"), 1, None), "")
 
 
 def compact(kind: str) -> str:
@@ -38,8 +38,8 @@ def compact(kind: str) -> str:
         return f"struct<{','.join(f'{quoted(name)}:{compact(of_field)}' for name, of_field in fields.items())}>"
     if element := element_type(kind):
         return f"array<{compact(element)}>"
-    if of_values := map_value_type(kind):
-        return f"map<string,{compact(of_values)}>"
+    if of_map := [*_arguments(kind, "MAP")]:
+        return f"map<{','.join(map(compact, of_map))}>"
     return kind.lower().replace(" ", "")
 
 

@@ -15,7 +15,7 @@ from sluice.plan.builder import column_name
 from sluice.topology.calls import aggregate_calls
 from sluice.topology.expressions import parse, reference
 from sluice.values.contracts import sql_type
-from sluice.values.sql_types import compact, element_type, struct_fields, struct_type
+from sluice.values.sql_types import compact, element_type, map_value_type, struct_fields, struct_type
 from sluice.values.tables import OutputTable
 
 SIGNS = [
@@ -133,6 +133,8 @@ def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
     assert struct_fields(element_type(kind)) == fields
     assert struct_fields(compact(kind)[len("array<") : -1]) == {name: compact(of) for name, of in fields.items()}
     assert {field.name for field in arrow_type(kind).value_type} == fields.keys()
+    assert compact("MAP<INT, ARRAY<STRUCT<`aB c`: DECIMAL(12, 2)>>>") == "map<int,array<struct<`aB c`:decimal(12,2)>>>"
+    assert (map_value_type("MAP<INT, STRING>"), map_value_type("STRING")) == ("STRING", "")
     assert struct_fields(struct_type({"a": "", "b": struct_type({"c": ""})})) == {"a": "", "b": "STRUCT<c: >"}
 
 
