@@ -14,7 +14,7 @@ from sluice.topology import nodes
 from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
 from sluice.values import paths
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.records import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 Layers = dict[int, list[Column | Attempt] | Transformation]
@@ -78,7 +78,7 @@ class Scope:
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the value's fields."""
-        return tuple(name for name in self.columns if name not in METADATA | CHANGE_METADATA)
+        return tuple(name for name in self.columns if name not in RESERVED_NAMES)
 
     def value(self, builder: PlanBuilder) -> str:
         """SQL of the value: a struct of its fields, or the scalar itself. Marks the fields as used."""

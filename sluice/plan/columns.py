@@ -44,7 +44,7 @@ from sluice.plan.value_types import type_of, types_after
 from sluice.topology import nodes
 from sluice.topology.expressions import Parts, in_order, parse
 from sluice.values import paths
-from sluice.values.records import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.records import METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql import literal, quoted
@@ -398,7 +398,7 @@ def _results(builder: PlanBuilder, node: nodes.Apply, scope: Scope, result: str)
     column = result_column(node.number)
     add(builder, scope.stage, scope.depth + 1, Column(column, node.shape.parsed(f"{result}.value"), node.number))
     typed = _typed(replace(scope, depth=scope.depth + 1), column, scope.passed, node.shape)
-    kept = {name: sql for name, sql in scope.columns.items() if name in METADATA | CHANGE_METADATA}
+    kept = {name: sql for name, sql in scope.columns.items() if name in RESERVED_NAMES}
     columns = {name: sql for name, sql in typed.columns.items() if name in typed.fields} | kept
     if node.gives in ("record", "records"):
         columns["_key"] = f"{result}.key"

@@ -22,7 +22,16 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
-from sluice.values.records import CHANGE_METADATA, METADATA, STATEFUL_METADATA, Delivery, Emit, How, OnError
+from sluice.values.records import (
+    CHANGE_METADATA,
+    METADATA,
+    RESERVED_NAMES,
+    STATEFUL_METADATA,
+    Delivery,
+    Emit,
+    How,
+    OnError,
+)
 from sluice.values.shapes import Shape
 from sluice.values.sql_types import element_type, struct_fields, struct_type
 from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
@@ -120,7 +129,7 @@ class Handle(Generic[V]):
 
     def _require_own_names(self, step: str, columns: Mapping[str, str]) -> None:
         """Raise TopologyError if Spark SQL could not tell a new value's fields apart, or from the metadata."""
-        if reserved := columns.keys() & (METADATA | CHANGE_METADATA).keys():
+        if reserved := columns.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
                 next_step="Give the column another name.",

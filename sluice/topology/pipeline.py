@@ -19,7 +19,7 @@ from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.windows import Duration, milliseconds
 from sluice.values.epochs import EpochTime
-from sluice.values.records import CHANGE_METADATA, METADATA, WALL_CLOCK, OnError, OnNull, OnTime
+from sluice.values.records import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.tables import DeltaTable
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
@@ -250,7 +250,7 @@ class Pipeline(Graph):
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])
-        if reserved := fields.keys() & (METADATA | CHANGE_METADATA).keys():
+        if reserved := fields.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
                 next_step="Give the values a Serde whose decoder renames the fields.",

@@ -20,6 +20,9 @@ STATEFUL_METADATA = {name: kind for name, kind in METADATA.items() if name not i
 CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
 """The columns that SQL can read in addition to a table's value; window times are null if the table is not windowed."""
 
+RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA})
+"""Names that no field of a value can have."""
+
 TEXT_FIELD = "value"
 """The column name of a value that is not an object."""
 
