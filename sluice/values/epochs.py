@@ -91,11 +91,6 @@ def in_numbers(value: Any) -> Any:
     return msgspec.convert(value, written, from_attributes=True, dec_hook=_number)
 
 
-def has_numbers(contract: Any) -> bool:
-    """Whether the JSON of a contract has times as numbers."""
-    return _as_written(contract) is not contract
-
-
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
     """The unit that the annotation of a field declares, if any."""
     unit = (extra or {}).get("epoch")

@@ -179,8 +179,3 @@ def test_a_test_writes_the_numbers_of_a_value() -> None:
     }  # fmt: skip
     view = View(1)
     assert epochs.in_numbers(view) is view
-
-
-def test_a_contract_without_such_times_is_decoded_directly() -> None:
-    assert not epochs.has_numbers(list[View] | View | None)
-    assert epochs.has_numbers(list[Plain] | None)
