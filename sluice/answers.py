@@ -228,6 +228,8 @@ class PipelineHealth(StrEnum):
     FAILED = "failed"
     """The last run of a job failed."""
     RUNNING = "running"
+    HELD = "held"
+    """An open transaction of a producer has held back records for more than a minute."""
     BEHIND = "behind"
     """There are unread records, but no run."""
     IDLE = "idle"
@@ -255,6 +257,8 @@ class PartitionLag(msgspec.Struct, frozen=True):
     """The next offset to read; None before the first batch."""
     end: int
     unread: int
+    held: int
+    """How many of the newest records an open transaction of a producer holds back."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +274,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     lag: list[PartitionLag]
     lag_error: str
     """Why the lag is unknown; empty if it is known."""
+    held_since: datetime | None
+    """When the oldest transaction began that holds back records; None if none has done so for more than a minute."""
     snapshot: Snapshot | None
     """The newest snapshot of the job that published least recently; None before the first snapshot."""
     last_run: Run | None

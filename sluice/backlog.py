@@ -20,20 +20,20 @@ def unread_records(
     enough: int,
     from_beginning: bool = False,
 ) -> int:
-    """The number of records that a run of a pipeline has not read yet; 0 if the broker or the ledger cannot be read.
+    """The number of records that a run of a pipeline can read now; 0 if the broker or the ledger cannot be read.
 
     A run that reads `from_beginning` reads its topics again. If the topics have fewer than `enough` records in all, the
     number of all records is returned, because opening the ledger at `ledger` takes longer than reading the offsets.
     """
     admin = silent_admin(kafka)
     try:
-        records = read_lag(admin, topics, {}).records
+        records = read_lag(admin, topics, {}).readable
         if from_beginning or records < enough:
             return records
         from sluice.state.ledger.ledger import Ledger
 
         with Ledger.open(ledger) as opened:
             positions = opened.positions(pipeline)
-        return read_lag(admin, topics, positions).records
+        return read_lag(admin, topics, positions).readable
     except (KafkaException, TimeoutError, SluiceError):
         return 0  # the run itself reports the error

@@ -16,6 +16,7 @@ Labels = tuple[tuple[str, str], ...]
 
 HELP = {
     "lag_records": "Records of a partition that the pipeline has not read.",
+    "held_records": "Records of a partition that an open transaction of a producer holds back.",
     "snapshot_age_seconds": "Age of the newest snapshot.",
     "batch_records": "Records that the newest batch read.",
     "batch_late": "Records of the newest batch that were too late for a store, once for each window.",
@@ -53,6 +54,7 @@ def gauges(
         for partition in sorted(ends):
             labels = (("topic", topic), ("partition", str(partition)))
             yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, labels)
+            yield Gauge("held_records", lag.held_back(topic, partition) if lag else 0, labels)
     for job in ledger.jobs.current(pipeline):
         yield from _newest_batch(ledger, job, now)
         for worker in job.workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 
 from confluent_kafka.admin import AdminClient
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
-from sluice.kafka.offsets import Lag, Offsets, read_lag
+from sluice.kafka.offsets import HELD_SECONDS, Lag, Offsets, held_since, read_lag
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 
@@ -35,6 +36,23 @@ class Services:
     _lags: SingleFlightCache[Lag | BrokersUnreachable] = field(
         default_factory=lambda: SingleFlightCache(LAG_SECONDS, 10), repr=False
     )
+
+    _transactions: SingleFlightCache[datetime | None] = field(
+        default_factory=lambda: SingleFlightCache(HELD_SECONDS, 100), repr=False
+    )
+    """The partitions and offsets at which transactions hold back records → when the oldest one began."""
+
+    async def held_since(self, lag: Lag) -> datetime | None:
+        """When the oldest hanging transaction began that holds back records of a lag; None if there is none.
+
+        Raises BrokersUnreachable.
+        """
+        held = tuple((topic, *sorted(ends.items())) for topic, ends in sorted(lag.held.items()))
+        if not held:
+            return None
+        since = await self._transactions.get(held, lambda: asyncio.to_thread(held_since, self.kafka(), lag))
+        is_hanging = since is not None and (datetime.now(UTC) - since).total_seconds() > HELD_SECONDS
+        return since if is_hanging else None
 
     async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:
         """Pipeline → its lag, with one request to the broker for all pipelines.

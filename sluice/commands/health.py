@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
 
-from sluice.commands.console import errors_as_messages, out, wide
+from sluice.commands.console import err, errors_as_messages, out, wide
 from sluice.settings import settings
+from sluice.values.counts import counted
 
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
 
+_KAFKA_SECONDS = 2.0
+"""How long the command waits for a broker."""
+
 
 def status() -> None:
-    """Print the health of each pipeline. Exit with status 1 if a file is broken, a run failed, or data are overdue."""
+    """Print the health of each pipeline.
+
+    Exit with status 1 if a file is broken, a run failed, data are overdue, or a transaction holds back records.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -28,8 +36,10 @@ def status() -> None:
         failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
         failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
         names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}
+        held = _held_back(ledger)
         for name in sorted(names):
-            state = "broken" if name in broken else "failed" if name in failed else "ok"
+            kinds = {"broken": broken, "failed": failed, "held back": held}
+            state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         problems += [str(file.error) for file in loaded.broken]
         problems += [
@@ -38,10 +48,42 @@ def status() -> None:
             f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
             for failure in failures
         ]
+        problems += [
+            f"{name}: an open transaction of a producer has held back {counted(records, 'record')} since "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: kafka-transactions.sh "
+            "find-hanging."
+            for name, (records, since) in sorted(held.items())
+        ]
         wide.print(table)
     for problem in problems:
         out.print(f"✗ {problem}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if problems else 0)
+
+
+def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
+    """Pipeline → its records that a hanging transaction holds back, and since when. Empty if Kafka does not answer."""
+    from sluice.errors import BrokersUnreachable
+    from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
+    from sluice.kafka.offsets import HELD_SECONDS, held_since, read_lag
+
+    positions = {name: ledger.positions(name) for name in ledger.jobs.pipelines()}
+    held: dict[str, tuple[int, datetime]] = {}
+    if not positions:
+        return held
+    kafka, topics = settings().kafka, {topic for of_pipeline in positions.values() for topic in of_pipeline}
+    try:
+        require_brokers(kafka, _KAFKA_SECONDS)
+        with broker_errors(kafka):
+            every = read_lag(silent_admin(kafka), topics, {})
+        for name, read in positions.items():
+            lag = every.of(read, read)
+            since = held_since(kafka, lag)
+            if since is not None and (datetime.now(UTC) - since).total_seconds() > HELD_SECONDS:
+                records = sum(lag.held_back(topic, partition) for topic, ends in lag.held.items() for partition in ends)
+                held[name] = records, since
+    except BrokersUnreachable as error:
+        err.print(f"Whether transactions hold back records is unknown: {error.detail}", markup=False)
+    return held
 
 
 def _newest(ledger: Ledger, pipeline: str) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.kafka.brokers import ANSWER_SECONDS
+from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, configuration_errors, quiet
 
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 Offsets = dict[str, dict[int, int]]
 """Topic → partition → offset."""
+HELD_SECONDS = 60.0
+"""After this time, an open transaction counts as hanging. Most producers commit within a second."""
 
 
 @dataclass(frozen=True)
@@ -20,21 +24,57 @@ class Lag:
     """The end and begin offsets of topics, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
+    """Where a reader of committed records ends now: at the first record of the oldest open transaction, if any."""
     positions: Offsets
     begins: Offsets
+    lasts: Offsets = field(default_factory=dict)
+    """The ends of the topics with the records that open transactions hold back; missing where they are the same."""
 
     @property
     def records(self) -> int:
         """The number of unread offsets. All offsets of a topic that was deleted and created again are unread."""
-        return sum(self.unread(topic, partition) for topic, ends in self.ends.items() for partition in ends)
+        return sum(self.unread(topic, partition) for topic, partition in self._partitions())
+
+    @property
+    def readable(self) -> int:
+        """The number of unread offsets that a run can read now."""
+        ends = self.ends
+        return sum(self._unread(topic, partition, ends[topic][partition]) for topic, partition in self._partitions())
+
+    @property
+    def held(self) -> Offsets:
+        """The ends of the partitions in which an open transaction holds back records."""
+        return {
+            topic: held
+            for topic, ends in self.ends.items()
+            if (held := {partition: end for partition, end in ends.items() if self.held_back(topic, partition)})
+        }
 
     def of(self, topics: Iterable[str], positions: Offsets) -> Lag:
         """The lag of one of several pipelines whose topics were read together."""
-        return Lag({topic: self.ends[topic] for topic in topics if topic in self.ends}, positions, self.begins)
+        ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
+        return Lag(ends, positions, self.begins, self.lasts)
+
+    def last(self, topic: str, partition: int) -> int:
+        """The end of a partition, with the records that an open transaction holds back."""
+        # The two ends are read one after the other.
+        return max(self.lasts.get(topic, {}).get(partition, 0), self.ends[topic][partition])
 
     def unread(self, topic: str, partition: int) -> int:
         """The number of unread offsets of a partition."""
-        end, begin = self.ends[topic][partition], self.begins.get(topic, {}).get(partition, 0)
+        return self._unread(topic, partition, self.last(topic, partition))
+
+    def held_back(self, topic: str, partition: int) -> int:
+        """The number of offsets of a partition that an open transaction holds back."""
+        return self.last(topic, partition) - self.ends[topic][partition]
+
+    def _partitions(self) -> Iterator[tuple[str, int]]:
+        for topic, ends in self.ends.items():
+            for partition in ends:
+                yield topic, partition
+
+    def _unread(self, topic: str, partition: int, end: int) -> int:
+        begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
         return end - max(position, begin) if position <= end else max(end - begin, 1)
 
@@ -48,7 +88,39 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    return Lag(_offsets(admin, partitions, latest), positions, _offsets(admin, unread, earliest))
+    ends, begins = _offsets(admin, partitions, latest), _offsets(admin, unread, earliest)
+    return Lag(ends, positions, begins, _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED))
+
+
+def held_since(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
+    """The time of the oldest record with which a transaction that holds back records began; None if none does.
+
+    Raises BrokersUnreachable.
+    """
+    starts = [
+        TopicPartition(topic, partition, end) for topic, ends in lag.held.items() for partition, end in ends.items()
+    ]
+    if not starts:
+        return None
+    with configuration_errors():
+        consumer = Consumer({
+            **quiet(kafka), "group.id": "sluice-open-transactions", "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
+        })  # fmt: skip
+    try:
+        with broker_errors(kafka):
+            consumer.assign(starts)
+            oldest: int | None = None
+            unseen, until = {(each.topic, each.partition) for each in starts}, time.monotonic() + ANSWER_SECONDS
+            while unseen and time.monotonic() < until:
+                for message in consumer.consume(len(starts), 0.1):
+                    unseen.discard((message.topic() or "", message.partition() or 0))
+                    if message.error() is None:
+                        began = message.timestamp()[1]
+                        oldest = began if oldest is None else min(oldest, began)
+    finally:
+        consumer.close()
+    return None if oldest is None else datetime.fromtimestamp(oldest / 1_000, UTC)
 
 
 def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
@@ -66,13 +138,18 @@ def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartitio
     return found
 
 
-def _offsets(admin: AdminClient, partitions: list[TopicPartition], which: OffsetSpec) -> Offsets:
-    """Begin or end offsets for a reader of committed records; the end is before any open transaction."""
+def _offsets(
+    admin: AdminClient,
+    partitions: list[TopicPartition],
+    which: OffsetSpec,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> Offsets:
+    """Begin or end offsets. For a reader of committed records, the end is before any open transaction."""
     if not partitions:
         return {}
     futures = admin.list_offsets(
         dict.fromkeys(partitions, which),
-        isolation_level=IsolationLevel.READ_COMMITTED,
+        isolation_level=isolation,
         request_timeout=ANSWER_SECONDS,
     )
     offsets: Offsets = {}

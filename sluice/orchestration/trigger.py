@@ -52,7 +52,7 @@ class Burst:
 
     def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
         """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs."""
-        if lag.records == 0 or driven:
+        if lag.readable == 0 or driven:  # a run could not read what an open transaction holds back
             self._seen = self._fired = None
             return False
         if self._is_running(lag, now) or (self._ever and now - self._fired_at < self.min_interval_s):
@@ -157,7 +157,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 is_first = False
                 now = time.monotonic()
                 if burst.due(seen.lag, now, driven=driving.sees(seen.lease, now)):
-                    records, ends = seen.lag.records, seen.lag.ends
+                    records, ends = seen.lag.readable, seen.lag.ends
                     log.info("records to read", pipeline=self.pipeline, records=records)
                     yield TriggerEvent(  # type: ignore[no-untyped-call]
                         {"pipeline": self.pipeline, "records": records, "ends": ends}

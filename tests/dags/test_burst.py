@@ -18,8 +18,9 @@ from tests.states import make_snapshot
 LINGERING = 1_200
 
 
-def lag(end: int, position: int = 0) -> Lag:
-    return Lag({"t": {0: end}}, {"t": {0: position}}, {})
+def lag(end: int, position: int = 0, last: int = 0) -> Lag:
+    """The lag of a partition, whose records after `end` up to `last` an open transaction holds back."""
+    return Lag({"t": {0: end}}, {"t": {0: position}}, {}, {"t": {0: last}})
 
 
 def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
@@ -32,6 +33,10 @@ def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
     [
         pytest.param([(0, lag(0)), (9, lag(0))], [], id="nothing there"),
         pytest.param([(0, lag(7, 7)), (9, lag(7, 7))], [], id="all read"),
+        pytest.param([(0, lag(7, 7, 90)), (9, lag(7, 7, 99))], [], id="the rest cannot be read"),
+        pytest.param(
+            [(0, lag(5, 0, 9)), (2, lag(5, 0, 9)), (4, lag(5, 5, 9)), (9, lag(5, 5, 9))], [2], id="a part can"
+        ),
         pytest.param([(0, lag(5)), (1, lag(5)), (2, lag(5)), (3, lag(5))], [2], id="a burst, once"),
         pytest.param([(0, lag(5)), (1, lag(6)), (2, lag(7)), (3, lag(8)), (4, lag(8)), (5, lag(8))], [5], id="settles"),
         pytest.param([(now, lag(now + 1)) for now in range(12)], [10], id="never settles"),

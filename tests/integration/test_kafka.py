@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
+from sluice.kafka.offsets import held_since, read_lag
 from sluice.kafka.topics import produce, read_topic
 from sluice.settings import settings
 from sluice.submission import archive_file
@@ -105,6 +107,29 @@ def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> N
         producer.flush(20)
         end(20)
     assert read(broker.bootstrap, "whole", 1) == [b"committed"]
+
+
+def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: EmbeddedKafka) -> None:
+    clients = {"bootstrap.servers": broker.bootstrap}
+    admin = AdminClient({**clients})
+    broker.create_topics({"held": 2})
+    others = Producer({**clients})
+    hanging = Producer({**clients, "transactional.id": "hanging"})
+    others.produce("held", b"before", partition=0)
+    others.flush(20)
+    hanging.init_transactions(20)
+    hanging.begin_transaction()
+    hanging.produce("held", b"never committed", partition=0, timestamp=LONG_AGO)
+    hanging.flush(20)
+    for _ in range(10):
+        others.produce("held", b"after", partition=0)
+    others.flush(20)
+    lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
+    assert (lag.records, lag.readable, lag.held) == (11, 0, {"held": {0: 1}})
+    assert held_since(clients, lag) == datetime.fromtimestamp(LONG_AGO / 1_000, UTC)
+    hanging.abort_transaction(20)
+    lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
+    assert (lag.records, lag.readable, lag.held, held_since(clients, lag)) == (12, 12, {}, None)
 
 
 def test_it_shares_an_archive_of_loaded_classes(broker: EmbeddedKafka, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from typer.testing import CliRunner, Result
 from sluice import __version__
 from sluice.cli import app
 from sluice.errors import EngineError
+from sluice.kafka.offsets import Lag
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines
+from tests.states import States
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +127,29 @@ def test_status_of_healthy_pipelines() -> None:
     said = sluice("status")
     assert (said.exit_code, said.stderr) == (0, "")
     assert "orders        ok      none" in said.stdout
+
+
+def test_status_names_a_transaction_that_holds_back_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
+    ends, lasts = {"orders": {0: 10, 1: 5}}, {"orders": {0: 17, 1: 5}}
+    since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
+    monkeypatch.setattr("sluice.kafka.offsets.read_lag", lambda _admin, _topics, read: Lag(ends, read, {}, lasts))
+    monkeypatch.setattr("sluice.kafka.offsets.held_since", lambda _kafka, _lag: since)
+    said = sluice("status")
+    assert said.exit_code == 1
+    assert re.search("orders +held back +1.0", said.stdout)
+    assert "has held back 7 records since 2026-01-02 03:04:05 UTC." in said.stdout
+
+
+def test_status_without_a_broker_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_KAFKA", '{"bootstrap.servers": "127.0.0.1:1"}')
+    monkeypatch.setattr("sluice.commands.health._KAFKA_SECONDS", 0.1)
+    settings.cache_clear()
+    States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
+    said = sluice("status")
+    assert said.exit_code == 0
+    assert "Whether transactions hold back records is unknown: Kafka at 127.0.0.1:1" in " ".join(said.stderr.split())
 
 
 @pytest.mark.usefixtures("others")

@@ -53,9 +53,10 @@ def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) ->
 
 
 def test_the_lag_of_each_partition(states: States) -> None:
-    lag = Lag({"orders": {0: 17, 1: 5}}, {"orders": {0: 10, 1: 5}}, {})
+    lag = Lag({"orders": {0: 17, 1: 5}}, {"orders": {0: 10, 1: 5}}, {}, {"orders": {0: 20, 1: 5}})
     figures = found(states, lag)
-    assert (figures["lag_records", "orders", "0"], figures["lag_records", "orders", "1"]) == (7, 0)
+    assert (figures["lag_records", "orders", "0"], figures["lag_records", "orders", "1"]) == (10, 0)
+    assert (figures["held_records", "orders", "0"], figures["held_records", "orders", "1"]) == (3, 0)
 
 
 def test_a_failure_is_one(states: States) -> None:

@@ -66,10 +66,27 @@ def test_unread_records_are_counted_by_topic_and_partition(
     overview = only(api)
     assert (overview["health"], overview["unread"]) == ("behind", 10)
     assert [tuple(lag.values()) for lag in overview["lag"]] == [
-        ("orders", 0, 10, 17, 7),
-        ("orders", 1, 5, 5, 0),
-        ("orders", 2, None, 3, 3),
+        ("orders", 0, 10, 17, 7, 0),
+        ("orders", 1, 5, 5, 0, 0),
+        ("orders", 2, None, 3, 3, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "health", "is_shown"), [(3_600, "held", True), (5, "behind", False), (None, "behind", False)]
+)
+def test_records_that_a_hanging_transaction_holds_back_are_unread_and_named(
+    api: Api, states: States, monkeypatch: pytest.MonkeyPatch, ago_s: int | None, health: str, is_shown: bool
+) -> None:
+    states.publish({"a": "[1,2]"})
+    since = None if ago_s is None else datetime.now(UTC) - timedelta(seconds=ago_s)
+    ends, lasts = {"orders": {0: 10, 1: 5}}, {"orders": {0: 1_011, 1: 5}}
+    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, read: Lag(ends, read, {}, lasts))
+    monkeypatch.setattr(services, "held_since", lambda _kafka, _lag: since)
+    overview = only(api)
+    assert (overview["health"], overview["unread"]) == (health, 1_001)
+    assert tuple(overview["lag"][0].values()) == ("orders", 0, 10, 1_011, 1_001, 1_001)
+    assert (overview["held_since"] is not None) == is_shown
 
 
 def test_without_a_broker_only_the_lag_is_unknown(api: Api, states: States) -> None:

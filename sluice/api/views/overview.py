@@ -68,13 +68,15 @@ async def _overview(
     snapshot: Snapshot | None = min(snapshots, key=lambda snapshot: snapshot.published_at, default=None)
     held = await allowed.figures(("held", name), lambda ledger: _is_held(ledger, jobs)) if jobs else False
     unread = None if lag is None else lag.records
+    since = None if lag is None else await _held_since(allowed, lag)
     return answers.Overview(
         pipeline=name,
-        health=_health(failures, dag, held, unread),
+        health=_health(failures, dag, held, unread, since),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
         lag=_partitions(lag) if lag else [],
+        held_since=since,
         lag_error="" if lag else (error or "Nothing has been read yet."),
         snapshot=None if snapshot is None else snapshot_answer(snapshot),
         last_run=dag.last_run,
@@ -86,7 +88,16 @@ async def _overview(
     )
 
 
-def _health(failures: list[Failure], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+async def _held_since(allowed: Access, lag: Lag) -> datetime | None:
+    try:
+        return await allowed.services.held_since(lag)
+    except BrokersUnreachable:
+        return None
+
+
+def _health(
+    failures: list[Failure], dag: DagState, held: bool, unread: int | None, held_back: datetime | None
+) -> PipelineHealth:
     if any(failure.kind == "file" for failure in failures):
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
@@ -96,6 +107,8 @@ def _health(failures: list[Failure], dag: DagState, held: bool, unread: int | No
         return PipelineHealth.FAILED
     if state == "queued":
         return PipelineHealth.RUNNING
+    if held_back is not None:
+        return PipelineHealth.HELD
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 
@@ -121,8 +134,13 @@ def _is_held(ledger: Ledger, jobs: list[JobInfo]) -> bool:
 def _partitions(lag: Lag) -> list[answers.PartitionLag]:
     return [
         answers.PartitionLag(
-            topic, partition, lag.positions.get(topic, {}).get(partition), end, lag.unread(topic, partition)
+            topic,
+            partition,
+            lag.positions.get(topic, {}).get(partition),
+            lag.last(topic, partition),
+            lag.unread(topic, partition),
+            lag.held_back(topic, partition),
         )
         for topic, ends in sorted(lag.ends.items())
-        for partition, end in sorted(ends.items())
+        for partition in sorted(ends)
     ]

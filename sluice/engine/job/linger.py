@@ -51,15 +51,15 @@ class Linger:
             lag = self._lag(positions)
             if lag is not None and self._has_new_partitions(lag):
                 return "partitions"
-            if lag is not None and lag.records:
+            if lag is not None and lag.readable:
                 return "records"
             time.sleep(min(self.pause_s, left))
         return None
 
     def unread(self, positions: Offsets) -> int:
-        """The number of offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
+        """The number of readable offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
         with broker_errors(self.kafka):
-            return read_lag(self._admin, self.topics, positions).records
+            return read_lag(self._admin, self.topics, positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
         return any(len(lag.ends.get(topic, {})) != count for topic, count in self.partitions.items())

@@ -2,10 +2,10 @@
 
 import { get, part } from "./api.js";
 import { airflowLink, badge, card, element, link, table } from "./dom.js";
-import { ago, duration, number } from "./format.js";
+import { ago, duration, number, time } from "./format.js";
 
 const chosen = { health: "", text: "", by: "Health", down: false };
-const ORDER = ["broken", "failed", "running", "behind", "idle"];
+const ORDER = ["broken", "failed", "running", "held", "behind", "idle"];
 
 export const rejectedTotal = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
@@ -65,7 +65,8 @@ const COLUMNS = [
 ];
 
 export function health(pipeline) {
-  return [badge(pipeline.health, pipeline.health), pipeline.paused ? [" ", badge("paused")] : null];
+  const held = pipeline.held_since && [" ", badge("held back", "held"), " by a transaction since ", time(pipeline.held_since)];
+  return [badge(pipeline.health, pipeline.health), held, pipeline.paused ? [" ", badge("paused")] : null];
 }
 
 export function lag(pipeline) {
