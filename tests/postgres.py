@@ -33,7 +33,11 @@ def new_database(server: str) -> str:
 
 @contextmanager
 def postgres_server(
-    folder: Path, port: int | None = None, password: str = "", certificate: Path | None = None
+    folder: Path,
+    port: int | None = None,
+    password: str = "",
+    certificate: Path | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[str]:
     """Start a server below `folder`; yields the URL of a database, which is empty unless the folder was used before.
 
@@ -49,12 +53,15 @@ def postgres_server(
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-E", "UTF8", "-N"]
     (folder / "password").write_text(password)
     initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")] if password else ["-A", "trust"]
-    url = f"postgresql://{_USER}{f':{quote(password, safe=str())}' if password else ''}@127.0.0.1:{port}/postgres"
+    url = f"postgresql://{_USER}{f':{quote(password, safe=str())}' if password else ''}@{host}:{port}/postgres"
     if not data.exists():
         made = subprocess.run(initdb, capture_output=True, text=True)
         if made.returncode:
             raise RuntimeError(f"PostgreSQL's folder was not made: {made.stderr}")
-    options = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "max_connections=200"]
+    options = ["-k", "", "-h", host, "-p", str(port), "-c", "max_connections=200"]
+    if host != "127.0.0.1":
+        with (data / "pg_hba.conf").open("a") as access_file:
+            access_file.write(f"host all all {host}/24 trust\n")
     if certificate is not None:
         own = folder / "certificate.pem"
         own.touch(mode=0o600)

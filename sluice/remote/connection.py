@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from functools import cache
 from typing import Any
@@ -23,6 +24,17 @@ from sluice.settings import settings
 
 SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
 _CONNECT_SECONDS = 3.0
+_GIVEN_UP = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (
+            ("TCP_USER_TIMEOUT", 30_000), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)
+        )
+        if hasattr(socket, name)
+    ),
+]  # fmt: skip
+"""Lets the kernel give a connection up after 30 s without the peer's acknowledgement: a write may take 10 minutes."""
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
 }
@@ -33,18 +45,19 @@ class NotAStateServer(Exception):
     """The response does not come from a state server."""
 
 
-def client_options(seconds: float | None = None, token: str = "") -> dict[str, Any]:
+def client_options(seconds: float, token: str = "", *, verify_certificate: bool = True) -> dict[str, Any]:
     """Arguments for httpx clients that call state servers. Raises SettingsError without a token."""
+    tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
-        "verify": tls_context(),
+        "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_GIVEN_UP),
         "timeout": time_limits(seconds),
         "trust_env": False,  # connections between servers use no proxy
         "follow_redirects": False,
     }
 
 
-def time_limits(seconds: float | None) -> httpx.Timeout:
+def time_limits(seconds: float) -> httpx.Timeout:
     """The limits of a call: this time for each read and write, and a short one for connecting."""
     return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 

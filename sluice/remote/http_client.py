@@ -6,6 +6,7 @@ A general-purpose client takes longer per request than the query itself.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from typing import cast
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from typing_extensions import override
 
 MAX_IDLE = 16
 CONNECT_SECONDS = 3.0
+UNACKNOWLEDGED_SECONDS = 5.0
+"""A host that acknowledges nothing for this time is lost. The limit of a query itself is longer."""
 
 
 class HttpClient:
@@ -90,6 +93,9 @@ class _Connection(asyncio.Protocol):
             "asyncio.Transport", transport
         )  # uvloop's transports do not inherit from asyncio.Transport
         self.is_open = True
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = int(UNACKNOWLEDGED_SECONDS * 1_000)
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     @override
     def data_received(self, data: bytes) -> None:

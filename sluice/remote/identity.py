@@ -54,10 +54,8 @@ def ask(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     Raises StateError if none answers, and Refused if it does not accept or know the token of this process.
     """
     token, number = server_token(), secrets.token_hex(32)
-    options = client_options(_ANSWER_SECONDS)
+    options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
     options["headers"] = {"Authorization": f"{SCHEME} {number}.{_mac(token, 'ask', number)}"}
-    if not verify_certificate:
-        options["verify"] = False
     try:
         with httpx.Client(**options) as client:
             answered = client.get(url)

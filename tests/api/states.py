@@ -24,9 +24,9 @@ Orders = dict[str, tuple[int, str]]
 """Location → number of orders, revenue as text."""
 
 
-def orders_states(database: str, workers: int = 2) -> States:
+def orders_states(database: str, workers: int = 2, ledger_at: str = "") -> States:
     """The orders pipeline before its first snapshot: its eight stores and the global table."""
-    states = States(database, workers=workers)
+    states = States(database, workers=workers, ledger_at=ledger_at)
     stores = [states.store("stores", "global", group_id=4, value="STRUCT<...>")]
     for number, kind in enumerate(KINDS):
         revenue = "STRUCT<runningOrderCount: BIGINT, runningRevenue: DECIMAL(38,2)>"

@@ -6,8 +6,10 @@ Not part of `make test`, because not every machine allows network namespaces.
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +20,9 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.api.states import orders_states, totals
+from tests.postgres import postgres_server
 from tests.servers.conftest import LOCATIONS
-from tests.servers.hosts import Host
+from tests.servers.hosts import TOKEN, Host
 from tests.servers.processes import ServerProcess, environment
 from tests.states import ledger_url, make_snapshot
 
@@ -47,6 +50,8 @@ class Namespace:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Sockets with unsent data keep a namespace and its interface for minutes.
+        _ip("link", "del", f"{self._cable}a")
         _ip("netns", "del", self.name)
 
     @property
@@ -72,6 +77,47 @@ def namespaces() -> Iterator[list[Namespace]]:
         yield [stack.enter_context(Namespace(number)) for number in (1, 2, 3)]
 
 
+ASK = """
+import sys, time, urllib.error, urllib.request
+began = time.monotonic()
+request = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+try:
+    status = urllib.request.urlopen(request, timeout=60).status
+except urllib.error.HTTPError as error:
+    status = error.code
+print(status, time.monotonic() - began)
+"""
+
+
+def test_a_lost_network_to_the_ledger(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Packets get lost, and nothing resets the connections: queries end soon, and succeed when the network is back."""
+    database = tmp_path_factory.mktemp("postgres")
+    with Namespace(4) as host, postgres_server(database, host=host.outer) as url:
+        states = orders_states(f"sqlite:///{tmp_path}/shards", workers=1, ledger_at=url)
+        states.publish(list(totals("general", dict.fromkeys(LOCATIONS, (1, "0.00")))))
+        variables = environment(tmp_path, tmp_path / "shards", url)
+        options = ("--pipeline", "orders", "--workers", "0", "--rest")
+        with ServerProcess(variables, *options, port=PORT, before=host.inside):
+
+            def ask() -> tuple[int, float]:
+                url = f"http://127.0.0.1:{PORT}/sluice/v1/stores/general_orders_count/keys/{LOCATIONS[0]}"
+                command = [*host.inside, sys.executable, "-c", ASK, url, TOKEN]
+                status, seconds = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+                return int(status), float(seconds)
+
+            assert ask()[0] == 200
+            host.unplug()
+            with ThreadPoolExecutor(12) as pool:
+                answers = [asked.result() for asked in [pool.submit(ask) for _ in range(12)]]
+            assert {status for status, _ in answers} == {503}
+            assert max(seconds for _, seconds in answers) < 11
+            host.plug_in()
+            until = time.monotonic() + 15
+            while ask()[0] != 200:
+                assert time.monotonic() < until
+                time.sleep(0.5)
+
+
 def test_workers_in_separate_network_namespaces(namespaces: list[Namespace], tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}"
     ledger = Ledger.open(ledger_url(database))
@@ -86,7 +132,9 @@ def test_workers_in_separate_network_namespaces(namespaces: list[Namespace], tmp
         stack.callback(front.stop)
 
         def counts() -> dict[str, int]:
-            return {row["locationId"]: row["orderCount"] for row in front.get(COUNT).json()}
+            answer = front.get(COUNT)
+            assert answer.status_code == 200, answer.text
+            return {row["locationId"]: row["orderCount"] for row in answer.json()}
 
         expected = {location: n + 1 for n, location in enumerate(LOCATIONS)}
         assert counts() == expected

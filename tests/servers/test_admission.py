@@ -73,6 +73,7 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.fault("F44", "idle connections at a state server")
 @pytest.mark.attack("S5", "thousands of connections that send nothing, or a byte at a time")
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: h\r\nX: "], ids=["silent", "half a head"])
 def test_idle_connections_do_not_keep_out_callers_with_the_token(server: Server, first: bytes) -> None:

@@ -53,6 +53,7 @@ def seconds(act: Callable[[], object], error: type[SluiceError], match: str) -> 
     return time.monotonic() - began
 
 
+@pytest.mark.fault("F41", "the network to the ledger is lost without a reset, or PostgreSQL is frozen")
 def test_an_access_of_the_ledger_ends_and_the_next_one_works_when_the_network_is_back(
     url: str, network: SilentNetwork
 ) -> None:
@@ -64,6 +65,7 @@ def test_an_access_of_the_ledger_ends_and_the_next_one_works_when_the_network_is
         assert ledger.jobs.pipelines() == []
 
 
+@pytest.mark.fault("F41", "the network to a shard's database is lost without a reset")
 def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwork) -> None:
     states = States(url)
     states.publish([(0, "a", -1, -1, "[1]")])
@@ -78,6 +80,7 @@ def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwor
         assert shard.journal().batches
 
 
+@pytest.mark.fault("F41", "the network to the database of a table is lost without a reset")
 def test_work_without_a_limit_ends_if_the_server_accepts_no_connection(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +97,7 @@ def test_work_without_a_limit_ends_if_the_server_accepts_no_connection(
     assert seconds(tables.fence, EngineError, "timeout|not reachable") < 2 * IMMEDIATELY
 
 
+@pytest.mark.fault("F41", "the network to the ledger is lost while a lease is held")
 def test_a_lease_is_renewed_again_after_a_silence(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
