@@ -129,15 +129,15 @@ def test_steps_that_read_no_value_get_every_change(drive: Drive, size: int) -> N
         driver.pipe(topic, None if n is None else {"n": n, "g": None}, key, timestamp=number)
         if (number + 1) % size == 0:
             driver.commit()
-    changes = {"items": "aabacc", "tall": "aabacc", "named": "aabacc", "counts": "aab", "few": "aab"}
+    changed = {"items": "aabacc", "tall": "aabacc", "named": "aabacc", "counts": "aab", "few": "aab"}
     rows = {"items": "bc", "tall": "b", "named": "bc", "counts": "ab", "few": "b"}
     for name in tables:
         groups = [{key: n for key, n in driver.store(f"{name}_{number}").items() if n} for number in range(4)]
         own = dict.fromkeys(rows[name], 1)
         exclaimed = {f"{key}!": 1 for key in rows[name]}
         assert groups == [own, {"all": len(own)}, exclaimed, {key: 1 for key in own if key == "a"}], name
-        assert "".join(record.key or "" for record in driver.read(f"{name}_ones")) == changes[name]
-        assert driver.store(f"{name}_changes") == Counter(changes[name])
+        assert "".join(record.key or "" for record in driver.read(f"{name}_ones")) == changed[name]
+        assert driver.store(f"{name}_changes") == Counter(changed[name])
     assert driver.store("hour_changes") == {"all": 3}
 
 
