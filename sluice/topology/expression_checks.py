@@ -79,6 +79,7 @@ def require(text: str, known: Mapping[str, str], where: str, need: Need = "") ->
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
     _require_backticks(text, known, where)
+    _require_fields_once(tree, where)
     for mistake in _misplaced(tree):
         raise TopologyError(f"{where} {mistake}.")
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
@@ -108,6 +109,24 @@ def _require_backticks(text: str, known: Mapping[str, str], where: str) -> None:
                 f"{where}: {token.text} is a constant or a function of SQL, and also a field.",
                 next_step=f"In other letters, as {token.text.swapcase()}, it keeps SQL's meaning.",
             )
+
+
+def _require_fields_once(tree: exp.Expr, where: str) -> None:
+    """Raise TopologyError if an object has two fields of a name, which JSON could not tell apart."""
+    for made in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
+        if not _is_compared(made):
+            parts = [part if isinstance(part, exp.PropertyEQ) else part.unnest() for part in made.expressions]
+            names = [part.name.lower() for part in parts if isinstance(part, exp.PropertyEQ | exp.Column)]
+            if twins := [name for number, name in enumerate(names) if name in names[:number]]:
+                raise TopologyError(
+                    f"{where} makes an object with two fields named {twins[0]}.",
+                    next_step="Write struct(... AS name, ...) to name them apart.",
+                )
+
+
+def _is_compared(made: exp.Expr) -> bool:
+    """Whether an object is only compared with another one, so that its fields' names do not matter."""
+    return isinstance(made.parent, exp.Predicate) or made.find_ancestor(exp.In) is not None
 
 
 _CONSTANTS = frozenset({TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS})

@@ -10,6 +10,7 @@ from msgspec import Struct
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sluice import Pipeline
 from sluice.values import contracts
@@ -125,16 +126,30 @@ AGGREGATES = [
 
 
 def resolved(frame: DataFrame, texts: list[str], *, grouped: bool = False) -> list[str]:
-    """The expressions that Spark accepts."""
+    """The expressions that Spark accepts, and whose results have a JSON."""
 
     def accepts(text: str) -> bool:
         try:
-            frame.groupBy().agg(F.expr(text)) if grouped else frame.select(F.expr(text))
+            made = frame.groupBy().agg(F.expr(text)) if grouped else frame.select(F.expr(text))
         except PySparkException:
             return False
-        return True
+        return names_fields_once(made.schema[0].dataType)
 
     return [text for text in dict.fromkeys(texts) if accepts(text)]
+
+
+def names_fields_once(kind: DataType) -> bool:
+    """Whether no object in values of a type has two fields with a name, which JSON could not tell apart."""
+    match kind:
+        case StructType(fields=fields):
+            names = {field.name for field in fields}
+            return len(names) == len(fields) and all(names_fields_once(field.dataType) for field in fields)
+        case ArrayType(elementType=element):
+            return names_fields_once(element)
+        case MapType(valueType=value):
+            return names_fields_once(value)
+        case _:
+            return True
 
 
 def in_spark(frame: DataFrame, texts: list[str], *, grouped: bool = False) -> dict[str, Any]:

@@ -100,6 +100,17 @@ def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mis
         stream_of("n").group_by_key().aggregate({name: f"sum({text})" for name, text in columns.items()}, store="s")
 
 
+@pytest.mark.parametrize(
+    "text", ["struct(n, n)", "(n, (n))", "arrays_zip(l, l)", "struct(n AS `order-id`, `order-id`)"]
+)
+def test_an_object_with_two_fields_of_a_name_is_refused(text: str) -> None:
+    stream = stream_of("n", "l", "order-id")
+    with pytest.raises(TopologyError, match=r"names\.py:\d+: .* makes an object with two fields named"):
+        stream.select(whole=text)
+    for right in ("(n, n + 1, 1, 1)", "struct(n AS a, n)", "(n, n) = (l, l)", "IF((n, n) IN ((1, 2)), 1, 2)"):
+        stream.select(whole=right)
+
+
 def unchanged(frame: Any) -> Any:
     return frame
 

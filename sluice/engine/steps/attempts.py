@@ -65,7 +65,15 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], attempts: Sequence[At
         return with_errors()
     except PySparkException:
         outcomes = [[each for each in pairs if _is_resolved(attempted, each[0])] for pairs in outcomes]
+    try:
         return with_errors()
+    except PySparkException:
+        for attempt, pairs in zip(attempts, outcomes, strict=True):
+            try:
+                attempted.select(_error_of(attempt, pairs, schema))
+            except PySparkException as error:
+                raise Unresolved(attempt.step, error) from None
+        raise
 
 
 def _struct_of(attempt: Attempt) -> str:
