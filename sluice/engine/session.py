@@ -51,10 +51,10 @@ DEFAULTS = {
     "spark.ui.retainedTasks": "1000",
     # A query's Kafka consumers, and the records that they have read ahead, are of no use to the next query, but Spark
     # would keep them for five minutes: all records of five minutes if a run lingers.
-    "spark.kafka.consumer.cache.timeout": "3s",
-    "spark.kafka.consumer.cache.evictorThreadRunInterval": "3s",
-    "spark.kafka.consumer.fetchedData.cache.timeout": "3s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "3s",
+    "spark.kafka.consumer.cache.timeout": "1s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # The files of a query's shuffles are deleted when the JVM has collected the query as garbage. Spark asks for a full
     # collection, by default every 30 minutes; until then, a run that lingers may need none.
     "spark.cleaner.periodicGC.interval": "5min",
