@@ -148,7 +148,7 @@ POOLS = ("block-manager-", "shuffle-exchange-", "ResultQueryStageExecution-")
 
 
 def jvm_size(spark: SparkSession, broker: str) -> Size:
-    """The size of Spark's JVM, without its pools, and without Kafka consumers, which it closes a second or two later."""
+    """The size of Spark's JVM, without its pools, and without Kafka consumers, which live for a second or two."""
     jvm: Any = spark.sparkContext._jvm
     threads = [thread.getName() for thread in jvm.Thread.getAllStackTraces().keySet()]
     process = psutil.Process(jvm.ProcessHandle.current().pid())
