@@ -14,12 +14,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import psutil
 import typer
 from confluent_kafka import Producer
@@ -68,6 +70,8 @@ WARM_UP_MINUTES = 3.0
 KEPT_SNAPSHOTS = 30
 RETENTION_S = 60.0
 START_S = 300.0
+ANSWERS = {"200", "404"}
+"""A user may have no window at the moment."""
 
 LIMITS = {
     "driver": Size(10, 10, 25),
@@ -93,8 +97,8 @@ class Traffic:
     platform: LocalPlatform
     rate: int
     sent: int = 0
-    answers: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)
+    """Status, or error without an answer → number of queries."""
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -134,10 +138,11 @@ class Traffic:
                     f"{stores}/visits_in_session?limit=100",
                     "/sluice/v1/pipelines",
                 )
-                status = airflow.ask(paths[number % len(paths)]).status_code
-                self.answers += 1
-                if status not in (200, 404):  # a user may have no window at the moment
-                    self.failures[str(status)] = self.failures.get(str(status), 0) + 1
+                try:
+                    answer = str(airflow.ask(paths[number % len(paths)]).status_code)
+                except httpx.HTTPError as error:
+                    answer = type(error).__name__
+                self.answers[answer] += 1
 
 
 @dataclass(frozen=True)
@@ -241,10 +246,11 @@ def main(
             finally:
                 stop([server])
     grown = report(soak)
-    if traffic.failures:
-        grown.append(f"queries failed: {traffic.failures}")
     Console().print("grown: " + (", ".join(grown) or "nothing"))
-    raise typer.Exit(1 if grown else 0)
+    failed = {answer: count for answer, count in traffic.answers.items() if answer not in ANSWERS}
+    if failed:
+        Console().print(f"queries failed: {failed}")
+    raise typer.Exit(1 if grown or failed else 0)
 
 
 def make_topics(platform: LocalPlatform) -> None:
@@ -258,7 +264,7 @@ def watch(soak: Soak, traffic: Traffic, minutes: float) -> None:
             if ledger.snapshots.last_batch(REF) is not None:
                 break
     soak.begun = retained = time.monotonic()
-    traffic.failures.clear()  # before the first snapshot, a query has nothing to answer
+    traffic.answers.clear()  # before the first snapshot, a query has nothing to answer
     while (time.monotonic() - soak.begun) < minutes * 60:
         time.sleep(SAMPLE_S)
         soak.server.check()
@@ -275,8 +281,8 @@ def line(soak: Soak, traffic: Traffic) -> str:
     sizes = (f"{kind} {size.threads} {size.files} {size.mb:.0f}" for kind, size in sample.processes.items())
     folders = (f"{folder} {mb:.1f}" for folder, mb in sample.folders.items())
     return (
-        f"{sample.minute:.1f} min, {traffic.sent} records, {traffic.answers} answers, {sample.batches} batches of "
-        f"{sample.batch_ms:.0f} ms, {cpu} CPU s | threads files MB: {', '.join(sizes)} | MB: {', '.join(folders)}"
+        f"{sample.minute:.1f} min, {traffic.sent} records, {traffic.answers.total()} answers, {sample.batches} batches "
+        f"of {sample.batch_ms:.0f} ms, {cpu} CPU s | threads files MB: {', '.join(sizes)} | MB: {', '.join(folders)}"
     )
 
 
@@ -298,8 +304,8 @@ def report(soak: Soak) -> list[str]:
             grown.append(f"{name} {grew:+.1f}")
 
     for kind, limits in LIMITS.items():
-        for what, limit in zip(Size._fields, limits, strict=True):
-            add(f"{kind}: {what}", [float(getattr(sample.processes[kind], what)) for sample in warm], limit)
+        for place, (what, limit) in enumerate(zip(("threads", "files", "MB"), limits, strict=True)):
+            add(f"{kind}: {what}", [sample.processes[kind][place] for sample in warm], limit)
     for folder, limit in FOLDER_LIMITS.items():
         add(f"{folder}: MB", [sample.folders[folder] for sample in warm], limit)
     add("duration of a batch: ms", [sample.batch_ms for sample in warm], 0.5 * warm[0].batch_ms)
