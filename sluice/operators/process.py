@@ -95,8 +95,14 @@ class Process:
         """Time of the earliest wall-clock timer, epoch ms."""
         return min(timer.time for timer in state.wall.values()) if state.wall else None
 
-    def tick(self, state: Kept, key: str, now: int, stream_time: int, out: Output) -> None:
-        """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch."""
+    def tick(
+        self, state: Kept, key: str, now: int, stream_time: int, out: Output,
+        begin: Callable[[Timer], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch.
+
+        Calls `begin` before each timer fires.
+        """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
@@ -105,7 +111,9 @@ class Process:
                 state.wall[name] = Schedule(schedule.time + passed * schedule.every, schedule.every)
             else:
                 del state.wall[name]
-            self._call(state, Timer(key, name, "wall", schedule.time), stream_time, out)
+            timer = Timer(key, name, "wall", schedule.time)
+            begin(timer)
+            self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: Kept) -> bool:
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))

@@ -11,7 +11,11 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 - the index of an array's element, four bytes;
 - a result of an operator: 0x20 and its number, four bytes;
 - a release, a result that an operator sends because stream time has advanced: 0x10 (before the results of the row that
-  advances it) or 0x30 (after them), a rank such as the time at which the result was due, and its key.
+  advances it) or 0x30 (after them), a rank such as the time at which the result was due, and its key;
+- an event, after a release that no record has caused, such as that of a wall-clock timer: 0x18, and the names of the
+  operator and the timer. It identifies the result independently of the batch in which it is sent.
+
+In a key or a name, 0xff follows each 0x00; a 0x00 without it ends the text.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from functools import lru_cache
 START = b"\x00"
 """The path of a record."""
 
-_REKEYED, _BEFORE, _RESULT, _AFTER = b"\xff", b"\x10", b"\x20", b"\x30"
+_REKEYED, _BEFORE, _EVENT, _RESULT, _AFTER = b"\xff", b"\x10", b"\x18", b"\x20", b"\x30"
 _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63
 
@@ -39,7 +43,38 @@ def _element(number: int) -> bytes:
 
 def release(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + key.encode() + b"\x00"
+    return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + _text(key)
+
+
+def event(path: bytes, operator: str, timer: str) -> bytes:
+    """The path of a release that no record has caused: of an operator's timer, or of results that were held back."""
+    return path + _EVENT + _text(operator) + _text(timer)
+
+
+def event_of(path: bytes) -> tuple[int, bytes]:
+    """The rank of the event that caused a result without a record, and what identifies the event.
+
+    Results that are held back until the end of a batch have no event; their whole path stands for it.
+    """
+    base = path.lstrip(_REKEYED)
+    if not base.startswith((_BEFORE, _AFTER)):
+        return -1, path
+    end = _end(base, 1 + _RANK_BYTES)
+    if base[end : end + 1] == _EVENT:
+        end = _end(base, _end(base, end + 1))
+    return int.from_bytes(base[1 : 1 + _RANK_BYTES], "big") - _SIGN, base[:end]
+
+
+def _text(text: str) -> bytes:
+    return text.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+
+
+def _end(path: bytes, start: int) -> int:
+    """Where the text ends that starts there."""
+    end = path.index(b"\x00", start)
+    while path[end + 1 : end + 2] == b"\xff":
+        end = path.index(b"\x00", end + 1)
+    return end + 1
 
 
 def rekeyed(path: bytes) -> bytes:

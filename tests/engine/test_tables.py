@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sluice import Pipeline, PostgresTable
+from sluice import Context, Pipeline, PostgresTable, Record, Timer
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, SettingsError
@@ -18,7 +18,7 @@ from sluice.plan import plan
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names, sale, sales_of
+from tests.engine.shop import Amount, Names, sale, sales_of
 from tests.postgres import new_database
 
 Query = Callable[[str], list[tuple[Any, ...]]]
@@ -115,6 +115,63 @@ def test_tables_after_a_crash_and_a_rebuild(
     assert totals(query) == {
         shop: (value["n"], f"{value['revenue']:.2f}") for shop, value in running.store("totals").items()
     }
+
+
+class Reminder:
+    """Sets two timers of the wall clock, which are due in the next batch, and forwards two records from each."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Amount]) -> None:
+        for name in ("first", "second"):
+            self.context.schedule(name, record.value.n, clock="wall")
+
+    def on_timer(self, timer: Timer) -> None:
+        for number in range(2):
+            self.context.forward(timer.key, f"{timer.name} {number} of {timer.key} at {timer.time}")
+
+
+def reminders(names: Names) -> Pipeline:
+    pipeline = names.pipeline()
+    amounts = pipeline.stream(names("amounts"), value=Amount, key="n")
+    texts = amounts.process(Reminder, returns=str).output
+    texts.to(PostgresTable("reminders", connection="warehouse"))
+    # A later step that keeps state, and another route from the same timers to the same table.
+    lengths = texts.select_key("concat('key of ', value)").group_by_key().reduce(longer, store="longest")
+    lengths.to_stream().to(PostgresTable("longest", connection="warehouse"))
+    texts.to(names("reminders"), value=str)
+    return pipeline
+
+
+def longer(a: str, b: str) -> str:
+    return max(a, b, key=len)
+
+
+@pytest.mark.fault("F32", "a driver killed between the table's commit and Kafka's when timers fire, then a rebuild")
+def test_rows_of_timers_are_appended_once(
+    start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(reminders, amounts=2)
+    running.settings = replace(running.settings, connections={"SLUICE_CONNECTION_WAREHOUSE": url})
+    for n in (5, 6, 7):  # due in 1970
+        running.send("amounts", b'{"n":%d}' % n, partition=n % 2)
+    running.run()
+    for n in (8, 9):
+        running.send("amounts", b'{"n":%d}' % n)
+    crash_before_the_marker(running, monkeypatch)
+    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()
+    for n in (8, 9):
+        running.send("amounts", b'{"n":%d}' % n)
+        running.run()
+    expected = sorted(
+        f"{name} {number} of {n} at {n}" for name in ("first", "second") for number in (0, 1) for n in (5, 6, 7, 8, 9)
+    )
+    for table in ("reminders", "longest"):
+        assert sorted(text for (text,) in query(f"SELECT value FROM {table}")) == expected
+        assert query(f'SELECT DISTINCT "_topic", "_partition" FROM {table}') == [("", -1)]
+        assert sorted(due for (due,) in query(f'SELECT DISTINCT "_offset" FROM {table}')) == [5, 6, 7, 8, 9]
+    assert sorted(text for _, text in running.output("reminders")) == expected
 
 
 def audited(running: Running, rows: dict[str, int], query: Query) -> None:

@@ -44,3 +44,26 @@ def test_a_path_with_an_array_element_is_not_constant() -> None:
     elements = [paths.turn(2), paths.element("x3_pos")]
     assert paths.constant(elements, rekeyed=False) is None
     assert paths.sql("path", elements, rekeyed=True).startswith("concat(X'FF', path, X'0002', unhex(")
+
+
+def test_an_event_is_the_same_whatever_comes_after_it() -> None:
+    texts = ["", "a", "a\x00", "a\x00b", "\x00", "é\x00\x00", "a\x00\xff"]
+    events = {
+        (due, key, timer): paths.event(paths.release(b"", due, key, before=False), "process 1", timer)
+        for due in (-1, 0, 1_670_000_000_000)
+        for key in texts
+        for timer in texts
+    }
+    assert len({*events.values()}) == len(events)
+    for (due, *_), event in events.items():
+        child = paths.constant([paths.turn(3)], rekeyed=True)
+        assert child is not None
+        results = [paths.result(event, 0), paths.result(event, 7), paths.rekeyed(paths.result(event, 0xFF))]
+        assert {paths.event_of(result) for result in results} == {(due, event)}
+        assert paths.event_of(paths.result(paths.result(event, 1), 2)) == (due, event)
+
+
+def test_releases_of_keys_with_any_characters_are_sorted_by_key() -> None:
+    keys = sorted(["", "a", "ab", "b", "a\x00", "a\x00b", "\x00", "é"], key=str.encode)
+    releases = [paths.event(paths.release(b"", 5, key, before=True), "z", "") for key in keys]
+    assert sorted(releases) == releases

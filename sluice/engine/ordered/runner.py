@@ -34,6 +34,7 @@ from sluice.operators.base import Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
+from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
 from sluice.plan import OrderedOperator
 from sluice.plan import operators as plan
@@ -78,13 +79,15 @@ class StageOperator:
 
 
 class Released(NamedTuple):
-    """Results of a key that an operator sends because stream time has advanced."""
+    """Results of a key that an operator sends because stream time has advanced, or the wall clock."""
 
     due: int
-    """The stream time at which the results were due."""
+    """The time at which the results were due."""
     key: str
     before_row: bool
     """Whether the results sort before the results of the row that advances stream time."""
+    timer: str = ""
+    """The name of the wall-clock timer that sends the results; empty without one."""
 
 
 @dataclass
@@ -166,6 +169,8 @@ class StageOutput:
         if (released := self.released) is not None:
             rank = released.due if rank is None else rank
             path = paths.release(path, rank, released.key, before=released.before_row)
+            if not has_origin(sequence):
+                path = paths.event(path, self.operator.plan.name, released.timer)
         path = paths.result(path, self._results)
         if self.operator.answers:
             path = paths.rekeyed(path)
@@ -496,11 +501,16 @@ class OperatorRun:
         now = self._states.before.now
         due = self._states.wall_due(self.spec.number, now)
         self.load([key for key in due if key not in self._held])
+        position, closed = output.position, self.closed
+
+        def begin(timer: Timer) -> None:
+            output.begin(position, closed, Released(timer.time, timer.key, before_row=False, timer=timer.name))
+
         for key, state in self._held.items():
             due_time = operator.wall_due(state)
             if due_time is not None and due_time <= now:
                 output.operator = self.spec
-                operator.tick(state, key, now, self.closed, output)
+                operator.tick(state, key, now, closed, output, begin)
 
     def show(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""

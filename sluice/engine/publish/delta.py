@@ -270,8 +270,7 @@ class DeltaSink:
         """Whether the table has a row from a record after the published positions."""
         where = "true"
         if published is not None:
-            # Rows of timers have no position; their offset is the time at which their batch began.
-            later = [f"_topic = '' AND _offset > {published.batch.begun}"]
+            later = ["_topic = ''"]  # rows of timers, whose position does not tell their batch
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
                 later += [f"{of_topic} AND _partition = {number} AND _offset >= {end}" for number, end in ends.items()]

@@ -326,7 +326,7 @@ class Publisher:
                 results += [(sinks[topic], table) for topic, table in changes]
             case OrderedJob():
                 results += [
-                    (sink, with_positions(job, table, batch.begun) if sink.appends else table)
+                    (sink, with_positions(job, table) if sink.appends else table)
                     for sink, table in ordered_records(job, spooled)
                 ]
         records = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
@@ -10,11 +12,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.rows import has_origin, offset_of, partition_of
+from sluice.engine.batch.rows import SORT_KEY, has_origin, offset_of, partition_of
 from sluice.engine.publish.encode import RejectedOutput, latest
 from sluice.errors import EngineError
 from sluice.plan import OrderedJob, Sink
 from sluice.sinks.protocol import Column, Row, Rows
+from sluice.values import paths
 from sluice.values.tables import POSITION, WINDOW
 from sluice.values.times import moment
 
@@ -113,23 +116,34 @@ def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: Reje
     return table.filter(pa.array(is_fine))
 
 
-def with_positions(job: OrderedJob, rows: pa.Table, begun: int) -> pa.Table:
+def with_positions(job: OrderedJob, rows: pa.Table) -> pa.Table:
     """Add the position columns to sorted rows from ordered operators.
 
-    Results of a clock, such as those of timers, come from no record: their topic is empty, and their offset is the time
-    at which the batch began, in epoch ms.
+    Results of a clock, such as those of timers, come from no record. Their topic is empty, and their offset is the time
+    at which they were due, in epoch ms. Their row is a hash of the operator, the key, the timer's name, and the number
+    of the result, so that they have the same position in whatever batch they are sent.
     """
     topics = {source.number: source.topic for source in job.streams}
     places: list[tuple[str, int, int, int]] = []
-    for sequence, origin in zip(*(rows.column(name).to_pylist() for name in ("sequence", "origin")), strict=True):
+    number_of: Counter[tuple[Any, ...]] = Counter()
+    """Record or event → its rows so far."""
+    for sequence, origin, path in zip(*(rows.column(name).to_pylist() for name in SORT_KEY), strict=True):
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = topics[source], partition, offset_of(origin)
+            places.append((*place, number_of[place]))
+            number_of[place] += 1
         else:
-            place = "", -1, begun
-        same = bool(places) and places[-1][:3] == place
-        places.append((*place, places[-1][3] + 1 if same else 0))
+            due, event = paths.event_of(path)
+            places.append(("", -1, due, _hashed(event, number_of[due, event])))
+            number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):
         rows = rows.append_column(name, pa.array(column, pa.string() if name == "_topic" else pa.int64()))
     return rows
+
+
+def _hashed(event: bytes, number: int) -> int:
+    """A BIGINT of at least 0."""
+    digest = hashlib.blake2b(b"%d/%b" % (number, event), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
