@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
-from sluice.kafka.brokers import broker_errors, configuration_errors, producer_of, quiet, require_brokers, silent_admin
+from sluice.kafka.brokers import (
+    broker_errors,
+    configuration_errors,
+    producer_of,
+    quiet,
+    require_brokers,
+    silent_admin,
+    unreachable,
+)
 from sluice.values.counts import counted
 
 _PRODUCER = {
@@ -34,6 +43,16 @@ _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _AT_ONCE = 10_000
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
+_NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_ONE_RECORD: dict[str, str | int | bool] = {
+    "group.id": "sluice-record",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "fetch.message.max.bytes": 1_000,  # a broker sends at least one batch, however large
+    "fetch.wait.max.ms": 10,
+}
 _WAIT_S = 0.02
 """A read of fewer than `_AT_ONCE` records always takes this long."""
 
@@ -189,6 +208,36 @@ def headers_of(message: Message) -> Headers:
         return HEADERS_UNREADABLE
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+
+
+def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], Message]:
+    """Topic and partition → the committed record at the given offset. Omits partitions that have none there.
+
+    Raises BrokersUnreachable if a broker does not answer.
+    """
+    found: dict[tuple[str, int], Message] = {}
+    unread = set(places)
+    with configuration_errors():
+        consumer = Consumer({**quiet(kafka), **_ONE_RECORD})
+    try:
+        with broker_errors(kafka):
+            if places:  # makes the client find the partitions' leaders at once instead of after 0.5 s
+                consumer.list_topics(timeout=_TIMEOUT_S)
+            consumer.assign([TopicPartition(topic, number, offset) for (topic, number), offset in places.items()])
+            until = time.monotonic() + _TIMEOUT_S
+            while unread:
+                message = consumer.poll(max(until - time.monotonic(), 0))
+                if message is None:
+                    raise unreachable(kafka, f"no record of {min(unread)[0]} within {_TIMEOUT_S:.0f} s")
+                error, place = message.error(), (message.topic() or "", message.partition() or 0)
+                if error is not None and error.code() not in _NOTHING_THERE:
+                    raise KafkaException(error)
+                if error is None and place in unread and message.offset() == places[place]:
+                    found[place] = message
+                unread.discard(place)
+    finally:
+        consumer.close()
+    return found
 
 
 def text_headers(message: Message) -> dict[str, str]:

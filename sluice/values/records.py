@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 METADATA = {
@@ -28,6 +29,17 @@ TEXT_FIELD = "value"
 
 MOST_KEY_BYTES = 1024
 """The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer keys."""
+
+
+def fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
+    """A hash that tells a record from another one at the same offset."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (key, value):
+        digest.update(b"-" if part is None else b"%d:" % len(part))
+        digest.update(part or b"")
+    digest.update(b"%d" % max(timestamp_ms or 0, 0))  # clients write a missing timestamp as -1, 0 or nothing
+    return digest.hexdigest()
+
 
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]

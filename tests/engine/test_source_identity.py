@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
+from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.read.identity import InputError, SourceIdentity
+from sluice.kafka.topics import records_at
+from sluice.plan import plan
+from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.sources import note_last_records
 from sluice.state.model import JobRef
 from sluice.testing.kafka import EmbeddedKafka
+from sluice.values.records import fingerprint
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop
+from tests.ports import free_port
+from tests.states import make_audit, make_snapshot
+
+REF = JobRef("shop", "main", 1)
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ class Input:
         self.kafka, self.topic = kafka, topic
         self.config = {"bootstrap.servers": kafka.bootstrap}
         self.admin = AdminClient({**self.config})
-        self.guard = SourceIdentity(self.config, ledger.sources, JobRef("shop", "main", 1), (topic,))
+        self.guard = SourceIdentity(self.config, ledger.sources, REF, (topic,), ledger.audits)
         kafka.create_topics({topic: 2})
         self.send(10)
 
@@ -131,6 +144,94 @@ def test_new_partitions_are_recorded(topic: Input) -> None:
     assert topic.check(done=10) == {topic.topic: {"0": 0, "1": 0, "2": 0, "3": 0}}
 
 
+def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
+    """Note the last record that the job has read of partition 0."""
+    source = SourceAudit(topic=topic, partition=0, start=0, end=offset + 1, last=offset, fingerprint=fingerprint)
+    with ledger.engine.begin() as connection:
+        note_last_records(connection, REF, [source])
+
+
+def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
+    (topic,) = guard.topics
+    record = records_at(guard.kafka, {(topic, 0): offset})[topic, 0]
+    return fingerprint(record.key(), record.value(), record.timestamp()[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.fault("F40", "another record, or none, where the last one was that a job has read")
+def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Ledger) -> None:
+    note(ledger, topic.topic, 9, fingerprint_at(topic.guard, 9))
+    topic.send(3)
+    topic.check(done=10)
+    note(ledger, topic.topic, 9, fingerprint(None, b"another", 5))
+    with pytest.raises(
+        InputError, match="at offset 9, where the last .* is another record now. The records from"
+    ) as no:
+        topic.check(done=10)
+    assert "from offset 0 at the earliest to 9 were replaced" in no.value.detail
+    assert "Either stop running the pipeline" in no.value.next_step
+    assert "sluice rebuild shop --from-topics" in no.value.next_step
+
+    # Deleted records tell nothing, as long as no unread one is among them.
+    topic.forget(before=10)
+    topic.check(done=10)
+
+
+@pytest.mark.fault("F40", "the last record that a job has read is gone: compacted, or replaced by an aborted one")
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
+    policy: str, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], ledger: Ledger
+) -> None:
+    name = fresh_name(policy)
+    kafka.create_topics({name: 1}, {"cleanup.policy": policy})
+    config = {"bootstrap.servers": kafka.bootstrap}
+    guard = SourceIdentity(config, ledger.sources, REF, (name,), ledger.audits)
+    guard.check({}, {})
+    producer = Producer({**config, "transactional.id": name})
+    producer.init_transactions(20)
+    for is_committed in (True, False, True):  # offset 1 is a marker, offset 2 an aborted record
+        producer.begin_transaction()
+        producer.produce(name, b"{}", b"key")
+        producer.flush(20)
+        (producer.commit_transaction if is_committed else producer.abort_transaction)(20)
+    note(ledger, name, 2, "0")
+    at_the_end = {name: {"0": 5}}
+    if policy == "compact":
+        guard.check(at_the_end, at_the_end)
+    else:
+        with pytest.raises(InputError, match="at offset 2, where the last record was .* is no record now"):
+            guard.check(at_the_end, at_the_end)
+
+
+@pytest.mark.fault("F40", "a broker's disk is restored from a copy; then the topic grows past the offset that was read")
+def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, ledger: Ledger) -> None:
+    broker, copy = EmbeddedKafka(tmp_path / "kafka", free_port()), tmp_path / "copy"
+    data = tmp_path / "kafka" / "data" / "restored-0"
+    with broker:
+        made = Input(broker, "restored", ledger)
+        made.check()
+        broker.stop()
+        shutil.copytree(data, copy)
+        broker.start()
+        made.send(5)
+        with Lease(ledger.leases, REF, this_process("")) as lease:
+            for batch, last in enumerate((9, 14)):
+                source = SourceAudit(
+                    topic="restored", partition=0, start=0, end=last + 1, last=last,
+                    fingerprint=fingerprint_at(made.guard, last),
+                )  # fmt: skip
+                of_job = {"pipeline": "shop", "job": "main"}
+                audit = msgspec.structs.replace(make_audit(batch, lease.epoch, source), **of_job)
+                ledger.snapshots.publish(make_snapshot(batch, **of_job), audit)
+        made.check(done=15)
+        broker.stop()
+        shutil.rmtree(data)
+        shutil.copytree(copy, data)
+        broker.start()
+        made.send(12)
+        with pytest.raises(InputError, match="at offset 14, .* from offset 10 to 14 were replaced"):
+            made.check(done=15)
+
+
 def test_a_job_does_not_read_a_recreated_topic(start: Start, kafka: EmbeddedKafka) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"))
@@ -146,3 +247,34 @@ def test_a_job_does_not_read_a_recreated_topic(start: Start, kafka: EmbeddedKafk
     with pytest.raises(InputError, match="created again"):
         running.run()
     assert running.everything() == before
+
+
+def test_a_run_and_a_rebuild_refuse_a_partition_that_went_back(start: Start) -> None:
+    running = start(shop, sales=2)
+    sales = running.names("sales")
+    running.send("sales", sale("a"), sale("b"))
+    running.run()
+    running.send("sales", sale("c"))
+    running.run()
+    config, ref = {"bootstrap.servers": running.bootstrap}, JobRef(running.pipeline.name, "main", 1)
+    with running.ledger() as ledger:
+        noted = {(each.topic, each.partition): each for each in ledger.sources.get(ref)}[sales, 0]
+        assert (noted.last, noted.fingerprint) == (
+            2,
+            fingerprint_at(SourceIdentity(config, ledger.sources, ref, (sales,)), 2),
+        )
+        assert {each.last for each in ledger.sources.get(ref) if each.topic != sales or each.partition} == {-1}
+        with ledger.engine.begin() as connection:
+            other = SourceAudit(topic=sales, partition=0, start=0, end=3, last=2, fingerprint="another")
+            note_last_records(connection, ref, [other])
+    running.send("sales", sale("d"))
+    before = running.everything()
+    job = plan(running.pipeline).job
+    for command in (running.run, Rebuild(running.spark, job, running.settings).run):
+        with pytest.raises(InputError, match="offset 2, .* from offset 2 to 2 were replaced") as refused:
+            command()
+        assert running.everything() == before
+    assert "--from-topics" in refused.value.next_step
+    Rebuild(running.spark, job, running.settings, from_topics=True).run()
+    assert running.run() == 1
+    assert running.store("n") == {"a": 1, "b": 1, "c": 1, "d": 1}

@@ -39,6 +39,8 @@ class Facts(msgspec.Struct):
     stream_times: dict[str, int] = {}
     partition: str = ""
     """For a task with rows of one partition: `TOPIC-PARTITION`."""
+    last: tuple[int, str] | None = None
+    """For a task that reads one partition: the offset and the fingerprint of its last record."""
     by_partition: dict[str, dict[str, int]] = {}
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
 
@@ -108,6 +110,16 @@ class SideOutputs:
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
         return totals
+
+    def last_records(self, batch: int) -> dict[tuple[str, int], tuple[int, str]]:
+        """Topic and partition → the offset and the fingerprint of the last record that was read."""
+        last: dict[tuple[str, int], tuple[int, str]] = {}
+        for _, data in self._read(batch, _FACTS):
+            facts = msgspec.json.decode(data, type=Facts)
+            if facts.last is not None:
+                topic, _, partition = facts.partition.rpartition("-")
+                last[topic, int(partition)] = facts.last
+        return last
 
     def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, one table per file, in the order of file names."""

@@ -27,7 +27,7 @@ from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
-from sluice.engine.read.identity import Positions, Topic, describe_topics
+from sluice.engine.read.identity import Positions, SourceIdentity, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.errors import EngineError, StateError
 from sluice.plan import Job
@@ -185,6 +185,8 @@ class Rebuild:
                 for source in moved_to(begin, sources, self._streams, now, self.settings.kafka)
             ]
         require_all(old, sources, now, {} if self.from_topics else read)
+        if not self.from_topics:
+            self._require_last_records(ledger, old, now)
         return sources, now
 
     def _sources_of(
@@ -200,7 +202,13 @@ class Rebuild:
         read = {topic: ends for topic, ends in _read(ledger, old).items() if topic in same}
         unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
         require_all(old, unread, now, read)
+        self._require_last_records(ledger, old, now)
         return sources, now
+
+    def _require_last_records(self, ledger: Ledger, ref: JobRef, now: Mapping[str, Topic]) -> None:
+        """Raise InputError if a partition went back and grew again since a generation has read it."""
+        identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
+        identity.require_last_records(now)
 
     def _recorded(self, ledger: Ledger, ref: JobRef) -> list[SourcePartition]:
         """Where a generation began to read the topics that the job still reads."""

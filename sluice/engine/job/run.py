@@ -96,7 +96,7 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
         pipeline = self.job.pipeline
-        identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics)
+        identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics, ledger.audits)
         firsts = identity.check(*storage.positions())
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, pipeline.markers)

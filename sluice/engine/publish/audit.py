@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
@@ -50,6 +52,7 @@ class Auditor:
 
     def _sources(self, batch: int) -> tuple[SourceAudit, ...]:
         counts = self.storage.side_outputs.counts_by_partition(batch)
+        last = self.storage.side_outputs.last_records(batch)
         before = batch_positions(self.storage.checkpoint, batch - 1) if batch else {}
         after = batch_positions(self.storage.checkpoint, batch)
         read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
@@ -59,7 +62,9 @@ class Auditor:
             first = self.firsts.get(topic, {}).get(str(partition), 0)
             start = before.get(topic, {}).get(str(partition), first)
             if end > start or counts.get((topic, partition)):
-                audits.append(_source(topic, partition, start, end, counts.get((topic, partition), Counter())))
+                source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
+                offset, fingerprint = last.get((topic, partition), (-1, ""))
+                audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
         return tuple(audits)
 
 

@@ -1,7 +1,10 @@
 """Checks that the source topics were not replaced and have not lost unread records.
 
 Spark identifies a topic only by name and offset. If a topic was deleted, created again and has grown longer than the
-old topic, Spark would continue at the old topic's offset and silently skip records.
+old topic, Spark would continue at the old topic's offset and silently skip records. It would also do so if a partition
+of the same topic went back and grew again, after an unclean election of a leader or after a broker's disk was restored.
+Therefore the ledger has the fingerprint of the last record that was read of each partition, and a run compares it with
+the record that is at this offset now.
 """
 
 from __future__ import annotations
@@ -9,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
-from sluice.engine.batch.topics import TIMEOUT_S, kafka_errors
+from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, kafka_errors, topic_limits
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
-from sluice.kafka.topics import topic_ids
+from sluice.kafka.topics import records_at, topic_ids
+from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import JobRef
+from sluice.values.records import fingerprint
 
 Positions = Mapping[str, Mapping[str, int]]
 """Topic → partition as text → offset."""
@@ -46,6 +51,8 @@ class SourceIdentity:
     sources: Sources
     ref: JobRef
     topics: tuple[str, ...]
+    audits: Audits | None = None
+    """Tell up to where a partition that went back is unchanged."""
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
@@ -60,6 +67,7 @@ class SourceIdentity:
         for topic in self.topics:
             self._check_identity(topics.get(topic), topic, [source for source in recorded if source.topic == topic])
             _check_range(topics[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
+        self.require_last_records(topics)
         partitions = {(source.topic, source.partition) for source in recorded}
         new = [
             SourcePartition(topic=topic.name, partition=number, topic_id=topic.id, first=first)
@@ -69,6 +77,71 @@ class SourceIdentity:
         ]
         self.sources.add(self.ref, new)
         return _firsts([*recorded, *new])
+
+    def require_last_records(self, topics: Mapping[str, Topic]) -> None:
+        """Raise InputError if another record is where the last one was that the job has read.
+
+        Nothing is known about a record that retention or compaction has removed.
+        """
+        last = {
+            (source.topic, source.partition): source
+            for source in self.sources.get(self.ref)
+            if source.fingerprint and source.topic in topics and topics[source.topic].id == source.topic_id
+        }
+        places = {
+            place: source.last
+            for place, source in last.items()
+            if source.partition < len(topics[source.topic].ends)
+            and source.last >= topics[source.topic].ends[source.partition][0]
+        }
+        if not places:
+            return
+        records = records_at(self.kafka, places)
+        is_gone = {place for place in places if place not in records}
+        compacted = {topic for topic, limits in self._limits(is_gone).items() if limits.needs_key}
+        for place, offset in places.items():
+            record = records.get(place)
+            if record is None and place[0] in compacted:
+                continue
+            if record is None or _fingerprint(record) != last[place].fingerprint:
+                raise self._went_back(last[place], offset, is_gone=record is None)
+
+    def _limits(self, places: Iterable[tuple[str, int]]) -> dict[str, TopicLimits]:
+        topics = {topic for topic, _ in places}
+        return topic_limits(self.kafka, topics) if topics else {}
+
+    def _went_back(self, source: SourcePartition, offset: int, *, is_gone: bool) -> InputError:
+        same = self._last_unchanged(source)
+        since = source.first if same is None else same + 1
+        unknown = "" if same is not None else " at the earliest"
+        name = self.ref.pipeline
+        return InputError(
+            f"Topic {source.topic}, partition {source.partition}, went back and grew again: at offset {offset}, where "
+            f"the last record was that {name} has read, is {'no record' if is_gone else 'another record'} now. The "
+            f"records from offset {since}{unknown} to {offset} were replaced: the state and the output have those "
+            "that were there before, and those that are there now were not read. An unclean election of a leader or a "
+            "restored disk of a broker does this. The published state is unchanged.",
+            next_step="Either stop running the pipeline, which leaves the state unchanged; or restore the topic; or "
+            f"rebuild the state from the topics' current records: sluice rebuild {name} --from-topics. The rebuild "
+            f"counts the records that are there now, and writes no output for those up to offset {offset}.",
+        )
+
+    def _last_unchanged(self, source: SourcePartition) -> int | None:
+        """The last offset, of those with which batches ended, whose record is unchanged. None if there is none."""
+        if self.audits is None:
+            return None
+        place = source.topic, source.partition
+        ends = [
+            (each.last, each.fingerprint)
+            for audit in reversed(self.audits.all(self.ref))
+            for each in audit.sources
+            if (each.topic, each.partition) == place and each.fingerprint and each.last < source.last
+        ]
+        for offset, before in ends:
+            record = records_at(self.kafka, {place: offset}).get(place)
+            if record is not None and _fingerprint(record) == before:
+                return offset
+        return None
 
     def check_identity(self) -> None:
         """Raise InputError if a topic has been deleted or created again since the run began."""
@@ -118,6 +191,11 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
     for number in range(partitions):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_S)
         yield low, high
+
+
+def _fingerprint(record: Message) -> str:
+    key, value = (part.encode() if isinstance(part, str) else part for part in (record.key(), record.value()))
+    return fingerprint(key, value, record.timestamp()[1])
 
 
 def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:

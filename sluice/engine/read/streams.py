@@ -20,7 +20,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, OrderedJob
-from sluice.values.records import METADATA
+from sluice.values.records import METADATA, fingerprint
 
 _HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
@@ -51,6 +51,8 @@ class Share:
     counts: Counter[str] = field(default_factory=Counter)
     dead_letters: list[pa.RecordBatch] = field(default_factory=list)
     times: dict[str, int] = field(default_factory=dict)
+    last: tuple[int, str] | None = None
+    """The offset and the fingerprint of the last record."""
 
     @property
     def name(self) -> str:
@@ -70,6 +72,14 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
         if row == len(parts) or parts[row] != parts[begin]:
             yield parts[begin], batch.slice(begin, row - begin)
             begin = row
+
+
+def _last(records: pa.RecordBatch) -> tuple[int, str]:
+    """The offset and the fingerprint of the last record."""
+    last = records.slice(records.num_rows - 1)
+    offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
+    timestamp = last.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())[0].as_py()
+    return offset, fingerprint(key, value, timestamp)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ class Reader:
                 for part, records in _by_partition(batch) if batch.num_rows else ():
                     share = shares.setdefault(part, Share(*part))
                     share.counts["read"] += records.num_rows
+                    share.last = _last(records)
                     records = self._sequenced(records, share) if self.sequenced else records
                     yield self._decode(records, share, clock)
         for share in shares.values():
@@ -102,7 +113,7 @@ class Reader:
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
                 self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
-            facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}")
+            facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}", share.last)
             self.side_outputs.write_facts(number, share.name, facts)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:

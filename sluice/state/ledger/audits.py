@@ -42,6 +42,10 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
     """Reason → records written to the dead-letter topic."""
+    last: int = -1
+    """The offset of the last record read; -1 without one."""
+    fingerprint: str = ""
+    """The fingerprint of that record."""
 
     @property
     def accounted(self) -> int:
@@ -164,6 +168,8 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         passed_over=_add(part.passed_over for part in parts),
         dropped=_add(part.dropped for part in parts),
         dead_letters=_add(part.dead_letters for part in parts),
+        last=max(part.last for part in parts),
+        fingerprint=max(parts, key=lambda part: part.last).fingerprint,
     )
 
 

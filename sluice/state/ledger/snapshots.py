@@ -16,6 +16,7 @@ from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.sources import note_last_records
 from sluice.state.ledger.tables import AUDITS, HISTORY, JOBS, SNAPSHOTS, TIMES, current, of_job, of_ref
 from sluice.state.model import JobRef, Snapshot
 
@@ -61,6 +62,7 @@ class Snapshots(LedgerPart):
                 _insert_times(connection, snapshot, last, snapshot.stream_times if times is None else times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
+                    note_last_records(connection, ref, audit.sources)
                 if batch is not None:
                     connection.execute(insert(HISTORY), history_row(ref, batch))
                 return True

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import SOURCES, of_ref
@@ -24,6 +25,10 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     """Kafka's id of the topic. A topic that is deleted and created again has a new id."""
     first: int
     """The offset at which the job began to read."""
+    last: int = -1
+    """The offset of the last record that the job has read; -1 before the first."""
+    fingerprint: str = ""
+    """The fingerprint of that record."""
 
 
 class Sources(LedgerPart):
@@ -50,8 +55,17 @@ class Sources(LedgerPart):
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
             connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
-            if rows := _rows(ref, partitions):
+            if rows := _rows(ref, (msgspec.structs.replace(each, last=-1, fingerprint="") for each in partitions)):
                 connection.execute(insert(SOURCES), rows)
+
+
+def note_last_records(connection: Connection, ref: JobRef, audits: Iterable[SourceAudit]) -> None:
+    """Store, within a transaction, the last records that a batch has read."""
+    for source in audits:
+        if source.fingerprint:
+            of_partition = SOURCES.c.topic == source.topic, SOURCES.c.partition == source.partition
+            values = {"last": source.last, "fingerprint": source.fingerprint}
+            connection.execute(update(SOURCES).where(of_ref(SOURCES, ref), *of_partition).values(**values))
 
 
 def _rows(ref: JobRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:

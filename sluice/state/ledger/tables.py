@@ -197,6 +197,8 @@ SOURCES = Table(
     Column("partition", Integer, primary_key=True, autoincrement=False),
     Column("topic_id", Text, nullable=False, comment="Kafka's id; a recreated topic has a new one"),
     Column("first", BigInteger, nullable=False, comment="the offset at which the job began to read"),
+    Column("last", BigInteger, nullable=False, server_default="-1", comment="the offset of the last record read"),
+    Column("fingerprint", Text, nullable=False, server_default="", comment="a hash of the last record read"),
 )
 
 NOTES = Table(
