@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -78,6 +78,22 @@ class Overdue(EngineError):
     """A run has missed the pipeline's deadline, and the newest snapshot is older than that."""
 
     title = "The data are too old"
+
+
+class BatchDiffers(EngineError):
+    """A batch that is repeated after a crash has other results than those that were written."""
+
+    status = 409
+    title = "The batch has changed"
+
+    def __init__(self, pipeline: str, batch: int, differences: Iterable[str]) -> None:
+        super().__init__(
+            f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is repeated now and has "
+            f"other results: {'; '.join(differences)}. Its records, for example by compaction, the pipeline, or a "
+            "table's columns have changed in between. What was written stays, and the batch is not published.",
+            next_step=f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew from the "
+            f"topics as they are now, which does not write the same output again: sluice rebuild {pipeline}.",
+        )
 
 
 class LeaseError(EngineError):

@@ -66,6 +66,10 @@ class Output(Protocol):
     headers: str | None
     """The headers of the next results, as JSON: those of the current row, unless the operator sets others."""
 
+    @property
+    def cause(self) -> int:
+        """Identifies the record or the timer from which the current row comes, in whatever batch it is processed."""
+
     def emit(
         self,
         key: str | None,

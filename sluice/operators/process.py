@@ -97,22 +97,22 @@ class Process:
 
     def tick(
         self, state: Kept, key: str, now: int, stream_time: int, out: Output,
-        begin: Callable[[Timer], None] = lambda _: None,
+        begin: Callable[[Timer, int], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
         """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch.
 
-        Calls `begin` before each timer fires.
+        Calls `begin` before each timer fires, with what has set the timer.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
             if schedule.every:
                 passed = (now - schedule.time) // schedule.every + 1
-                state.wall[name] = Schedule(schedule.time + passed * schedule.every, schedule.every)
+                state.wall[name] = Schedule(schedule.time + passed * schedule.every, schedule.every, schedule.cause)
             else:
                 del state.wall[name]
             timer = Timer(key, name, "wall", schedule.time)
-            begin(timer)
+            begin(timer, schedule.cause)
             self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: Kept) -> bool:

@@ -64,6 +64,8 @@ class Schedule(msgspec.Struct, array_like=True):
 
     time: int
     every: int = 0
+    cause: int = 0
+    """What has set a wall-clock timer; see `Output.cause`."""
 
 
 def field_of(number: int) -> str:
@@ -268,7 +270,7 @@ class Context:
         name.encode()
         timers = self._kept.event if clock == "event" else self._kept.wall
         self._journal.change(timers, name)
-        timers[name] = Schedule(at, every)
+        timers[name] = Schedule(at, every, self._out.cause if clock == "wall" else 0)
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Cancel a timer of the key, if it is set."""

@@ -7,20 +7,20 @@ writer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import psycopg
 import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from sluice.errors import EngineError, LeaseError, SettingsError
+from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError
 from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
-from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target
+from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target, Written, written_rows
 from sluice.state.postgres import connect
 from sluice.values.tables import PostgresTable, connection_variable
 
@@ -159,6 +159,8 @@ class PostgresTables:
         with self._transaction("Writing the tables") as database:
             last = self._last(database)
             written = last[1] if last is not None and last[0] == batch else {}
+            repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
+            self._require_same(batch, written, repeated)
             new = [target for target in self.targets if target.output not in written]
             # Rows go to temporary tables first, which lock nothing: a driver that is paused here does not block others.
             merges = [
@@ -169,17 +171,24 @@ class PostgresTables:
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
-            counts = written | {target.output: rows[target.output].count for target in new}
+            written_now = {output: repeated[output] for output in repeated if output not in written}
+            now = {**written, **written_now}
             database.execute(
                 SQL(
                     "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at = now() "
                     "WHERE pipeline = %s AND job = %s"
                 ).format(Identifier(BATCHES)),
-                [*batch, json.dumps(counts), self.pipeline, self.job],
+                [*batch, msgspec.json.encode(now).decode(), self.pipeline, self.job],
             )
         if written:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
-        return counts
+        return {output: of_output.count for output, of_output in now.items()}
+
+    def _require_same(self, batch: BatchId, written: Mapping[str, Written], now: Mapping[str, Written]) -> None:
+        """Raise BatchDiffers unless a repeated batch has the rows that were written."""
+        differences = [written[output].difference(output, now[output]) for output in now if output in written]
+        if differences := [*filter(None, differences)]:
+            raise BatchDiffers(self.pipeline, batch.number, differences)
 
     def _copied(
         self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows
@@ -209,15 +218,17 @@ class PostgresTables:
                     target.name, _list(names), _list(names), new, _list(identity), action
                 )
 
-    def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, int]] | None:
-        """The last batch, and its numbers of rows; None before the first."""
+    def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
+        """The last batch, and what it has written to each output; None before the first."""
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s AND job = %s").format(
                 Identifier(BATCHES)
             ),
             [self.pipeline, self.job],
         ).fetchone()
-        return None if row is None or row[0] is None else (BatchId(*row[:3]), row[3])
+        if row is None or row[0] is None:
+            return None
+        return BatchId(*row[:3]), msgspec.convert(row[3], dict[str, Written])
 
     def _require_epoch(self, database: psycopg.Connection) -> None:
         """Lock the job's row until the transaction ends. Raises LeaseError if another driver has taken over."""
@@ -286,10 +297,10 @@ def _list(parts: Sequence[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _made(database: psycopg.Connection, target: PostgresTarget, written: int | None) -> tuple[PostgresColumn, ...]:
+def _made(database: psycopg.Connection, target: PostgresTarget, written: Written | None) -> tuple[PostgresColumn, ...]:
     """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
 
-    `written` is the number of rows of the last batch, None if no batch has written the table.
+    `written` are the rows of the last batch, None if no batch has written the table.
     """
     with _at(target):
         if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
+import msgspec
 import pyarrow as pa
 
+from sluice.values.counts import counted
 from sluice.values.tables import OutputTable
 
 Row = tuple[Any, ...]
@@ -101,6 +104,29 @@ class Published:
     """Topic → partition as text → offset after the last record."""
 
 
+class Written(msgspec.Struct, frozen=True):
+    """What a batch has written to a table or a topic. A repeated batch compares it with what it would write."""
+
+    count: int
+    checksum: str = ""
+    """A sum of checksums, because the order of records may differ; empty if unknown."""
+
+    def difference(self, output: str, now: Written) -> str:
+        """Describe how a repeated batch differs; empty if it does not."""
+        if self.count != now.count:
+            return f"{output} got {counted(self.count, 'record')}, and would get {now.count:,} now"
+        if self.checksum and self.checksum != now.checksum:
+            return f"the {counted(self.count, 'record')} for {output} have other contents"
+        return ""
+
+
+def written_rows(rows: Rows) -> Written:
+    """What `rows` write to a table."""
+    total = sum(crc32(repr(row).encode()) for row in rows.written)
+    total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
+    return Written(rows.count, f"{total:x}")
+
+
 class TableSink(Protocol):
     """Writes the rows of batches to tables that one transaction can cover, each batch exactly once.
 
@@ -111,7 +137,8 @@ class TableSink(Protocol):
 
     **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
     and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,
-    without writing. Tables that were added to the pipeline in the meantime get their rows.
+    without writing. It raises BatchDiffers if the rows differ from those that were written. Tables that were added to
+    the pipeline in the meantime get their rows.
 
     **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between `write` and the marker,
     and the state is then rebuilt instead of the batch being repeated, the batch's records are written again in a batch

@@ -12,14 +12,16 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 - a result of an operator: 0x20 and its number, four bytes;
 - a release, a result that an operator sends because stream time has advanced: 0x10 (before the results of the row that
   advances it) or 0x30 (after them), a rank such as the time at which the result was due, and its key;
-- an event, after a release that no record has caused, such as that of a wall-clock timer: 0x18, and the names of the
-  operator and the timer. It identifies the result independently of the batch in which it is sent.
+- an event, after a release that no record has caused, such as that of a wall-clock timer: 0x18, the names of the
+  operator and the timer, and a number for what has set the timer. It identifies the result independently of the batch
+  in which it is sent.
 
 In a key or a name, 0xff follows each 0x00; a 0x00 without it ends the text.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -46,9 +48,12 @@ def release(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + _text(key)
 
 
-def event(path: bytes, operator: str, timer: str) -> bytes:
-    """The path of a release that no record has caused: of an operator's timer, or of results that were held back."""
-    return path + _EVENT + _text(operator) + _text(timer)
+def event(path: bytes, operator: str, timer: str, cause: int) -> bytes:
+    """The path of a release that no record has caused: of an operator's timer, or of results that were held back.
+
+    `cause` is the number of what has set the timer.
+    """
+    return path + _EVENT + _text(operator) + _text(timer) + _text(str(cause))
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
@@ -61,8 +66,13 @@ def event_of(path: bytes) -> tuple[int, bytes]:
         return -1, path
     end = _end(base, 1 + _RANK_BYTES)
     if base[end : end + 1] == _EVENT:
-        end = _end(base, _end(base, end + 1))
+        end = _end(base, _end(base, _end(base, end + 1)))
     return int.from_bytes(base[1 : 1 + _RANK_BYTES], "big") - _SIGN, base[:end]
+
+
+def hashed(content: bytes) -> int:
+    """A hash of at least 0 that fits a BIGINT."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
 def _text(text: str) -> bytes:

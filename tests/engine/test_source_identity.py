@@ -154,7 +154,7 @@ def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
 def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
     (topic,) = guard.topics
     record = records_at(guard.kafka, {(topic, 0): offset})[topic, 0]
-    return fingerprint(record.key(), record.value(), record.timestamp()[1])  # type: ignore[arg-type]
+    return fingerprint(record.key(), record.value(), record.timestamp()[1])
 
 
 @pytest.mark.fault("F40", "another record, or none, where the last one was that a job has read")
@@ -164,7 +164,7 @@ def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Led
     topic.check(done=10)
     note(ledger, topic.topic, 9, fingerprint(None, b"another", 5))
     with pytest.raises(
-        InputError, match="at offset 9, where the last .* is another record now. The records from"
+        InputError, match=r"at offset 9, where the last .* is another record now\. The records from"
     ) as no:
         topic.check(done=10)
     assert "from offset 0 at the earliest to 9 were replaced" in no.value.detail
@@ -198,7 +198,7 @@ def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
     if policy == "compact":
         guard.check(at_the_end, at_the_end)
     else:
-        with pytest.raises(InputError, match="at offset 2, where the last record was .* is no record now"):
+        with pytest.raises(InputError, match=r"at offset 2, where the last record was .* is no record now"):
             guard.check(at_the_end, at_the_end)
 
 
@@ -228,7 +228,7 @@ def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, led
         shutil.copytree(copy, data)
         broker.start()
         made.send(12)
-        with pytest.raises(InputError, match="at offset 14, .* from offset 10 to 14 were replaced"):
+        with pytest.raises(InputError, match=r"at offset 14, .* from offset 10 to 14 were replaced"):
             made.check(done=15)
 
 
@@ -271,7 +271,7 @@ def test_a_run_and_a_rebuild_refuse_a_partition_that_went_back(start: Start) -> 
     before = running.everything()
     job = plan(running.pipeline).job
     for command in (running.run, Rebuild(running.spark, job, running.settings).run):
-        with pytest.raises(InputError, match="offset 2, .* from offset 2 to 2 were replaced") as refused:
+        with pytest.raises(InputError, match=r"offset 2, .* from offset 2 to 2 were replaced") as refused:
             command()
         assert running.everything() == before
     assert "--from-topics" in refused.value.next_step

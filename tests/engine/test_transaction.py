@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.errors import BatchDiffers
 from sluice.kafka.topics import read_topic
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
@@ -94,3 +95,42 @@ def test_a_batch_whose_marker_is_written_is_not_started_again(topic: Topic) -> N
         output._producer.flush(30)
         assert not topic.has_open_transaction()
     assert topic.values() == ["a"]
+
+
+@pytest.mark.fault("F42", "the records of a batch are others when it is repeated")
+@pytest.mark.parametrize(
+    ("now", "difference"),
+    [
+        (["a"], "got 2 records, and would get 1 now"),
+        ([], "got 2 records, and would get 0 now"),
+        (["a", "b", "c"], "got 2 records, and would get 3 now"),
+        (["a", "c"], "have other contents"),
+    ],
+)
+def test_a_retried_batch_with_other_records_is_refused(topic: Topic, now: list[str], difference: str) -> None:
+    with topic.output() as output:
+        output.start(0, [topic.records("a")])
+        output.send(batch(0), [topic.records("a"), topic.records("b")])
+    with topic.output() as output:
+        with pytest.raises(BatchDiffers, match=f"Batch 0 of {topic.name} was written.*{difference}") as refused:
+            output.send(batch(0), [topic.records(*now)] if now else [])
+        assert f"sluice rebuild {topic.name}" in refused.value.next_step
+        assert not topic.has_open_transaction()
+        assert output.send(batch(0), [topic.records("b", "a")]) == {topic.name: 2}
+    assert topic.values() == ["a", "b"]
+
+
+def test_records_differ_by_keys_values_and_timestamps_but_not_by_headers_and_order() -> None:
+    header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+    def total(*records: tuple[bytes | None, bytes | None, int], headers: str = "") -> int:
+        keys, values, times = zip(*records, strict=True)
+        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "timestamp": times}
+        own = pa.array([[{"key": headers, "value": b""}]] * len(records), header)
+        return transaction.checksum(pa.table(columns | {"headers": own}))
+
+    several = [(b"k", b"v", 5), (b"k", b"v", 5), (b"", b"v", 5)]
+    assert total(*several) == total(*several[::-1], headers="another")
+    different = [(b"k", b"v", 5), (None, b"v", 5), (b"", b"v", 5), (b"k", None, 5), (b"k", b"", 5), (b"k", b"v", 6),
+                 (b"kv", b"", 5), (b"", b"kv", 5), (None, None, 5)]  # fmt: skip
+    assert len({total(record, (b"x", b"x", 0)) for record in different}) == len(different)

@@ -116,8 +116,13 @@ def test_a_paused_move_changes_nothing(
 ) -> None:
     commands.publish()
     seen: list[Any] = []
+
+    def happen() -> None:
+        meanwhile(commands)
+        seen.append(content(commands.ledger))
+
     with (
-        paused_before(owner, step, lambda: (meanwhile(commands), seen.append(content(commands.ledger)))),
+        paused_before(owner, step, happen),
         pytest.raises(Refused, match=r"has begun to|moved away|already is a shard|in use"),
     ):
         commands.move(2)

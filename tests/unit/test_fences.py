@@ -51,8 +51,13 @@ def go_on(files: Installation) -> None:
 @pytest.mark.parametrize("step", ["new_generation", "register", "continue_as", "promote"])
 def test_a_paused_repartition_changes_nothing(step: str, files: Installation) -> None:
     seen: list[Any] = []
+
+    def happen() -> None:
+        go_on(files)
+        seen.append(content(files.ledger))
+
     with (
-        paused_before(Jobs, step, lambda: (go_on(files), seen.append(content(files.ledger)))),
+        paused_before(Jobs, step, happen),
         pytest.raises(LeaseError, match="lost its lease"),
     ):
         repartition(job_of(3), files.settings)

@@ -49,8 +49,9 @@ def test_a_path_with_an_array_element_is_not_constant() -> None:
 def test_an_event_is_the_same_whatever_comes_after_it() -> None:
     texts = ["", "a", "a\x00", "a\x00b", "\x00", "é\x00\x00", "a\x00\xff"]
     events = {
-        (due, key, timer): paths.event(paths.release(b"", due, key, before=False), "process 1", timer)
+        (due, key, timer, cause): paths.event(paths.release(b"", due, key, before=False), "process 1", timer, cause)
         for due in (-1, 0, 1_670_000_000_000)
+        for cause in (0, 2**63 - 1)
         for key in texts
         for timer in texts
     }
@@ -65,5 +66,5 @@ def test_an_event_is_the_same_whatever_comes_after_it() -> None:
 
 def test_releases_of_keys_with_any_characters_are_sorted_by_key() -> None:
     keys = sorted(["", "a", "ab", "b", "a\x00", "a\x00b", "\x00", "é"], key=str.encode)
-    releases = [paths.event(paths.release(b"", 5, key, before=True), "z", "") for key in keys]
+    releases = [paths.event(paths.release(b"", 5, key, before=True), "z", "", 0) for key in keys]
     assert sorted(releases) == releases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
@@ -9,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sluice.errors import EngineError, LeaseError
+from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.postgres import PostgresTables, PostgresTarget
 from sluice.sinks.protocol import BatchId, Published, Rows
 from sluice.values.tables import PostgresTable
@@ -70,7 +71,30 @@ def test_rows_are_replaced_and_deleted(url: str, query: Query) -> None:
     assert tables.write(batch(0), rows(("a", "1"), ("b", "2"))) == {"warehouse:totals": 2}
     assert tables.write(batch(1), rows(("a", "3"), ("c", None), deleted=("b", "x"))) == {"warehouse:totals": 4}
     assert query("SELECT shop, n FROM totals ORDER BY shop") == [("a", 3), ("c", None)]
-    assert query("SELECT generation, batch, rows FROM sluice_batches") == [(1, 1, {"warehouse:totals": 4})]
+    of_batch = "SELECT generation, batch, rows -> 'warehouse:totals' ->> 'count' FROM sluice_batches"
+    assert query(of_batch) == [(1, 1, "4")]
+
+
+@pytest.mark.fault("F42", "the rows of a batch are others when it is repeated")
+@pytest.mark.parametrize(
+    ("now", "difference"),
+    [
+        (rows(("a", "1"), ("b", "2"), ("c", "3")), "warehouse:totals got 2 records, and would get 3 now"),
+        (rows(("a", "1")), "warehouse:totals got 2 records, and would get 1 now"),
+        (rows(("a", "1"), ("b", "3")), "the 2 records for warehouse:totals have other contents"),
+        (rows(("a", "1"), deleted=("b",)), "the 2 records for warehouse:totals have other contents"),
+    ],
+)
+def test_a_repeated_batch_with_other_rows_is_refused(
+    now: dict[str, Rows], difference: str, url: str, query: Query
+) -> None:
+    begun(url).write(batch(0), rows(("a", "1"), ("b", "2")))
+    again = begun(url, published=None)
+    with pytest.raises(BatchDiffers, match=re.escape(difference)) as refused:
+        again.write(batch(0), now)
+    assert "sluice rebuild shops" in refused.value.next_step
+    assert query("SELECT shop, n FROM totals ORDER BY shop") == [("a", 1), ("b", 2)]
+    assert again.write(batch(0), rows(("b", "2"), ("a", "1"))) == {"warehouse:totals": 2}, "in another order"
 
 
 def test_a_repeated_batch_changes_nothing(url: str, query: Query) -> None:

@@ -95,7 +95,7 @@ class JobQuery:
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions,
+            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions, published,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:

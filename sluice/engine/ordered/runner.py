@@ -42,6 +42,7 @@ from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.protocol import Shard
 from sluice.values import paths
+from sluice.values.paths import hashed
 from sluice.values.windows import Bounds
 
 
@@ -88,6 +89,8 @@ class Released(NamedTuple):
     """Whether the results sort before the results of the row that advances stream time."""
     timer: str = ""
     """The name of the wall-clock timer that sends the results; empty without one."""
+    cause: int = 0
+    """What has set this timer: a timer of the same name can be set again for the same time."""
 
 
 @dataclass
@@ -118,6 +121,14 @@ class StageOutput:
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _mark: int = 0
+
+    @property
+    def cause(self) -> int:
+        """Identifies the record or the timer from which the current row comes, in whatever batch it is processed."""
+        sequence, origin, path = self.position
+        if self.released is None and has_origin(sequence):
+            return origin
+        return hashed(repr((path, self.released)).encode())
 
     def begin(self, position: Position, stream_time: int, released: Released | None = None) -> None:
         """Start the results of the next row or release."""
@@ -170,7 +181,7 @@ class StageOutput:
             rank = released.due if rank is None else rank
             path = paths.release(path, rank, released.key, before=released.before_row)
             if not has_origin(sequence):
-                path = paths.event(path, self.operator.plan.name, released.timer)
+                path = paths.event(path, self.operator.plan.name, released.timer, released.cause)
         path = paths.result(path, self._results)
         if self.operator.answers:
             path = paths.rekeyed(path)
@@ -503,8 +514,9 @@ class OperatorRun:
         self.load([key for key in due if key not in self._held])
         position, closed = output.position, self.closed
 
-        def begin(timer: Timer) -> None:
-            output.begin(position, closed, Released(timer.time, timer.key, before_row=False, timer=timer.name))
+        def begin(timer: Timer, cause: int) -> None:
+            released = Released(timer.time, timer.key, before_row=False, timer=timer.name, cause=cause)
+            output.begin(position, closed, released)
 
         for key, state in self._held.items():
             due_time = operator.wall_due(state)

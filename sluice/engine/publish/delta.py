@@ -30,9 +30,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from sluice.engine.batch.arrow import arrow_type
-from sluice.errors import EngineError, LeaseError
+from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
-from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target
+from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target, Written, written_rows
 from sluice.values.sql import backticked, literal
 from sluice.values.tables import DeltaTable
 
@@ -68,6 +68,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """When this batch began, in epoch ms."""
     rows: int = 0
     """The number of its rows."""
+    checksum: str = ""
+    """The checksum of its rows."""
     may_repeat: bool = False
     """Whether rows of later batches may be in the table, too, because the state was restored or rebuilt."""
 
@@ -172,10 +174,15 @@ class DeltaSink:
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows. Returns the number of rows written and deleted."""
         output, of_table = self.target.output, rows[self.target.output]
+        now = written_rows(of_table)
         if self.state.batch == batch:
+            if difference := Written(self.state.rows, self.state.checksum).difference(output, now):
+                raise BatchDiffers(self.pipeline, batch.number, [difference])
             log.info("rows were written already", table=output, batch=batch.snapshot)
         else:
-            state = msgspec.structs.replace(self.state, snapshot=batch.snapshot, begun=batch.begun, rows=of_table.count)
+            state = msgspec.structs.replace(
+                self.state, snapshot=batch.snapshot, begun=batch.begun, rows=now.count, checksum=now.checksum
+            )
             self._commit(self.version + 1, state, of_table)
         return {output: self.state.rows}
 

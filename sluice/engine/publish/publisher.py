@@ -143,6 +143,8 @@ class Publisher:
     """Destination → the writer of its tables outside Kafka."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic → its number of partitions, as assumed by tasks."""
+    published: int | None = None
+    """The last batch that was published when the run began."""
     read: int = 0
     """Number of records read so far."""
     error: SluiceError | None = None
@@ -178,6 +180,8 @@ class Publisher:
             begun = max(self.storage.batches.begun(batch), self._published_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         self.lease.check()
+        if batch == self.published and self._skip_published(batch):
+            return
         ends = self._ends(batch)
         with ThreadPoolExecutor(1) as pool:
             # The records of streams are complete now, so that sending them need not wait for the shards.
@@ -227,6 +231,22 @@ class Publisher:
         self.read += counts.get("read", 0)
         done = "batch published" if new else "batch was published already"
         log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
+
+    def _skip_published(self, batch: int) -> bool:
+        """Let Spark commit a batch that is published, without computing it again. Returns whether that is possible.
+
+        Its records may have changed, for example by compaction, but its results must not. Only a state that Spark keeps
+        needs the batch again.
+        """
+        if isinstance(self.storage.job, FusedJob) and self.totals is None:
+            return False
+        snapshot = self.ledger.snapshots.get(self.storage.ref, batch)
+        if snapshot is None or snapshot.positions != batch_positions(self.storage.checkpoint, batch):
+            return False
+        self.storage.side_outputs.start(batch + 1, self.ledger.snapshots.times_before(self.storage.ref, batch + 1))
+        self.read += snapshot.counts.get("read", 0)
+        log.info("batch was published already", snapshot=snapshot.id)
+        return True
 
     def _metadata(self, batch: int, ends: dict[str, dict[str, int]], counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""

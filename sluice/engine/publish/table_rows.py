@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
@@ -120,8 +119,8 @@ def with_positions(job: OrderedJob, rows: pa.Table) -> pa.Table:
     """Add the position columns to sorted rows from ordered operators.
 
     Results of a clock, such as those of timers, come from no record. Their topic is empty, and their offset is the time
-    at which they were due, in epoch ms. Their row is a hash of the operator, the key, the timer's name, and the number
-    of the result, so that they have the same position in whatever batch they are sent.
+    at which they were due, in epoch ms. Their row is a hash of the operator, the key, the timer's name and what has set
+    it, and the number of the result, so that they have the same position in whatever batch they are sent.
     """
     topics = {source.number: source.topic for source in job.streams}
     places: list[tuple[str, int, int, int]] = []
@@ -135,15 +134,9 @@ def with_positions(job: OrderedJob, rows: pa.Table) -> pa.Table:
             number_of[place] += 1
         else:
             due, event = paths.event_of(path)
-            places.append(("", -1, due, _hashed(event, number_of[due, event])))
+            places.append(("", -1, due, paths.hashed(b"%d/%b" % (number_of[due, event], event))))
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):
         rows = rows.append_column(name, pa.array(column, pa.string() if name == "_topic" else pa.int64()))
     return rows
-
-
-def _hashed(event: bytes, number: int) -> int:
-    """A BIGINT of at least 0."""
-    digest = hashlib.blake2b(b"%d/%b" % (number, event), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

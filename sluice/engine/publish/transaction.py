@@ -1,19 +1,22 @@
 """Writes a batch's output records and a marker for the batch in one Kafka transaction.
 
-The marker is a record in a compacted topic. A retried batch finds the marker and does not write its records again. A
-producer aborts, on start-up, any transaction that a dead predecessor left open.
+The marker is a record in a compacted topic. A retried batch finds the marker and does not write its records again. It
+compares them with the marker, because its input or the pipeline may have changed in between. A producer aborts, on
+start-up, any transaction that a dead predecessor left open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -21,8 +24,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
 from sluice.engine.read.identity import Positions
-from sluice.errors import EngineError
+from sluice.errors import BatchDiffers, EngineError
 from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
+from sluice.sinks.protocol import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import JobRef
@@ -45,6 +49,7 @@ _LONGEST_START_S = 300
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed its record."""
 _CHUNK = 50_000
+_BITS, _PRIME = 2**32 - 1, 2_654_435_761
 _MARKER_READER = {
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
@@ -84,6 +89,12 @@ class Marker(msgspec.Struct, frozen=True):
     outputs: dict[str, int]
     ends: dict[str, dict[str, int]] = {}
     """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
+    checksums: dict[str, str] = {}
+    """Topic → the checksum of the batch's records, except for their headers, which may contain times and places."""
+
+    def written(self, topic: str) -> Written:
+        """What the batch has written to a topic."""
+        return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
     def with_earlier(self) -> Batch:
@@ -103,6 +114,7 @@ class _Started:
     batch: int
     tables: int
     at: float
+    checksums: Mapping[str, int]
 
 
 class TransactionalOutput:
@@ -111,6 +123,7 @@ class TransactionalOutput:
     def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, TopicLimits]) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
+        self._topics = frozenset(limits)
         self._producer = producer_of(kafka, _fast(limits) | {"transactional.id": writer.transactional_id})
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
@@ -182,10 +195,11 @@ class TransactionalOutput:
             return  # a retried batch, whose records `send` compares with the marker
         with kafka_errors("Writing the output", self._kafka):
             self._begin()
-            self._started = _Started(batch, len(records), time.monotonic())
+            checksums: Counter[str] = Counter()
+            self._started = _Started(batch, len(records), time.monotonic(), checksums)
             with self._rejections():
                 for topic, table in records:
-                    _produce(self._producer, topic, table)
+                    checksums[topic] += _produce(self._producer, topic, table)
 
     def give_up(self) -> None:
         """Abort a transaction that `start` has begun, so that readers need not wait for it."""
@@ -198,11 +212,18 @@ class TransactionalOutput:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
         Returns the number of records per topic. A retried batch does not write its records again, except to topics that
-        were added to the pipeline after the batch was written.
+        were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
+        are not those that were written.
         """
-        written = self._marker.outputs if self._marker is not None and batch.number == self.last_batch else {}
+        marker = self._marker if batch.number == self.last_batch else None
+        written: Mapping[str, int] = {} if marker is None else marker.outputs
+        checksums: Counter[str] = Counter()
+        records = [*records]
+        if marker is not None:
+            self._require_same(marker, records)
         counts = dict(written)
-        begun, sent = self._continue(batch.number)
+        begun, sent, started = self._continue(batch.number)
+        checksums.update(started)
         with kafka_errors("Writing the output", self._kafka), self._rejections():
             if batch.number > self.last_batch:
                 begun = begun or self._begin()
@@ -212,13 +233,27 @@ class TransactionalOutput:
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 if batch.number >= self.last_batch and table.num_rows and number >= sent:
                     begun = begun or self._begin()
-                    _produce(self._producer, topic, table)
+                    checksums[topic] += _produce(self._producer, topic, table)
             if begun:
-                marker = Marker(batch, counts, merged(self._earlier, batch.ends))
+                before = {} if marker is None else marker.checksums
+                sums = before | {topic: _shown(total) for topic, total in checksums.items()}
+                marker = Marker(batch, counts, merged(self._earlier, batch.ends), sums)
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
+
+    def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
+        """Raise BatchDiffers unless a retried batch has the records that were written, for topics that it still has."""
+        counts: Counter[str] = Counter(dict.fromkeys(self._topics & marker.outputs.keys(), 0))
+        totals: Counter[str] = Counter()
+        for topic, table in records:
+            counts[topic] += table.num_rows
+            totals[topic] += checksum(table)
+        now = {topic: Written(counts[topic], _shown(totals[topic])) for topic in sorted(counts)}
+        differences = [marker.written(topic).difference(topic, now[topic]) for topic in now if topic in marker.outputs]
+        if differences := [*filter(None, differences)]:
+            raise BatchDiffers(self._writer.ref.pipeline, marker.batch.number, differences)
 
     @contextlib.contextmanager
     def _rejections(self) -> Iterator[None]:
@@ -230,14 +265,14 @@ class TransactionalOutput:
                 self._producer.commit_transaction(TIMEOUT_S)  # raises the broker's error
             raise
 
-    def _continue(self, batch: int) -> tuple[bool, int]:
-        """Whether `start` has begun the batch's transaction, and with how many of its tables."""
+    def _continue(self, batch: int) -> tuple[bool, int, Mapping[str, int]]:
+        """Whether `start` has begun the batch's transaction, with how many of its tables, and their checksums."""
         started = self._started
         if started is None or started.batch != batch or time.monotonic() - started.at > _LONGEST_START_S:
             self.give_up()
-            return False, 0
+            return False, 0, {}
         self._started = None
-        return True, started.tables
+        return True, started.tables, started.checksums
 
     @property
     def _earlier(self) -> Positions:
@@ -325,11 +360,31 @@ def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None
         failed.append(error)
 
 
-def _produce(producer: Producer, topic: str, table: pa.Table) -> None:
-    """Queue records one by one: the client's batches have neither headers nor timestamps."""
-    produce = producer.produce
+def checksum(table: pa.Table) -> int:
+    """The sum of the checksums of output records, which does not depend on their order."""
+    total = 0
+    for chunk in table.to_batches(max_chunksize=_CHUNK):
+        for key, value, timestamp, _ in zip(*_columns(chunk), strict=False):
+            total += _checksum(key, value, timestamp)
+    return total
+
+
+def _checksum(key: bytes | None, value: bytes | None, timestamp: int | None) -> int:
+    # The key's length tells where the value begins. A null key or value differs from an empty one.
+    begin = (timestamp or 0) + _PRIME * ((0 if key is None else len(key) + 1) * 2 + (value is None))
+    return crc32(value or b"", crc32(key or b"", begin & _BITS))
+
+
+def _shown(total: int) -> str:
+    return f"{total:x}"
+
+
+def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
+    """Queue records one by one: the client's batches have neither headers nor timestamps. Returns their checksum."""
+    produce, total = producer.produce, 0
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         for key, value, timestamp, headers in zip(*_columns(chunk), strict=False):
+            total += _checksum(key, value, timestamp)
             while True:
                 try:
                     # Arguments by their names would take as long as the rest of the call.
@@ -337,6 +392,7 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> None:
                     break
                 except BufferError:  # the queue is full
                     producer.poll(0.1)
+    return total
 
 
 def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:

@@ -62,6 +62,7 @@ class Ran:
     rejected: list[Rejection] = field(default_factory=list)
     headers: str | None = None
     _held: int = 0
+    cause: int = 0
 
     def emit(
         self,
