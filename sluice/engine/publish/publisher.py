@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
+from sluice.engine.publish.transaction import inexact
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob, Sink
@@ -232,13 +233,22 @@ class Publisher:
         done = "batch published" if new else "batch was published already"
         log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether stores have the very same values when a batch is repeated.
+
+        Spark combines the parts of other aggregates, such as sums of doubles and lists, in any order.
+        """
+        job = self.storage.job
+        return not isinstance(job, FusedJob) or not job.groups or self.totals is not None
+
     def _skip_published(self, batch: int) -> bool:
         """Let Spark commit a batch that is published, without computing it again. Returns whether that is possible.
 
         Its records may have changed, for example by compaction, but its results must not. Only a state that Spark keeps
         needs the batch again.
         """
-        if isinstance(self.storage.job, FusedJob) and self.totals is None:
+        if not self._is_exact:
             return False
         snapshot = self.ledger.snapshots.get(self.storage.ref, batch)
         if snapshot is None or snapshot.positions != batch_positions(self.storage.checkpoint, batch):
@@ -363,6 +373,9 @@ class Publisher:
         records += [
             (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
         ]
+        if not self._is_exact:
+            of_changes = {*(name for name, _ in changes), topic}
+            records = [(name, inexact(table) if name in of_changes else table) for name, table in records]
         written: dict[str, int] = {}
         id_ = BatchId(self.storage.generation, batch.number, batch.begun)
         for destination, of_tables in rows.items():
@@ -380,10 +393,13 @@ class Publisher:
         """Destination → output → the rows for a table there."""
         return {
             destination: {
-                sink.topic: joined_rows(
-                    table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
-                    for other, table in results
-                    if other is sink
+                sink.topic: replace(
+                    joined_rows(
+                        table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
+                        for other, table in results
+                        if other is sink
+                    ),
+                    is_exact=self._is_exact or sink in self.storage.job.stream_sinks,
                 )
                 for sink in sinks
             }
