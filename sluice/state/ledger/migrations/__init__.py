@@ -17,7 +17,7 @@ from sluice.state.ledger.tables import JOBS, METADATA
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
-HEAD = "0006"
+HEAD = "0007"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 
