@@ -219,8 +219,8 @@ class TransactionalOutput:
         marker = self._marker if batch.number == self.last_batch else None
         written: Mapping[str, int] = {} if marker is None else marker.outputs
         checksums: Counter[str] = Counter()
-        records = [*records]
         if marker is not None:
+            records = [*records]
             self._require_same(marker, records)
         counts = dict(written)
         begun, sent, started = self._continue(batch.number)
