@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, header
 from sluice.engine.publish.encode import shortened
+from sluice.kafka.topics import headers_of, text_headers
 from sluice.values.headers import PREFIX, escaped, original
 
 NAMES = st.one_of(
@@ -20,6 +23,18 @@ NAMES = st.one_of(
 def test_a_records_own_header_gets_a_name_that_sluice_does_not_use_and_gets_its_own_back(name: str) -> None:
     assert original(escaped(name)) == name
     assert not escaped(name).startswith(PREFIX) or escaped(name).startswith("sluice.original.")
+
+
+def test_headers_with_names_that_are_no_text_are_shown_as_such() -> None:
+    class Unreadable:
+        """A message whose headers Kafka's client cannot decode."""
+
+        def headers(self) -> None:
+            raise SystemError from UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    message: Any = Unreadable()
+    assert headers_of(message) == [("(unreadable)", b"names of headers are not UTF-8")]
+    assert text_headers(message) == {"(unreadable)": "names of headers are not UTF-8"}
 
 
 @pytest.mark.parametrize(
