@@ -42,6 +42,10 @@ class Values:
     """Whether an aggregate can subtract the old rows that a table sends. As in Kafka Streams, a table joined with
     itself and a suppress until a time limit send other old rows than they have sent as new ones.
     """
+    deletes: bool = True
+    """Whether every deletion is sent. As in Kafka Streams, an inner join of a table with itself sends none, because
+    both sides are deleted at once. Sluice's joins of such a join keep the row; those of Kafka Streams look it up anew.
+    """
     settled: bool = True
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
     Streams skips updates that Sluice sends, and now and then forgets a deletion.
@@ -210,8 +214,8 @@ def _suppress(nodes: Nodes, node: Values, **how: Any) -> Values:
 
 def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> Values:
     """A join of any kind."""
-    if "fk" in about and not (left.subtracts and right.subtracts):
-        raise Unfit("a table joined with itself does not send every deletion")
+    if not (left.deletes and right.deletes):
+        raise Unfit("the other side may have a row that has been deleted")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
@@ -221,6 +225,7 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         left, id=made, number=number, text=text, typed=False, times=left.times + right.times,
         origins=left.origins | right.origins, subtracts=left.subtracts and right.subtracts and not is_shared,
         settled=left.settled and right.settled and not (is_shared and "fk" in about),
+        deletes=not (is_shared and how == "inner"),
     )  # fmt: skip
 
 
