@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.dead_letters import Chosen, redrive
+from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.publisher import Publisher
@@ -233,15 +234,27 @@ def global_change(episode: Episode) -> str:
 
 
 def edited(episode: Episode) -> str:
-    """The pipeline's file gets another output, now and then after a crash."""
+    """The pipeline's file gets another output, now and then after a crash.
+
+    If the interrupted batch needs the pipeline as it was, the change waits until the batch is done.
+    """
     if not episode.ends:
         return "no output is added"
     crashed = f"{crashed_run(episode)}, then " if episode.chance.random() < 0.7 else ""
-    return f"{crashed}{episode.add_output()}"
+    added = episode.add_output()
+    try:
+        read = episode.run()
+    except CompatibilityError:
+        episode.remove_output()
+        read = episode.run()
+        return f"{crashed}read {read}, after which {episode.add_output()}"
+    return f"{crashed}{added}, read {read}"
 
 
 def more_partitions(episode: Episode) -> str:
-    """A source gets an empty partition. Stream time belongs to a partition, so the others go on as before."""
+    """A source gets an empty partition, in which stream time stands still."""
+    if episode.is_timed:
+        return "no partition is added"
     source = episode.chance.choice(("l", "r", "t", "u"))
     partitions = episode.add_partition(source)
     return f"{source} has {partitions} partitions"
