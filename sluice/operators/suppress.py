@@ -1,8 +1,8 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-The operator's rows are the results of the previous operator, with the same keys, and with `before` and `after` of the
-row that caused them. If there are several partitions, these are the stream times that all partitions have reached,
-because no partition may update a window after its result has been sent.
+The operator's rows are the results of the previous operator, with the same keys. Unless that is a join, they have the
+`before` and `after` of the row that caused them. If there are several partitions, these are the stream times that all
+partitions have reached, because no partition may update a window after its result has been sent.
 """
 
 from __future__ import annotations

@@ -250,7 +250,8 @@ class Planner:
 
     def _operator(self, node: nodes.Node) -> OrderedOperator:
         inline = None
-        if isinstance(node, nodes.Suppress):
+        # A suppress step behind a join has a stream time of its own: many of the join's rows cause no result.
+        if isinstance(node, nodes.Suppress) and not isinstance(node.parent, nodes.Join):
             upstream = (operator for operator in self.operators if operator.number == node.parent.number)
             inline = next((operator for operator in upstream if operator.inline is None), None)
         functions = self._functions(node)

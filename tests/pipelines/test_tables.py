@@ -70,6 +70,20 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
     assert driver.read("given_joined")[-1].value["left"]["n"] == 9
 
 
+def test_a_row_that_a_join_sends_no_result_for_does_not_advance_stream_time(drive: Drive) -> None:
+    pipeline = Pipeline("held_joins", workers=2)
+    left, right = (pipeline.table(topic, value=Item) for topic in ("left", "right"))
+    for how in ("inner", "left", "outer"):
+        left.join(right, how=how).suppress_until_time_limit("4 ms").to(f"{how}_held")
+    driver = drive(pipeline)
+    for topic, key, time in (("left", "a", 10), ("right", "a", 11), ("right", "b", 20)):
+        driver.pipe(topic, {"n": 1, "g": None}, key, timestamp=time)
+    assert [len(driver.read(f"{how}_held")) for how in ("inner", "left", "outer")] == [0, 0, 1]
+    for topic in ("left", "right"):
+        driver.pipe(topic, {"n": 1, "g": None}, "c", timestamp=30)
+    assert [len(driver.read(f"{how}_held")) for how in ("inner", "left", "outer")] == [1, 1, 1]
+
+
 def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
     pipeline = Pipeline("held", workers=2)
     items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)
