@@ -184,7 +184,12 @@ def other_workers(episode: Episode) -> str:
     episode.run()
     before = len(_workers(episode))
     episode.set_workers(episode.chance.choice([number for number in (1, 2, 3, 4) if number != before]))
-    generation = repartition(plan(episode.pipeline).job, episode.settings).generation
+    try:
+        generation = repartition(plan(episode.pipeline).job, episode.settings).generation
+    except EngineError as error:
+        if "cannot be divided by key" not in str(error):
+            raise
+        return f"{before} workers become {episode.pipeline.workers}: {rebuild(episode)}"
     episode.note_ends()
     return f"repartitioned from {before} to {len(_workers(episode))} workers as generation {generation}"
 
@@ -236,7 +241,7 @@ def global_change(episode: Episode) -> str:
 def edited(episode: Episode) -> str:
     """The pipeline's file gets another output, now and then after a crash.
 
-    If the interrupted batch needs the pipeline as it was, the change waits until the batch is done.
+    A change that is refused, because the interrupted batch or a store needs the pipeline as it was, is undone.
     """
     if not episode.ends:
         return "no output is added"
@@ -246,8 +251,7 @@ def edited(episode: Episode) -> str:
         read = episode.run()
     except CompatibilityError:
         episode.remove_output()
-        read = episode.run()
-        return f"{crashed}read {read}, after which {episode.add_output()}"
+        return f"{crashed}a further output is refused, read {episode.run()}"
     return f"{crashed}{added}, read {read}"
 
 

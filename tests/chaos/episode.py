@@ -224,11 +224,10 @@ class Episode(Running):
             for topic, wanted in topology.expected(inputs).items():
                 kind = topology.outputs[topic].kind
                 found = self._written(f"t{number}_{topic}", kind == "windowed")
-                # Records without a key are in any of the output's partitions.
-            for of_run in (wanted, found):
-                of_run.get(None, []).sort(key=str)
-            if why := difference(kind, wanted, found):
-                yield f"output {topic} of topology {topology.name}: {why}"
+                for by_keys in (wanted, found):
+                    by_keys.get(None, []).sort(key=str)  # records without a key are in any partition of the output
+                if why := difference(kind, wanted, found):
+                    yield f"output {topic} of topology {topology.name}: {why}"
         yield from self._audited()
         letters = len(self.dead_letters())
         unreadable = len(sent_to_it) - readable
