@@ -231,6 +231,41 @@ def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_reject
     assert letters == {("NaN", "NOT_FINITE"), ("-Infinity", "NOT_FINITE"), ("5 km", "NOT_FINITE")}
 
 
+class Sample(Struct):
+    x: float
+
+
+STATISTICS = (
+    "stddev(x)",
+    "var_pop(x)",
+    "corr(x, x)",
+    "skewness(x)",
+    "kurtosis(x)",
+    "regr_slope(x, x)",
+    "max(sqrt(-x))",
+)
+
+
+def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
+    pipeline = Pipeline("statistics", workers=1)
+    by_key = pipeline.stream("samples", value=Sample).group_by_key()
+    columns = {f"s{number}": text for number, text in enumerate(STATISTICS)}
+    by_key.aggregate(columns, store="statistics").to("written")
+    by_key.aggregate(store="nested", both="named_struct('a', skewness(x), 'b', count(*))")
+    driver = drive(pipeline)
+    for key, numbers in {"huge": (1.7e308, -1.7e308), "equal": (1, 1), "one": (1,), "fine": (1, 2, 4)}.items():
+        for x in numbers:
+            driver.pipe("samples", {"x": x}, key)
+    stored = driver.store("statistics")
+    numbers = [number for values in stored.values() for number in values.values()]
+    assert {type(number) for number in numbers} == {float, type(None)}
+    assert stored["fine"]["s0"] == pytest.approx(1.5275, abs=1e-4)
+    assert (stored["equal"]["s0"], stored["equal"]["s3"], stored["huge"]["s1"]) == (0.0, None, None)
+    assert {record.key: record.value for record in driver.output("written")} == stored
+    assert driver.store("nested")["equal"] is None or driver.store("nested")["equal"]["both"] is None
+    assert driver.store("nested")["fine"]["both"]["b"] == 3
+
+
 def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
     pipeline = Pipeline("keys")
     trips = pipeline.stream("trips", value=Trip)
