@@ -28,7 +28,7 @@ from sluice.engine.read import streams as sourcing
 from sluice.engine.read.decode import ValueDecoder, failing, key_texts
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.streams import StreamReader
-from sluice.plan import plan
+from sluice.plan import Source, plan
 from sluice.plan.sources import source_of
 from sluice.topology import nodes
 
@@ -902,7 +902,10 @@ NAN, INFINITY = float("nan"), float("inf")
         (Sensor(None, by_name={"a": NAN}), "contract", "$.by_name[...]: nan cannot be written as JSON"),
         (Sensor(1.0, price=Decimal("NaN")), "digits", "$.price: NaN is not a decimal(12,2)"),
         (Sensor(1.0, next=Line("x", Decimal("Infinity"))), "digits", "$.next.amount: Infinity is not a decimal(12,2)"),
-        (Sensor("high"), "contract", "must be real number, not str"),  # type: ignore[arg-type]
+        (Sensor("high"), "contract", "Expected `float | null`, got `str` - at `$.level`"),  # type: ignore[arg-type]
+        (Sensor(1.0, price="1_0"), "contract", "'1_0' is not written as a number in JSON - at `$.price`"),  # type: ignore[arg-type]
+        (Sensor(1.0, by_name={"a": "x"}), "contract", "Expected `float`, got `str` - at `$.by_name[...]`"),  # type: ignore[dict-item]
+        (Sensor(1.0, levels=[object()]), "contract", "Encoding objects of type object is unsupported"),  # type: ignore[list-item]
     ],
 )
 @pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])
@@ -971,3 +974,25 @@ def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatc
         '"codes":{"k":"AA=="},"next":{"item":"j","amount":2.00},"fixed":true}]',
         None,
     ]
+
+
+def test_a_decoder_may_use_the_same_object_for_all_records() -> None:
+    shared = Sensor(0.0)
+
+    def decode(data: bytes) -> Sensor:
+        shared.level = float(data)
+        shared.levels.append(shared.level)
+        return shared
+
+    decoder = ValueDecoder(source_of_stream(Serde(Sensor, decode=decode)))
+    rows, values, letters = decoder.decode([b"1", b"x", b"2"])
+    assert (rows, [letter.row for letter in letters]) == ([0, 2], [1])
+    assert [(value.level, value.levels) for value in values] == [(1.0, [1.0]), (2.0, [1.0, 2.0])]
+
+
+def source_of_stream(value: Serde[Any]) -> Source:
+    pipeline = Pipeline("p")
+    pipeline.stream("t", value=value)
+    (source,) = pipeline.nodes
+    assert isinstance(source, nodes.Source)
+    return source_of(source, ())

@@ -84,9 +84,27 @@ class ValueDecoder:
     def _decode(self) -> Callable[[bytes], Any]:
         contract, author = self.source.contract, self.source.decode
         if author is not None:
-            expected = self._class if self.source.is_object else str if contract is None else object
-            return partial(_of_author, author.value, expected)
+            return partial(self._of_author, author.value)
         return bytes.decode if contract is None else epochs.decoder(self._class)
+
+    def _of_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
+        """Call an author's decoder. Raises ValidationError for a value that is not of the contract's type.
+
+        Returns a copy, because the decoder may use the same object for the next record.
+        """
+        value = decode(data)
+        expected = self._class if self.source.is_object else str if self.source.contract is None else object
+        if not isinstance(value, expected):
+            raise msgspec.ValidationError(f"decode returned {type(value).__name__}, not {expected.__name__}")
+        if self.source.contract is None:
+            return value
+        if self._check_amounts is not None:
+            self._check_amounts(value)
+        try:
+            plain = msgspec.to_builtins(value, builtin_types=_ARROW_TYPES)
+        except TypeError as error:
+            raise msgspec.ValidationError(error_text(error)) from None
+        return msgspec.convert(plain, self._class)
 
     @cached_property
     def _quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
@@ -482,14 +500,6 @@ _ARROW_TYPES = (Decimal, datetime, date, bytes)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 _YEAR, _USUAL_YEARS = attrgetter("year"), frozenset(range(2, 9999))
-
-
-def _of_author(decode: Callable[[bytes], Any], expected: type, data: bytes) -> Any:
-    """Call an author's decoder. Raises ValidationError unless it returns an instance of the contract."""
-    value = decode(data)
-    if not isinstance(value, expected):
-        raise msgspec.ValidationError(f"decode returned {type(value).__name__}, not {expected.__name__}")
-    return value
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
