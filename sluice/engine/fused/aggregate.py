@@ -58,7 +58,7 @@ def fuse(job: FusedJob, windowed: DataFrame, combiner: Combiner) -> DataFrame:
 def _finite(name: str, kind: spark.DataType) -> str:
     """SQL for an aggregate's result, or null for NaN and infinity, which JSON does not have.
 
-    Spark returns them for a statistic that is undefined, such as the correlation of equal values.
+    Spark returns them for statistics of very large numbers, whose squares a double cannot hold.
     """
     condition = is_not_finite(name, kind)
     return name if condition is None else f"IF(coalesce({condition}, false), NULL, {name})"
