@@ -249,3 +249,23 @@ def test_branches_keys_and_hopping_windows(start: Start) -> None:
         ("a", at["08:01"]): 60.0,
         ("a", at["08:02"]): 40.0,
     }
+
+
+def traced(names: Names) -> Pipeline:
+    pipeline = names.pipeline()
+    sales = sales_of(pipeline, names)
+    sales.to(names("copies"))
+    sales.to(names("fast_copies"), delivery="at_least_once")
+    sales.group_by_key().reduce(lambda one, other: other, store="last").to(names("changes"))
+    return pipeline
+
+
+def test_output_records_have_the_headers_of_their_records(start: Start) -> None:
+    running = start(traced)
+    headers: list[tuple[str, bytes | None]] = [("trace", b"\x00\xff"), ("trace", b"again"), ("none", None)]
+    running.send("sales", (b"k", sale("a")), headers=[*headers, ("sluice.redriven", b"1")])
+    running.send("sales", (b"k", sale("b")))
+    running.run()
+    for topic in ("copies", "fast_copies", "changes"):
+        messages = running.messages(running.names(topic))
+        assert [[*(message.headers() or [])] for message in messages] == [headers, []], topic
