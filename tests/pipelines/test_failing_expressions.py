@@ -245,8 +245,9 @@ def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
     by_key.aggregate(columns, store="statistics").to("written")
     by_key.aggregate(store="nested", both="named_struct('a', skewness(x), 'b', count(*))")
     driver = drive(pipeline)
-    for key, numbers in {"huge": (1.7e308, -1.7e308), "equal": (1, 1), "one": (1,), "fine": (1, 2, 4)}.items():
-        for x in numbers:
+    samples: dict[str, list[float]] = {"huge": [1.7e308, -1.7e308], "equal": [1, 1], "one": [1], "fine": [1, 2, 4]}
+    for key, of_key in samples.items():
+        for x in of_key:
             driver.pipe("samples", {"x": x}, key)
     stored = driver.store("statistics")
     numbers = [number for values in stored.values() for number in values.values()]
