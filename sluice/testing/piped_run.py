@@ -22,6 +22,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.tables import declared_columns
+from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError
 from sluice.plan import Job
@@ -200,6 +201,7 @@ class PipedRun:
         self.output = KeptOutput()
         self.counts: Counter[str] = Counter()
         self.batch = -1
+        self._spark = spark
         self._input = PipedInput(spark)
         self._ledger = Ledger.open(settings.ledger)
         for place in self.storage.locations:
@@ -234,6 +236,7 @@ class PipedRun:
     def stop(self) -> None:
         """Stop the query and close the ledger."""
         self._query.stop()
+        close_idle_callbacks(self._spark)
         self._ledger.close()
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
