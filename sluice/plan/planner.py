@@ -269,7 +269,8 @@ def _group(builder: PlanBuilder, number: int, members: list[nodes.Aggregate]) ->
             safe, replaced = without_risk(text, types)
             read = {name: arguments[replaced[name]] if name in replaced else name for name in parse(safe).fields}
             for name_there in read.values():
-                column = sqls[name_there] if name_there in sqls else column_read(builder, scope, name_there)
+                is_argument = name_there in arguments.values()  # a field may be called `key`
+                column = sqls[name_there] if is_argument else column_read(builder, scope, name_there)
                 inputs[name_there] = column_of(builder, scope, f"i{scope.stage}", column, first.number)
                 of_store[inputs[name_there]] = None
             columns.append((name, parse(safe).on({field: inputs[name_there] for field, name_there in read.items()})))

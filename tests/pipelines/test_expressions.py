@@ -120,7 +120,7 @@ class Expressions:
 AGGREGATES = [
     "last(struct(amount, shop))", "collect_list((amount, shop))", "struct(count(*), sum(amount))",
     "arrays_zip(collect_list(amount), collect_list(shop))", "(max(amount), min(shop)).col1",
-    "max(struct(amount, shop))", "collect_list(arrays_zip(items, prices))", "(sum(amount), (count(*), min(shop)))",
+    "collect_list(arrays_zip(items, prices))", "(sum(amount), (count(*), min(shop)))",
     "struct((max(amount)), min(shop) AS least)", "first(arrays_zip(items, prices)[0].items)",
 ]  # fmt: skip
 

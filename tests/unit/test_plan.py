@@ -392,3 +392,17 @@ def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
         added = after.nodes[sources : sources + len(after.nodes) - len(before.nodes)]
         names_of_added = {node.name for node in added if isinstance(node, (*nodes.STATEFUL, nodes.Sink))}
         assert plan(after, without=names_of_added).job == plan(before).job, kept
+
+
+class Keyed(Struct):
+    key: int
+    shop: str
+
+
+def test_a_field_called_key_is_not_the_key_of_its_group() -> None:
+    stream = Pipeline("keyed").stream("keyed", value=Keyed)
+    stream.group_by("shop").aggregate(least="min(key)", mean="avg(key)", store="least")
+    made = job(stream)
+    (group,) = fused(stream).groups
+    read = {columns(made).get(name, name) for name in group.inputs}
+    assert read == {"s0_key"}
