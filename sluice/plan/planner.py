@@ -215,11 +215,13 @@ def _sources(pipeline: Pipeline) -> list[nodes.Source]:
 
 
 def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
-    """The global tables. Their group numbers follow the other groups' numbers, or all node numbers in ordered jobs."""
+    """The global tables. Their group numbers follow the other groups' numbers.
+
+    In ordered jobs, they are the sources' node numbers, which further steps do not change.
+    """
     sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
-    first = groups or len(pipeline.whole.nodes)
     return tuple(
-        TableInput(source_of(source), first + i, contracts.sql_type(source.serde.contract))
+        TableInput(source_of(source), groups + i if groups else source.number, contracts.sql_type(source.serde.contract))
         for i, source in enumerate(sources)
     )
 

@@ -220,6 +220,16 @@ def test_stores_with_equal_filter_key_and_window_share_state_rows() -> None:
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
+def test_an_added_output_leaves_the_state_rows_of_a_global_table_where_they_are() -> None:
+    pipeline = Pipeline("p", workers=1)
+    stream, shops = pipeline.stream("sales", value=Sale), pipeline.global_table("shops", value=Shop)
+    newest = stream.to_table(store="newest")
+    stream.join(shops, on="shop").to("located")
+    (before,) = planned(pipeline).tables
+    newest.filter("quantity > 1").map_values("shop").to("more")
+    assert planned(pipeline).tables == (before,)
+
+
 def test_windows_with_different_retention_have_separate_state_rows() -> None:
     pipeline = Pipeline("kept", workers=1)
     words = pipeline.stream("words", value=str).group_by("value")
