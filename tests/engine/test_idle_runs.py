@@ -39,6 +39,15 @@ def log_idle_batch(running: Running, checkpoint: Path) -> None:
     assert batch_positions(str(checkpoint), last + 1) == running.snapshot().positions
 
 
+def test_records_arrive_after_runs_on_empty_topics(start: Start) -> None:
+    running = start(newest, amounts=2)
+    assert [running.run(), running.run()] == [0, 0]
+    for partition in range(2):
+        running.send("amounts", b'{"n":%d}' % partition, partition=partition)
+    assert [running.run(), running.run()] == [2, 0]
+    assert running.store("newest") == {str(n): {"n": n} for n in range(2)}
+
+
 def test_commands_work_after_a_run_without_records(start: Start) -> None:
     running = start(newest, amounts=2)
     for number in range(60):

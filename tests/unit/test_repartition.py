@@ -8,7 +8,7 @@ import json
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count, islice
 from pathlib import Path
 
@@ -28,8 +28,10 @@ from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import owner
+from sluice.state.ledger.sources import SourcePartition
+from sluice.state.model import JobRef, owner
 from sluice.state.shard.operator_states import State
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.dying import calls
@@ -132,6 +134,21 @@ def test_a_finished_batch_with_records_that_the_ledger_lacks_counts(files: Insta
     for log in ("offsets", "commits"):
         files.log(log, 1)
     refused(files, 3, "was interrupted", "sluice run orders")
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_finished_batches_without_a_snapshot_may_only_be_empty(end: int, tmp_path: Path) -> None:
+    settings, ref = settings_of(tmp_path), JobRef("orders", "main", 1)
+    storage = Storage.of(job_of(2), 1, settings)
+    for log in ("offsets", "commits"):
+        folder = Path(storage.checkpoint, log)
+        folder.mkdir(parents=True)
+        (folder / "0").write_text(f'v1\n{{}}\n{{"orders":{{"0":{end}}}}}')
+    with Ledger.open(settings.ledger) as ledger:
+        ledger.sources.add(ref, [SourcePartition(topic="orders", partition=0, topic_id="id", first=0)])
+        refused = pytest.raises(EngineError, match="has finished batch 0, but the ledger does not have it")
+        with refused if end else nullcontext():
+            storage.prepare(None, -1, ledger, 1)
 
 
 def test_a_state_that_keys_share_is_refused(files: Installation) -> None:

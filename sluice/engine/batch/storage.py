@@ -101,7 +101,8 @@ class Storage:
         forget_stray_checksums(self.checkpoint)
         begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         # Without a snapshot, the shards would be emptied, and Spark would not read the finished batches again.
-        if done >= written > (-1 if published is None else published) or (published is None and done >= 0):
+        is_lost = published is None and done >= 0 and self._has_read(done, ledger)
+        if done >= written > (-1 if published is None else published) or is_lost:
             raise EngineError(
                 f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not have it.",
                 next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
@@ -122,6 +123,15 @@ class Storage:
         else:
             self._check_shards(published, ledger, epoch)
         self.side_outputs.forget_earlier()
+
+    def _has_read(self, batch: int, ledger: Ledger) -> bool:
+        """Whether the batches up to a finished one have read records. Those of empty topics are not published."""
+        firsts = {(source.topic, str(source.partition)): source.first for source in ledger.sources.get(self.ref)}
+        return any(
+            end != firsts.get((topic, number))
+            for topic, ends in batch_positions(self.checkpoint, batch).items()
+            for number, end in ends.items()
+        )
 
     def _check_positions(self, published: int | None, ledger: Ledger) -> None:
         """Raise EngineError unless the checkpoint's offsets match the newest published snapshot."""
