@@ -87,7 +87,7 @@ class Declared:
         self._is_known = kind is not Any and kind is not None
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
-        self._encode = _encode_fields if self._is_known and contracts.hides_fields(kind) else _encode_json
+        self._encode = _encode_fields if self._is_known and contracts.needs_by_name(kind) else _encode_json
         parts = contracts.parts(kind) if self._is_known else []
         self._check_amounts = contracts.amount_check(kind) if self._is_known else None
         self._integers = contracts.collector(part for part in parts if isinstance(part.kind, inspect.IntType))

@@ -13,6 +13,7 @@ from msgspec import inspect
 from sluice.errors import TopologyError
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER, MOST_DIGITS
+from sluice.values.keys import in_order
 from sluice.values.sql_types import struct_type
 
 
@@ -331,38 +332,45 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
                 yield from _amounts_as_text(kind.value_type, element, f"{path}[...]")
 
 
-def hides_fields(kind: Any) -> bool:
-    """Whether the JSON of a value of this type may have a Struct without its fields' names, or without its defaults."""
+def needs_by_name(kind: Any) -> bool:
+    """Whether `by_name` makes other data of a value of this type than msgspec.
 
-    def hides(kind: inspect.Type) -> bool:
+    msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
+    """
+
+    def differs(kind: inspect.Type) -> bool:
         match kind:
             case inspect.StructType(cls=cls, array_like=array_like, fields=fields):
                 config = (get_origin(cls) or cls).__struct_config__
-                return array_like or config.omit_defaults or any(hides(field.type) for field in fields)
-            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
-                return hides(kind.item_type)
+                return array_like or config.omit_defaults or any(differs(field.type) for field in fields)
+            case inspect.SetType() | inspect.FrozenSetType():
+                return True
+            case inspect.ListType() | inspect.VarTupleType():
+                return differs(kind.item_type)
             case inspect.DictType():
-                return hides(kind.value_type)
+                return differs(kind.value_type)
             case inspect.UnionType():
-                return any(map(hides, kind.types))
+                return any(map(differs, kind.types))
             case inspect.Metadata():
-                return hides(kind.type)
+                return differs(kind.type)
             case _:
                 return False
 
-    return hides(inspect.type_info(kind))
+    return differs(inspect.type_info(kind))
 
 
 def by_name(value: Any) -> Any:
-    """The value with a dict of all fields by name, and of its tag, in place of each Struct."""
+    """The value with a dict of all fields by name, and of its tag, in place of each Struct, and sets in order."""
     match value:
         case msgspec.Struct():
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
             named = {name: by_name(getattr(value, attribute)) for name, attribute in fields}
             config = value.__struct_config__
             return named if config.tag_field is None else {config.tag_field: config.tag, **named}
-        case list() | tuple() | set():
+        case list() | tuple():
             return [*map(by_name, value)]
+        case set() | frozenset():
+            return in_order(map(by_name, value))
         case dict():
             return {name: by_name(inner) for name, inner in value.items()}
         case _:

@@ -31,6 +31,8 @@ def key_text(value: Any) -> str | None:
     """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
     if type(value) is str or value is None:
         return value
+    if isinstance(value, Enum):  # before str and int, which its class may extend
+        return key_text(value.value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode()
     plain = _plain(value)
@@ -51,8 +53,6 @@ def queried_key(value: Any) -> str:
 def _plain(value: Any) -> str | None:
     """The text of a single value; None for bytes, objects and lists."""
     match value:
-        case Enum():  # before str and int, which an Enum's class may extend
-            return key_text(value.value)
         case str():
             return str.__str__(value)
         case bool():
@@ -111,17 +111,22 @@ def _json(value: Any) -> str:
         case list() | tuple():
             return _list(map(_json, value))
         case set() | frozenset():
-            return _list(sorted(map(_json, value)))
+            return _list(map(_json, in_order(value)))
         case dict():
             return _object(value.items())
         case msgspec.Struct():
             return _object(_fields(value))
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     text = _plain(value)
     if text is None:
         raise TypeError(f"a value of type {type(value).__name__} cannot be a key")
     return text if isinstance(value, int | float | Decimal) else json_string(text)
+
+
+def in_order(items: Iterable[Any]) -> list[Any]:
+    """The items of a set in the order in which a key has them, so that equal sets are written in the same way."""
+    return sorted(items, key=_json)
 
 
 def _list(items: Iterable[str]) -> str:

@@ -59,6 +59,30 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         r"aggregate into 'n' at .*max needs int or .*not an object",
     ),
     "a key": (lambda s: s.deduplicate("item[0]", within="1 ms").to("out"), r"deduplicate at .*\"item\""),
+    "an interval as a key": (
+        lambda s: s.group_by("make_dt_interval(amount)").count(store="n"),
+        r"store n at .*: an interval cannot be a key. Convert it to a number",
+    ),
+    "an interval in a key": (
+        lambda s: s.select_key("array(struct(item, make_interval(amount)))").to("out"),
+        r"select key at .*: an interval cannot be a key",
+    ),
+    "a shape as a key": (
+        lambda s: s.select_key("st_geomfromwkb(encode(item, 'utf-8'))").to("out"),
+        r"select key at .*: a value of type geometry\(0\) cannot be a key. Convert it to a text",
+    ),
+    "a map from doubles as a key": (
+        lambda s: s.group_by("map(amount / 2, item)").count(store="n"),
+        r"store n at .*: a map from doubles or bytes cannot be a key. Cast the map's keys to STRING",
+    ),
+    "a map from bytes as an id": (
+        lambda s: s.deduplicate("map(encode(item, 'utf-8'), 1)", within="1 ms").to("out"),
+        r"deduplicate at .*: a map from doubles or bytes cannot be a key",
+    ),
+    "a key of fields with one name": (
+        lambda s: s.group_by("named_struct('item', item, 'Item', tags)").count(store="n"),
+        r"store n at .*: a key has two fields named item. Name them apart",
+    ),
     "a table's output": (
         lambda s: s.group_by("item").count(store="n").select(x="value[0]").to("out"),
         r"select at .*Can't extract a value",

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -103,6 +103,26 @@ def test_keys_may_contain_any_character(client: Client, states: States) -> None:
         states.publish(totals("general", {key: (5, "1.00")}))
         (entry,) = client.get(COUNT, key, min_snapshot=f"1.{states.batch}").entries
         assert (entry.key, entry.value) == (key, 5)
+
+
+def test_a_key_of_any_type_is_looked_up_by_its_text(client: Client, sluice: CliRunner, states: States) -> None:
+    keys = {
+        7: "7", 1.0: "1.0", Decimal("12.50"): "12.5", date(2026, 3, 29): "2026-03-29", b"tea": "tea",
+        datetime(2026, 3, 29, 8, tzinfo=UTC): "2026-03-29 08:00:00", ("a", None): '["a",null]',
+    }  # fmt: skip
+    by_two = {"shop": "Oslo", "item": 'tea "green"/1'}
+    text_of_two = r'{"item":"tea \"green\"/1","shop":"Oslo"}'
+    texts = [*keys.values(), text_of_two]
+    states.publish(totals("general", {text: (number, "1.00") for number, text in enumerate(texts)}))
+    states.publish(windows("general", text_of_two, {"2022-12-05T08:55:15": (7, "1.00")}))
+    newest = f"1.{states.batch}"
+    assert [client.get(COUNT, key, min_snapshot=newest).value for key in (*keys, by_two)] == [*range(len(texts))]
+    assert [entry.key for entry in client.multi_get(COUNT, [by_two, *keys]).entries] == [text_of_two, *keys.values()]
+    assert client.windows(WINDOWS, by_two).value == 7
+    rows = json.loads(query(sluice, "get", COUNT, *texts, "--format", "json").stdout)
+    assert [row["key"] for row in rows] == texts
+    with pytest.raises(QueryError, match="None cannot be a key"):
+        client.get(COUNT, None)
 
 
 def test_a_key_may_be_empty(client: Client, sluice: CliRunner, states: States) -> None:

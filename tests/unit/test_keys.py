@@ -9,12 +9,13 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
 from msgspec import Struct, field, structs
 
-from sluice import Client, Digits, Pipeline, QueryError, key_text
+from sluice import Client, Digits, EpochMillis, Pipeline, QueryError, key_text
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder
 from sluice.plan.sources import source_of
 from sluice.topology import nodes
@@ -26,6 +27,11 @@ class Kind(str, Enum):  # noqa: UP042  (whose str() is "Kind.HOME")
 
 class Size(IntEnum):
     LARGE = 3
+
+
+class Answer(Enum):
+    NONE = None
+    PAIR = ("a", Decimal("1.50"))
 
 
 class Place(Struct, tag_field="type", tag="place", omit_defaults=True):
@@ -52,6 +58,8 @@ BERLIN_SUMMER = timezone(timedelta(hours=2))
         (True, "true"),
         (Kind.HOME, "home"),
         (Size.LARGE, "3"),
+        (Answer.NONE, None),
+        (Answer.PAIR, '["a",1.5]'),
         (868100000.0, "868100000.0"),
         (1e16, "1e+16"),
         (-0.0, "0.0"),
@@ -72,6 +80,7 @@ BERLIN_SUMMER = timezone(timedelta(hours=2))
         ({"b": 1, "a": {"d": [], "c": 'say "x"\n'}}, r'{"a":{"c":"say \"x\"\n","d":[]},"b":1}'),
         ({date(2026, 3, 29): 1}, '{"2026-03-29":1}'),
         ({"b", "a", "c"}, '["a","b","c"]'),
+        ({9, 10}, "[10,9]"),
         (Place(), '{"city":"Oslo","type":"place","zip":null}'),
         (Point(2, 1), '{"x":1,"y":2}'),
     ],
@@ -89,6 +98,8 @@ def test_each_type_has_a_text(value: Any, text: str | None) -> None:
         (Decimal("1E+999999999"), "too many digits"),
         (object(), "a value of type object cannot be a key"),
         ([object()], "a value of type object cannot be a key"),
+        (Point, "a value of type type cannot be a key"),
+        ({Answer.NONE: "a"}, "has no name"),
         ({1: "a", "1": "b"}, "two values named '1'"),
         ({None: "a"}, "has no name"),
         (b"\xff", "invalid start byte"),
@@ -102,6 +113,11 @@ def test_some_values_cannot_be_keys(value: Any, error: str) -> None:
 def test_a_client_refuses_to_look_up_what_cannot_be_a_key() -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(QueryError, match="nan cannot be a key"):
         client.get("sales", math.nan)
+
+
+class Visit(Struct, omit_defaults=True):
+    at: datetime | None = None
+    times: int = 0
 
 
 class Row(Struct):
@@ -118,6 +134,9 @@ class Row(Struct):
     tags: list[str]
     note: str | None
     parent: int | None
+    due: EpochMillis
+    visit: Visit
+    sizes: set[int]
 
 
 def deleted(name: str, kafka_key: bytes | None, kind: str = "table") -> str | None:
@@ -160,6 +179,12 @@ def deleted(name: str, kafka_key: bytes | None, kind: str = "table") -> str | No
         ("raw", b"abc", "abc"),
         ("place", b'{"type":"place","zip":"1","city":"Bergen"}', '{"city":"Bergen","type":"place","zip":"1"}'),
         ("tags", b'[ "a", "b" ]', '["a","b"]'),
+        ("name", b' {"name":"Oslo"}\n', "Oslo"),
+        ("due", b"1774771200000", "2026-03-29 08:00:00"),
+        ("due", b'{"due":1774771200500}', "2026-03-29 08:00:00.5"),
+        ("visit", b'{"visit":{}}', '{"at":null,"times":0}'),
+        ("visit", b'{"at":"2026-03-29T10:00:00","by":"ann"}', '{"at":"2026-03-29 08:00:00","times":0}'),
+        ("sizes", b"[9,10]", "[10,9]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["table", "global_table", "stream"])
@@ -182,6 +207,11 @@ def test_a_record_without_a_value_deletes_the_row_that_kafkas_key_names(
         ("name", b"\xff", "key_not_utf8"),
         ("kind", b"other", "deleted_key"),
         ("weight", b"nan", "deleted_key"),
+        ("price", b"1_000", "deleted_key"),
+        ("price", b'{"price":"1_000"}', "deleted_key"),
+        ("price", b"1.555", "deleted_key"),
+        ("at", b"1774771200", "deleted_key"),
+        ("visit", b'{"customer":4}', "deleted_key"),
         ("parent", b'{"parent":null}', "null_key"),
         ("name", b"x" * 1025, "key_too_long"),
     ],
@@ -199,32 +229,31 @@ def test_a_stream_s_record_may_have_no_key() -> None:
     assert deleted("id", None, "stream") is None
 
 
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
 @pytest.mark.parametrize("name", [each.name for each in structs.fields(Row)])
 def test_a_fields_key_is_the_text_of_its_value(name: str) -> None:
-    pipeline = Pipeline("p")
+    """Times without a zone are in the pipeline's, and a decoder's int in a field of floats is a float."""
+    rows = [
+        Row(
+            id=-(2**63), name="x", kind="home", price=Decimal("-0.50"), day=date(1, 1, 1),
+            at=datetime(1, 1, 2, tzinfo=UTC), weight=-0.0, paid=True, raw=b"b", place=Place(), tags=[], note=None,
+            parent=None, due=datetime(1, 1, 2, tzinfo=UTC), visit=Visit(), sizes=set(),
+        ),
+        Row(
+            id=2**63 - 1, name="", kind="shop", price=Decimal(7), day=date(9999, 1, 1),
+            at=datetime(9999, 12, 30, 23, 59, 59, 999_000, UTC), weight=1e22, paid=False, raw=b"", place=Place("1"),
+            tags=["a"], note="n", parent=0, due=datetime(9999, 12, 30, tzinfo=UTC),
+            visit=Visit(datetime(2026, 3, 29, 10), 1), sizes={9, 10},
+        ),
+    ]  # fmt: skip
+    zoned = structs.replace(rows[1], visit=Visit(datetime(2026, 3, 29, 10, tzinfo=BERLIN), 1))
+    pipeline = Pipeline("p", zone="Europe/Berlin")
     pipeline.stream("rows", value=Row)
     source = pipeline.nodes[0]
     assert isinstance(source, nodes.Source)
-    moments = [datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_000, UTC)]
-    rows = [
-        Row(
-            -(2**63),
-            "x",
-            "home",
-            Decimal("-0.50"),
-            date(1, 1, 1),
-            moments[0],
-            -0.0,
-            True,
-            b"b",
-            Place(),
-            [],
-            None,
-            None,
-        ),
-        Row(
-            2**63 - 1, "", "shop", Decimal(7), date(9999, 1, 1), moments[1], 1e22, False, b"", Place("1"), ["a"], "n", 0
-        ),
+    keys = ValueDecoder(source_of(source)).field_keys([*rows, structs.replace(rows[1], weight=7)], name)
+    assert keys.to_pylist() == [
+        key_text(getattr(row, name)) for row in (rows[0], zoned, structs.replace(zoned, weight=7.0))
     ]
-    keys = ValueDecoder(source_of(source)).field_keys(rows, name)
-    assert keys.to_pylist() == [key_text(getattr(row, name)) for row in rows]

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from sluice import Decimal2
 from sluice.errors import TopologyError
 from sluice.topology import Digits
-from sluice.values.contracts import attributes, fields, hides_fields, parts, quote_counter, sql_type
+from sluice.values.contracts import attributes, fields, needs_by_name, parts, quote_counter, sql_type
 
 
 class Colour(Enum):
@@ -166,7 +166,7 @@ def test_a_generic_struct_is_a_contract_once_its_types_are_known() -> None:
     with pytest.raises(TopologyError, match="AnyType has no Spark SQL type"):
         fields(Page)
     assert fields(Numbers) == {"kind": "STRING", "rows": "ARRAY<BIGINT>"}
-    assert not hides_fields(Pages)
+    assert not needs_by_name(Pages)
 
 
 def test_a_tag_is_a_field() -> None:

@@ -30,7 +30,6 @@ from sluice.plan import Source, SourceField
 from sluice.values import contracts, epochs
 from sluice.values.epochs import Unit
 from sluice.values.json_limits import (
-    JSON_NUMBER,
     LONGEST_NAME,
     LONGEST_NUMBER,
     MOST_DIGITS,
@@ -45,6 +44,7 @@ from sluice.values.json_limits import (
 )
 from sluice.values.keys import key_text
 from sluice.values.records import MOST_KEY_BYTES, TEXT_FIELD, WALL_CLOCK
+from sluice.values.sql_types import struct_fields
 
 Key = str | BaseException | None
 """A key as text, or the error of a key that cannot be decoded."""
@@ -115,12 +115,12 @@ class ValueDecoder:
         return contracts.attributes(self._class)
 
     @cached_property
-    def _hiding(self) -> frozenset[str]:
-        """The fields whose Structs msgspec converts without their defaults."""
+    def _by_name(self) -> frozenset[str]:
+        """The fields that msgspec does not convert as columns need them."""
         kinds = {TEXT_FIELD: self._class}
         if self.source.is_object:
             kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self._class)}
-        return frozenset(name for name, kind in kinds.items() if contracts.hides_fields(kind))
+        return frozenset(name for name, kind in kinds.items() if contracts.needs_by_name(kind))
 
     @cached_property
     def _decimals(self) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
@@ -318,18 +318,17 @@ class ValueDecoder:
         pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
         """
         try:
-            return self._column(values, name)
+            return self._column(self._fields(values, name), name)
         except (pa.ArrowException, OverflowError, ValueError) as error:
             field = f"$.{name}" if self.source.is_object else "$"
             reason, _, _ = error_text(error).partition("\n")
             raise ValueError(f"{field}: {reason}") from error
 
-    def _column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
+    def _column(self, fields: list[Any], name: str) -> pa.Array:
         sql = self.source.types[name]
-        fields = self._fields(values, name)
         is_nested = "<" in sql
         if sql != "TIMESTAMP" and (is_nested or any(issubclass(kind, Enum) for kind in set(map(type, fields)))):
-            if is_nested and name in self._hiding:
+            if is_nested and name in self._by_name:
                 fields = contracts.by_name(fields)
             fields = msgspec.to_builtins(fields, builtin_types=_ARROW_TYPES)
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
@@ -384,18 +383,13 @@ class ValueDecoder:
         """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
         column = self.column(values, name)
         try:
-            if not pa.types.is_string(column.type):
-                column = column.cast(pa.string()) if column.type in _CAST_TO_KEYS else self._field_keys(values, name)
+            keys = _key_texts_of(column)
         except (UnicodeDecodeError, pa.ArrowInvalid):
             raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
         except (ValueError, OverflowError, TypeError) as error:
             raise UnusableKeyError("key", f"{name}, which is used as a key: {error}") from None
-        require_short_keys(name, column)
-        return column
-
-    def _field_keys(self, values: Sequence[Any], name: str) -> pa.Array:
-        zone = ZoneInfo(self.source.zone)
-        return pa.array([key_text(_in_zone(field, zone)) for field in self._fields(values, name)], pa.string())
+        require_short_keys(name, keys)
+        return keys
 
     def record_keys(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
         """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has none."""
@@ -423,7 +417,8 @@ class ValueDecoder:
                 raise UnusableKeyError("null_key", f"the value is null, and so is Kafka's key: no {name} to delete")
             return None
         try:
-            return key_text(_in_zone(self._value_in_key(name, kafka_key), ZoneInfo(self.source.zone)))
+            value = self._value_in_key(name, kafka_key)
+            key: str | None = _key_texts_of(self._column([value], name))[0].as_py()
         except UnicodeDecodeError as error:
             raise UnusableKeyError("key_not_utf8", str(error)) from None
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
@@ -432,20 +427,37 @@ class ValueDecoder:
                 f"the value is null, and Kafka's key {shortened(repr(kafka_key.decode()))} does not say which {name} "
                 f"to delete: {error_text(error)}",
             ) from None
+        return key
 
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
-        text, kind, sql_type = kafka_key.decode(), self._type_of(name), self.source.types[name]
-        if sql_type.startswith("DECIMAL") and not (text.startswith("{") or JSON_NUMBER.fullmatch(text.strip('"'))):
-            raise ValueError(f"{shortened(repr(text))} is not written as a number in JSON")
-        if text.startswith("{") and (members := _members(kafka_key)) is not None:
-            return msgspec.json.decode(members.get(name, kafka_key), type=kind)
-        if sql_type not in ("STRING", "BINARY"):
-            is_json = text.startswith(("{", "[", '"'))
-            return msgspec.json.decode(kafka_key, type=kind) if is_json else msgspec.convert(text, kind, strict=False)
-        if text.startswith('"'):
+        decode, check = self._of_key
+        sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
+        if written.startswith(b"{") and (members := _members(written)) is not None:
+            fields = struct_fields(sql_type) or {}
+            if name not in members and fields and not members.keys() & fields.keys():
+                raise ValueError(f"it is an object without {name}")
+            return decode(bytes(members.get(name, written)))
+        if written.startswith(b'"') or sql_type not in ("STRING", "BINARY"):
             with suppress(msgspec.DecodeError):
-                return msgspec.json.decode(kafka_key, type=kind)
-        return kafka_key if sql_type == "BINARY" else msgspec.convert(text, kind)
+                return decode(written)
+        if sql_type == "BINARY":
+            return kafka_key
+        check(text)
+        return msgspec.convert(text, self._type_of(name))
+
+    @cached_property
+    def _of_key(self) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
+        """The function that decodes JSON of the field that is the key, and the check of its amounts."""
+        assert self.source.key is not None
+        kind = self._type_of(self.source.key)
+        decode, check = epochs.decoder(kind), contracts.amount_check(kind) or _accept
+
+        def decode_checked(text: bytes) -> Any:
+            value = decode(text)
+            check(refuse_duplicates(text))
+            return value
+
+        return decode_checked, check
 
     def _type_of(self, name: str) -> Any:
         if not self.source.is_object:
@@ -494,6 +506,15 @@ def _milliseconds(times: pa.Array) -> pa.Array:
     return pc.divide(pc.floor_temporal(times, unit="millisecond").cast(pa.int64()), 1000)
 
 
+def _key_texts_of(column: pa.Array) -> pa.Array:
+    """The texts of a column's values as keys, which are those that an SQL expression makes of the column."""
+    if pa.types.is_string(column.type):
+        return column
+    if column.type in _CAST_TO_KEYS:
+        return column.cast(pa.string())
+    return pa.array(map(key_text, column.to_pylist(maps_as_pydicts="strict")), pa.string())
+
+
 _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
 """The types that Arrow casts to the text that they have as keys."""
 _ARROW_TYPES = (Decimal, datetime, date, bytes)
@@ -534,6 +555,10 @@ def _without_zeros(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_zeros(element) for name, element in value.items()}
     return value
+
+
+def _accept(value: Any) -> None:
+    """The check of a type without amounts."""
 
 
 def _unless_null(decode: Callable[[bytes], Any], text: bytes | None) -> Any:

@@ -60,14 +60,21 @@ def _text(sql: str, kind: spark.DataType, depth: int = 0) -> str:
 
 def _plain(sql: str, kind: spark.DataType) -> str:
     match kind:
+        case spark.StringType() if kind.collation != "UTF8_BINARY":
+            return f"collate({sql}, 'UTF8_BINARY')"  # Spark would group equal texts, such as "a" and "A"
         case spark.StringType():
             return sql
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
         case spark.YearMonthIntervalType() | spark.DayTimeIntervalType() | spark.CalendarIntervalType():
             raise NoKeyError("an interval cannot be a key", "Convert it to a number, such as a number of seconds.")
-        case _:
+        case (
+            spark.BooleanType() | spark.IntegralType() | spark.DecimalType() | spark.BinaryType() | spark.NullType()
+            | spark.DateType() | spark.TimestampType() | spark.TimestampNTZType()
+        ):  # fmt: skip
             return f"CAST({sql} AS STRING)"
+        case _:
+            raise NoKeyError(f"a value of type {kind.simpleString()} cannot be a key", "Convert it to a text.")
 
 
 def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
