@@ -57,7 +57,7 @@ WRITTEN = [
     "struct(amount, amount + 1, 1, 'x')", "named_struct('x', (amount, shop))", "transform(items, i -> (i, amount))",
     "transform(items, amount -> struct(amount))", "transform(parts, p -> p.name)",
     "transform(arrays_zip(items, prices), z -> z.items + z.prices)",
-    "zip_with(items, prices, (x, y) -> (x, y, shop))", "map_from_entries(arrays_zip(place.tags, items))",
+    "zip_with(items, prices, (x, y) -> (x, y, shop))", "map_from_entries(arrays_zip(place.tags, prices))",
     "map('k', (amount, shop))['k'].shop", "to_json((amount, shop))", "typeof(arrays_zip(items, prices))",
     "typeof((amount, `order-id`))", "to_json(struct(items, struct(shop)))", "array((amount, shop), (amount, shop))",
     "IF(amount > 1, (amount, shop), NULL)", "coalesce((amount, shop), NULL)",
