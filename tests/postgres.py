@@ -6,10 +6,11 @@ import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -81,6 +82,26 @@ def postgres_server(
         # Signal the process id that the server wrote: the started process may be a wrapper that changes the user.
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
         server.wait(60)
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    """Freeze all processes of a server within the block. Its kernel still accepts connections and acknowledges data."""
+    with psycopg.connect(url) as connection:
+        folder = connection.execute("SHOW data_directory").fetchone()
+    assert folder is not None
+    postmaster = int((Path(folder[0]) / "postmaster.pid").read_text().split()[0])
+    processes = [postmaster]
+    os.kill(postmaster, signal.SIGSTOP)  # first, so that it starts no more processes
+    try:
+        for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
+            os.kill(int(child), signal.SIGSTOP)
+            processes.append(int(child))
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
 
 def _binaries() -> Path | None:

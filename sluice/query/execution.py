@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from sluice.answers import WorkerStatus
 from sluice.errors import DamagedState, StateError
 from sluice.remote.worker import RemoteWorker
-from sluice.state.deadlines import deadline
+from sluice.state.deadlines import deadline, held
 from sluice.state.ledger.audits import Audits
 from sluice.state.model import WorkerInfo
 from sluice.state.queries import worker_queries
@@ -111,7 +111,7 @@ class LocalWorker(Worker):
             return query.execute(shard)
 
     def _shard(self, purpose: str, as_of: int) -> LocalShard:
-        with self._opening:
+        with held(self._opening):
             shard = self._shards.get(purpose)
             if shard is None or not shard.is_current():
                 # The file was removed or replaced. The old connection is not closed here, because another thread may

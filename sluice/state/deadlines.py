@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from sluice.errors import TooSlow
 
@@ -51,6 +52,33 @@ def check_deadline() -> None:
     """Raise TooSlow if the deadline has passed."""
     if is_over():
         raise too_slow()
+
+
+class Lock(Protocol):
+    """A lock of a thread, reentrant or not."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+def acquire(lock: Lock) -> None:
+    """Take a lock. Raises TooSlow if another thread still holds it at the deadline."""
+    if lock.acquire(blocking=False):
+        return
+    left = seconds_left()
+    if not lock.acquire(timeout=-1 if left is None else max(left, 0)):
+        raise too_slow()
+
+
+@contextmanager
+def held(lock: Lock) -> Iterator[None]:
+    """Hold a lock within the block, as `acquire` does."""
+    acquire(lock)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

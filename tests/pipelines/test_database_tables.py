@@ -28,6 +28,10 @@ def sale(shop: str, amount: int = 1, price: str = "9.99", minute: int = 0) -> st
     return json.dumps(fields)[:-1] + f', "price": {price}}}'
 
 
+TRACED = {"trace": "1", "window_start": "mine", "_offset": None}
+"""Headers of a record. Topics get them, and no table does."""
+
+
 def shops() -> Pipeline:
     pipeline = Pipeline("shops")
     sales = pipeline.stream("sales", value=Sale, key="shop", event_time="at")
@@ -46,8 +50,8 @@ def shops() -> Pipeline:
 
 def test_tables_get_the_records_that_a_topic_would_get() -> None:
     with TopologyTestDriver(shops()) as driver:
-        driver.pipe("sales", sale("a", 1))
-        driver.pipe("sales", sale("b", 40_000, minute=1))
+        driver.pipe("sales", sale("a", 1), headers=TRACED)
+        driver.pipe("sales", sale("b", 40_000, minute=1), headers=TRACED)
         driver.pipe("sales", sale("a", 3, "0.01", minute=1))
         totals = {row.key: row.value for row in driver.read("warehouse:shop.totals")}
         assert totals == {"a": {"orders": 2, "revenue": 10}, "b": {"orders": 1, "revenue": 9.99}}
@@ -80,8 +84,8 @@ def test_deletions_of_an_ordered_table() -> None:
     latest = pipeline.table("stock", value=str, store="stock_now")
     latest.to(PostgresTable("stock", connection="warehouse", key="shop"))
     with TopologyTestDriver(pipeline) as driver:
-        driver.pipe("sales", sale("a"))
-        driver.pipe("stock", "12", key="a")
+        driver.pipe("sales", sale("a"), headers=TRACED)
+        driver.pipe("stock", "12", key="a", headers=TRACED)
         assert [row.value for row in driver.read("warehouse:sessions")] == [1]
         assert [row.value for row in driver.read("warehouse:stock")] == ["12"]
         driver.pipe("sales", sale("a", minute=1))
@@ -101,7 +105,7 @@ def test_positions_of_appended_rows(ordered: bool) -> None:
     before = sales.deduplicate("amount", within="1 hour") if ordered else sales
     before.flat_map_values("tags").to(PostgresTable("tags", connection="warehouse"))
     with TopologyTestDriver(pipeline) as driver:
-        driver.pipe("sales", sale("a", 1))
+        driver.pipe("sales", sale("a", 1), headers=TRACED)
         driver.pipe("sales", "{broken")
         driver.pipe("sales", sale("b", 2))
         driver.commit()

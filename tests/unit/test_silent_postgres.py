@@ -6,21 +6,27 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 from sqlalchemy import make_url
 
 from sluice.engine.job.driver_lease import Lease, Patience, this_process
-from sluice.errors import EngineError, SluiceError, StateError
+from sluice.errors import EngineError, SluiceError, StateError, TooSlow
 from sluice.query import ledger_reads
+from sluice.query.execution import LocalWorker
 from sluice.query.ledger_reads import read_ledger
 from sluice.state.deadlines import deadline, waits_limited
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import JobRef, owner
 from sluice.state.postgres import connect
+from sluice.state.queries import worker_queries
 from sluice.state.shard.shard import LocalShard
-from tests.postgres import new_database
+from tests.api_client import Api
+from tests.postgres import frozen, new_database
 from tests.silent_network import SilentNetwork
 from tests.states import States
 from tests.unit.test_postgres_tables import begun
@@ -78,6 +84,70 @@ def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwor
             assert seconds(lambda: LocalShard.open(states.location(0)), StateError, "timeout") < IMMEDIATELY
         network.is_silent = False
         assert shard.journal().batches
+
+
+@pytest.mark.fault("F41", "the network to a shard's database is lost while many queries need a connection")
+def test_queries_that_wait_for_each_others_connection_end_at_their_deadlines(
+    url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", SHORT)
+    states = States(url)
+    snapshot = states.publish({"a": "[1]"})
+    worker = LocalWorker(states.location(owner("a", 2)))
+    query = worker_queries.Value(0, 0, snapshot.batch, "a")
+
+    async def ask() -> list[object]:
+        return await asyncio.gather(*(worker.execute(query) for _ in range(4)), return_exceptions=True)
+
+    assert [bytes(value) for value in asyncio.run(ask())] == [b"1"] * 4  # type: ignore[call-overload]
+    asyncio.run(worker.close())
+    network.is_silent = True
+    began = time.monotonic()
+    assert {type(error) for error in asyncio.run(ask())} <= {StateError, TooSlow}
+    assert time.monotonic() - began < IMMEDIATELY
+    network.is_silent = False
+    assert [bytes(value) for value in asyncio.run(ask())] == [b"1"] * 4  # type: ignore[call-overload]
+
+
+@pytest.mark.fault("F41", "PostgreSQL is frozen while requests and the renewal of a lease wait for it")
+def test_requests_and_renewals_end_while_postgresql_is_frozen(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_reads, "ANSWER_SECONDS", SHORT)
+    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", SHORT)
+    states = States(new_database(postgres))
+    states.publish({"a": "[1, 2]", "b": "[3, 4]"})
+    paths = ["stores", "stores/totals/keys/a", "stores/totals", "stores/totals/count", "pipelines/orders/snapshots"]
+    statuses: dict[str, list[int]] = {path: [] for path in paths}
+    longest = dict.fromkeys(paths, 0.0)
+    is_over = threading.Event()
+
+    def ask(address: str, path: str) -> None:
+        with httpx.Client(base_url=f"{address}/sluice/v1/", trust_env=False, timeout=30) as client:
+            while not is_over.is_set():
+                began = time.monotonic()
+                statuses[path].append(client.get(path).status_code)
+                longest[path] = max(longest[path], time.monotonic() - began)
+
+    with (
+        Api(states.ledger, folder=tmp_path).serve() as address,
+        Lease(states.ledger.leases, states.ref, this_process(""), Patience(beat_s=0.05)) as lease,
+        ThreadPoolExecutor(len(paths)) as pool,
+    ):
+        asking = [pool.submit(ask, address, path) for path in paths]
+        while not all(statuses.values()):
+            time.sleep(0.01)
+        with frozen(postgres):
+            while not all(codes[-1] == 503 for codes in statuses.values()):
+                time.sleep(0.01)
+        while not all(codes[-1] == 200 for codes in statuses.values()):
+            time.sleep(0.01)
+        is_over.set()
+        for each in asking:
+            each.result()
+        lease.require()
+    assert {code for codes in statuses.values() for code in codes} == {200, 503}
+    assert max(longest.values()) < IMMEDIATELY, longest
 
 
 @pytest.mark.fault("F41", "the network to the database of a table is lost without a reset")

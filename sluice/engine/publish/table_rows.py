@@ -96,8 +96,8 @@ def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
     else:
         for headers in table.column("headers").to_pylist():
-            bounds = {header["key"]: int(header["value"]) for header in headers}
-            yield tuple(bounds[name] for name in names)
+            texts = {header["key"]: header["value"] for header in headers}
+            yield tuple(int(texts[name]) for name in names)
 
 
 def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:

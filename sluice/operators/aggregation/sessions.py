@@ -21,7 +21,6 @@ class SessionAggregate(Aggregation):
         self.window = window
 
     def _take(self, state: State, row: Row, out: Output) -> None:
-        out.headers = None
         key = row.key
         if key is None:
             out.count("null_key")
@@ -35,6 +34,7 @@ class SessionAggregate(Aggregation):
             out.count("late")
             out.send_late()
             return
+        out.headers = None
         aggregate = self.calculation.begin()
         for session in near:
             old_end, old = state.pop(session)

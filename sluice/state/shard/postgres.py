@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import certificate_advice, first_line
-from sluice.state.deadlines import check_deadline, seconds_left, too_slow
+from sluice.state.deadlines import check_deadline, held, seconds_left, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PostgresDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        with self._lock, self._errors():
+        with held(self._lock), self._errors():
             check_deadline()
             if self._connection.closed:
                 self._connection, self._limit_ms = self._connect(), 0

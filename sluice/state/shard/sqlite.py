@@ -18,7 +18,7 @@ from typing_extensions import override
 from sluice.errors import DamagedState, SluiceError, StateError
 from sluice.file_modes import close_database, close_folders, make_file, make_folder
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
-from sluice.state.deadlines import is_over, seconds_left, too_slow
+from sluice.state.deadlines import acquire, is_over, too_slow
 from sluice.state.shard.drivers import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
 
 _BEFORE = """SELECT window_end, value, digest FROM state_rows
@@ -79,10 +79,7 @@ class SqliteDriver(Driver):
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        if not self._lock.acquire(blocking=False):
-            left = seconds_left()
-            if not self._lock.acquire(timeout=-1 if left is None else max(left, 0)):
-                raise too_slow()
+        acquire(self._lock)
         try:
             return self._connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:

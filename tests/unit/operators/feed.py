@@ -29,6 +29,7 @@ class Given(NamedTuple):
     old: bool = False
     foreign: str | None = None
     window: Bounds | None = None
+    headers: str | None = None
 
 
 class Result(NamedTuple):
@@ -61,6 +62,8 @@ class Ran:
     states: dict[str, bytes] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
     headers: str | None = None
+    late: list[str | None] = field(default_factory=list)
+    """The headers of the late records."""
     _held: int = 0
     cause: int = 0
 
@@ -82,7 +85,7 @@ class Ran:
         self.dropped[reason] += number
 
     def send_late(self) -> None:
-        pass
+        self.late.append(self.headers)
 
     def hold(self) -> None:
         self._held = len(self.results)
@@ -128,7 +131,8 @@ def run(
         times = before[number], after[number], given.side, given.old, given.window, reached[number], given.foreign
         if isinstance(operator, StreamJoin) and given.key is not None and given.value is not None:
             _look(operator, given, after[number])
-        operator.process(state, Row(given.key, value, given.time, *times), ran)
+        ran.headers = given.headers
+        operator.process(state, Row(given.key, value, given.time, *times, headers=given.headers), ran)
         if given.key is not None:
             states[given.key] = state
         if number + 1 in cuts or number + 1 == len(rows):

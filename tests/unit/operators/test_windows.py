@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
+from sluice.operators.base import Operator
 from sluice.operators.suppress import Suppress
 from sluice.values.windows import Bounds
 from tests.unit.operators.feed import Given, Ran, run
@@ -86,6 +88,21 @@ def test_a_record_late_for_all_its_windows_is_counted_once_for_each() -> None:
 def test_time_windows_and_sessions_process_null_values(operator: WindowedAggregate | SessionAggregate) -> None:
     ran = run(operator, [Given("a", None, 1), Given("a", None, 2), Given(None, [None], 3)])
     assert (ran.values[-1], ran.dropped) == ([2], {"null_key": 1})
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        WindowedAggregate(COUNT, tumbling("10 ms")),
+        SlidingAggregate(COUNT, sliding("10 ms")),
+        SessionAggregate(COUNT, session("10 ms")),
+    ],
+    ids=["tumbling", "sliding", "sessions"],
+)
+def test_a_late_record_keeps_its_headers(operator: Operator[Any]) -> None:
+    records = [given._replace(headers=str(number)) for number, given in enumerate(at(5, 60, 7))]
+    ran = run(operator, records)
+    assert (ran.dropped, ran.late) == ({"late": 1}, ["2"])
 
 
 def test_late_records_and_null_keys_do_not_advance_time() -> None:
