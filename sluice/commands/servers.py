@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from sluice.commands.console import errors_as_messages, out, show, wide
 from sluice.errors import SettingsError, SluiceError
 from sluice.settings import settings, sqlite_url
+from sluice.values.addresses import address_of, parsed
 
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 standby = typer.Typer(
     no_args_is_help=True, help="Copies of workers' shards at second state servers, for when the first is gone."
 )
-
-_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 
@@ -59,7 +57,7 @@ def serve(
                 run.register(ledger, settings(), options)
                 for name in (pipeline or ledger.jobs.pipelines()) if numbers else ():
                     run.claim(ledger, settings(), options, name, numbers)
-                where = f"{'https' if certificate else 'http'}://{options.name}:{port}"
+                where = f"{'https' if certificate else 'http'}://{address_of(options.name, port)}"
                 out.print(f"State server listens on {where}", soft_wrap=True)
 
             run.serve(app, options, started)
@@ -111,7 +109,7 @@ def workers(pipeline: Name) -> None:
         table = Table("job", "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
         for job in jobs:
             for worker in job.workers:
-                where = f"{worker.host}:{worker.port}" if worker.port else "none: readers open its shard"
+                where = address_of(worker.host, worker.port) if worker.port else "none: readers open its shard"
                 stores = ", ".join(store.name for store in job.stores)
                 shown = [_standby(job, worker)] if has_standbys else []
                 table.add_row(job.job, str(worker.number), where, *shown, stores)
@@ -131,7 +129,7 @@ def _standby(job: JobInfo, worker: WorkerInfo) -> str:
     if (standby := worker.standby) is None:
         return "none"
     held = f"snapshot {job.generation}.{standby.batch}" if standby.batch >= 0 else "no copy"
-    return f"{standby.host}:{standby.port}, {held}"
+    return f"{address_of(standby.host, standby.port)}, {held}"
 
 
 Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
@@ -255,8 +253,7 @@ def remove(pipeline: Name, worker: Worker) -> None:
                 drop_shard(standby.shard(standby.copied))
             except SluiceError as error:
                 kept = f" Its copy was not deleted: {error.detail}"
-        where = f"{standby.host}:{standby.port}"
-        out.print(f"{where} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
+        out.print(f"{standby.shown} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
 
 
 def _numbers(text: str) -> list[int]:
@@ -270,7 +267,8 @@ def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
     """The placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
     from sluice.state.ledger.placement import Placement
 
-    host, _, port = address.rpartition(":")
-    if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
-        raise SettingsError(f"{address!r} is not HOST:PORT.")
-    return Placement(pipeline, worker, host.strip("[]"), int(port), tls)
+    if (found := parsed(address)) is None:
+        raise SettingsError(
+            f"{address!r} is not HOST:PORT.", next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070."
+        )
+    return Placement(pipeline, worker, *found, tls)

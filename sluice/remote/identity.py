@@ -15,6 +15,7 @@ import msgspec
 
 from sluice.errors import Refused, StateError
 from sluice.remote.connection import SAME_TOKEN, client_options, server_token
+from sluice.state.database import first_line
 
 SCHEME = "Challenge"
 """The scheme of the Authorization header."""
@@ -60,17 +61,24 @@ def ask(url: str, address: str, *, verify_certificate: bool = True) -> Card:
         with httpx.Client(**options) as client:
             answered = client.get(url)
     except httpx.HTTPError as error:
-        raise StateError(f"No state server answers at {address} ({type(error).__name__}).") from None
+        raise _no_answer(address, error) from None
     if answered.status_code == httpx.codes.UNAUTHORIZED:
         raise Refused(f"The state server at {address} rejected the token of this process.", next_step=SAME_TOKEN)
     try:
         card = msgspec.json.decode(answered.content, type=Card)
     except msgspec.DecodeError as error:
-        raise StateError(f"No state server answers at {address} ({type(error).__name__}).") from None
+        raise _no_answer(address, error) from None
     expected = _mac(token, "answer", number, answered.content.decode())
     if not hmac.compare_digest(answered.headers.get(PROOF, "").encode(), expected.encode()):
         raise Refused(f"The server at {address} did not prove that it knows the token of the state servers.")
     return card
+
+
+def _no_answer(address: str, error: Exception) -> StateError:
+    return StateError(
+        f"No state server answers at {address} ({first_line(error).rstrip('.') or type(error).__name__}).",
+        next_step="Check the address, and that the server runs. Give --tls if it has a certificate, and only then.",
+    )
 
 
 def _mac(token: str, *parts: str) -> str:

@@ -123,7 +123,7 @@ def promote(
     is_stale = (standby.copied, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(
-            f"The standby of worker {number} of {ref.pipeline!r} at {standby.host}:{standby.port} has {held}, but "
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.shown} has {held}, but "
             f"{ref.generation}.{batch} is published.",
             next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
             f"topics: sluice standby promote {ref.pipeline} {number} --stale",
@@ -143,7 +143,7 @@ def promote(
         except DamagedState as error:
             raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
     note = (
-        f"Worker {number}: the standby at {standby.host}:{standby.port}, which had {held}, took the place of the shard "
+        f"Worker {number}: the standby at {standby.shown}, which had {held}, took the place of the shard "
         f"at {shown(old)}. {why}"
     )
     try:

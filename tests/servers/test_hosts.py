@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
+from sluice.commands.servers import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.query import execution
 from sluice.remote.opening import open_shard
@@ -324,6 +325,17 @@ def is_served(address: str) -> bool:
     except Refused as error:
         return "not at this server" not in error.detail
     return True
+
+
+def test_a_worker_without_state_is_moved_as_a_refusal_says(hosts: list[Host]) -> None:
+    before, after = hosts[1].options.place("new", 0), hosts[2].options.place("new", 0)
+    hosts[1].ledger.placements.claim(before)
+    with pytest.raises(Refused, match="Worker 0 of 'new' is at") as error:
+        hosts[2].ledger.placements.claim(after)
+    _, _, command = error.value.next_step.partition("sluice move ")
+    pipeline, worker, address = command.split()
+    assert move(hosts[2].ledger, place_of(pipeline, int(worker), address, tls=False)) == 0
+    hosts[2].ledger.placements.claim(after)
 
 
 @pytest.mark.attack("S10", "a move to an address without a server, or with another server")

@@ -84,6 +84,19 @@ def test_an_address_of_every_host_is_no_name(bind: str, tmp_path: Path) -> None:
     assert Options(7070, bind=bind, host="state-1.example").name == "state-1.example"
 
 
+@pytest.mark.parametrize("host", ["http://x", "a:b", "user@127.0.0.1", "[::1]", "fe80::1%lo", "x y", "x:7070"])
+def test_a_name_is_a_host_and_nothing_else(host: str) -> None:
+    with pytest.raises(SettingsError, match="is neither the name of a host nor an IP address"):
+        Options(7070, host=host)
+
+
+def test_a_server_that_does_not_reach_itself_says_what_to_do(hosts: list[Host]) -> None:
+    with pytest.raises(StateError, match=r"does not reach itself at 127\.0\.0\.1:9") as error:
+        enrol(hosts[0], port=9)
+    assert "--host" in error.value.next_step
+    assert "publishNotReadyAddresses" in error.value.next_step
+
+
 def test_sluice_serve_registers_and_is_refused_at_another_ones_address(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}", workers=1)
     port = free_port()

@@ -231,9 +231,32 @@ def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["evil.example/x:80", "evil.example#:80", "a@evil.example:80", "evil.example?:80", "x"]
+    "address",
+    [
+        "evil.example/x:80",
+        "evil.example#:80",
+        "a@evil.example:80",
+        "evil.example?:80",
+        "x",
+        ":80",
+        "x:",
+        "x:0",
+        "x:65536",
+        "x:٨٠",
+        "::1:80",
+        "[x]:80",
+        "[::1%lo]:80",
+        "[::1:80",
+        f"x:{'9' * 5_000}",
+    ],
 )
 @pytest.mark.attack("S10", "an address with more than host and port for a move")
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(SettingsError, match="is not HOST:PORT"):
         place_of("orders", 1, address, tls=False)
+
+
+@pytest.mark.parametrize("address", ["state-1.example:7070", "10.0.0.6:65535", "[fd00::6]:7070"])
+def test_an_address_is_shown_as_commands_take_it(address: str) -> None:
+    place = place_of("orders", 1, address, tls=True)
+    assert (place.shown, place.url) == (address, f"https://{address}/local")

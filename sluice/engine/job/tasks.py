@@ -33,7 +33,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.jobs.generation(job.pipeline.name, job.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
-        servers = {n: f"{place.host}:{place.port}" for n, place in ledger.placements.of(job.pipeline.name).items()}
+        servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
     partitions = partition_counts(settings.kafka, job.topics)
     query = JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
     cores = _cores(spark)

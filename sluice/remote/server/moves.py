@@ -21,6 +21,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobInfo, WorkerInfo
 from sluice.state.shard.protocol import Journal, Shard
+from sluice.values.addresses import address_of
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
@@ -31,11 +32,13 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     """
     require_server(ledger, place)
     jobs = ledger.jobs.all(place.pipeline)
-    if not jobs or place.number >= max(len(job.workers) for job in jobs):
+    # A worker can have a server before the pipeline's first run.
+    is_placed = place.number in ledger.placements.of(place.pipeline)
+    if not is_placed and place.number >= max((len(job.workers) for job in jobs), default=0):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
     if (standby := ledger.standbys.of(place.pipeline).get(place.number)) and standby.address == place.address:
         raise Refused(
-            f"{place.host}:{place.port} is the standby of worker {place.number} of {place.pipeline!r}.",
+            f"{place.shown} is the standby of worker {place.number} of {place.pipeline!r}.",
             next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
         )
     change = ledger.placements.begin(place)
@@ -67,10 +70,15 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 
     With `database`, raise Refused if the server has its shards in another kind of database.
     """
-    address = f"{place.host}:{place.port}"
+    address = place.shown
     card = identity.ask(place.url, address)
     if (card.host, card.port) != place.address:
-        raise Refused(f"The state server at {address} calls itself {card.host}:{card.port}.")
+        own = address_of(card.host, card.port)
+        raise Refused(
+            f"The state server at {address} calls itself {own}.",
+            next_step=f"Use the address {own}. If it does not lead to the server from here, restart the server with "
+            "--host.",
+        )
     if ledger.servers.identity(*place.address) not in ("", card.server):
         raise Refused(
             f"The state server that answers at {address} is not the one that has this address in the ledger.",

@@ -31,8 +31,10 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.model import JobRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.shard import LocalShard
+from sluice.values.addresses import address_of, is_host
 
 _BACKLOG = 512
+_GIVE_A_NAME = "Give the name by which the other hosts reach this one: --host."
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,16 @@ class Options:
     """Whether to take the address over from another server."""
 
     def __post_init__(self) -> None:
-        """Raise SettingsError if the address that other hosts would get is that of every host."""
+        """Raise SettingsError if other hosts cannot use the name: it is none, or stands for every host."""
         if _leads_anywhere(self.name):
             raise SettingsError(
                 f"{self.name!r} stands for all addresses of a host, so callers cannot reach this server by it.",
-                next_step="Give the name by which the other hosts reach this one: --host.",
+                next_step=_GIVE_A_NAME,
+            )
+        if not is_host(self.name):
+            raise SettingsError(
+                f"{self.name!r} is neither the name of a host nor an IP address.",
+                next_step=f"{_GIVE_A_NAME} It has no port and no brackets.",
             )
 
     @property
@@ -95,7 +102,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
                     raise Refused(
                         f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
                         next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
-                        f"{options.name}:{options.port}",
+                        f"{options.place(pipeline, number).shown}{' --tls' if options.certificate else ''}",
                     ) from None
         ledger.placements.claim(options.place(pipeline, number))
 
@@ -120,13 +127,17 @@ def register(ledger: Ledger, known: Settings, options: Options) -> None:
     address, and both reach only themselves by it.
     """
     place, own = options.place("", 0), identity_of(known.shards)
-    address = f"{options.name}:{options.port}"
-    # The server need not trust its own certificate. The answer is a proof without it.
-    if identity.ask(place.url, address, verify_certificate=False).server != own:
-        raise Refused(
-            f"{address} leads to another state server, not to this one.",
-            next_step="Give the name by which the other hosts reach this one: --host.",
-        )
+    try:
+        # The server need not trust its own certificate. The answer is a proof without it.
+        found = identity.ask(place.url, place.shown, verify_certificate=False)
+    except StateError as error:
+        raise StateError(
+            f"This server does not reach itself at {place.shown}, so other hosts may not, either. {error.detail}",
+            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is ready: "
+            "publishNotReadyAddresses: true.",
+        ) from None
+    if found.server != own:
+        raise Refused(f"{place.shown} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
     # The proof shows that no other server is there, unless every host has this address.
     takes_over = options.take_over or not _is_loopback(options.name)
     ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
@@ -192,7 +203,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         if server.started:
             raise
         raise StateError(  # Uvicorn has logged the error
-            f"The server cannot listen on {options.bind}:{options.port}.",
+            f"The server cannot listen on {address_of(options.bind, options.port)}.",
             next_step="Choose a free port with --port, and an address of this host with --bind.",
         ) from None
 

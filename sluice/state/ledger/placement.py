@@ -22,6 +22,7 @@ from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
 from sluice.state.model import JobRef, WorkerInfo
+from sluice.values.addresses import address_of
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -38,10 +39,14 @@ class Placement(msgspec.Struct, frozen=True):
         return self.host, self.port
 
     @property
+    def shown(self) -> str:
+        """The address as commands print and take it."""
+        return address_of(*self.address)
+
+    @property
     def url(self) -> str:
         """URL of the state server."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}/local"
+        return f"{'https' if self.tls else 'http'}://{self.shown}/local"
 
     def shard(self, ref: JobRef) -> str:
         """URL of the worker's shard of one job."""
@@ -82,9 +87,9 @@ class Placements(LedgerPart):
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             if before is not None and before.address != placement.address:
                 raise Refused(
-                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.host}:{before.port}, not here.",
-                    next_step=f"To bring it here: sluice move {placement.pipeline} {placement.number} "
-                    f"{placement.host}:{placement.port}",
+                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.shown}, not here.",
+                    next_step="To bring it here, start this server without --workers, then: sluice move "
+                    f"{placement.pipeline} {placement.number} {placement.shown}{' --tls' if placement.tls else ''}",
                 )
             if before != placement:
                 replace_placement(connection, placement)
@@ -195,7 +200,7 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[JobRef]:
 
 
 def _overtaken(now: Placement | None, move: Move) -> Refused:
-    place = "without a state server" if now is None else f"at {now.host}:{now.port}"
+    place = "without a state server" if now is None else f"at {now.shown}"
     return Refused(
         f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has begun to. The worker "
         f"is {place}, and this command has not changed that.",

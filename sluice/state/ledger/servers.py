@@ -8,6 +8,7 @@ from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import SERVERS
+from sluice.values.addresses import address_of
 
 
 class Servers(LedgerPart):
@@ -27,7 +28,7 @@ class Servers(LedgerPart):
                 return
             if before is not None and not takes_over:
                 raise Refused(
-                    f"Another state server has the address {host}:{port}, which each host calls its own.",
+                    f"Another state server has the address {address_of(host, port)}, which each host calls its own.",
                     next_step="Let each server listen on an address that other hosts can reach: --bind and --host. If "
                     "the other server's shards are gone for good, start with --take-over.",
                 )

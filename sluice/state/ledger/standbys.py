@@ -22,6 +22,7 @@ from sluice.state.ledger.placement import Placement, epochs_of, replace_placemen
 from sluice.state.ledger.quarantine import replace_quarantine
 from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
 from sluice.state.model import JobRef, StandbyInfo
+from sluice.values.addresses import address_of
 
 _NO_COPY: dict[str, Any] = {"job": "", "generation": 0, "batch": -1, "copied_at": ""}
 
@@ -67,11 +68,10 @@ class Standbys(LedgerPart):
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in _addresses(connection, PLACEMENTS, place):
-                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.host}:{place.port} itself.")
+                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.shown} itself.")
             if others := _addresses(connection, STANDBYS, place) - {place.address}:
-                host, port = others.pop()
                 raise Refused(
-                    f"Worker {place.number} of {place.pipeline!r} has a standby at {host}:{port}.",
+                    f"Worker {place.number} of {place.pipeline!r} has a standby at {address_of(*others.pop())}.",
                     next_step=f"To replace it, first: sluice standby remove {place.pipeline} {place.number}",
                 )
             if place.address not in _addresses(connection, STANDBYS, place):
@@ -132,7 +132,7 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.host}:{standby.port} was "
+            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.shown} was "
             "removed or replaced, or got another copy, meanwhile. This command has changed nothing.",
             next_step=f"Look at the standbys: sluice workers {standby.pipeline}. Then repeat the command if needed.",
         )

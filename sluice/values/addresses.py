@@ -1,0 +1,38 @@
+"""Addresses of servers, as people write them: HOST:PORT, and [HOST]:PORT if the host is an IPv6 address."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import AddressValueError, IPv6Address
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_MOST_PORT = 65_535
+
+
+def is_host(text: str) -> bool:
+    """Whether the text is the name of a host or an IP address, without a port and brackets."""
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        return IPv6Address(text).scope_id is None  # a scope is the name of an interface of one host
+    except AddressValueError:
+        return False
+
+
+def url_host(host: str) -> str:
+    """The host as URLs contain it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def address_of(host: str, port: int) -> str:
+    """The address of a server, from which `parsed` gets the host and the port."""
+    return f"{url_host(host)}:{port}"
+
+
+def parsed(address: str) -> tuple[str, int] | None:
+    """The host and the port; None for a text of another form."""
+    shown, _, port = address.rpartition(":")
+    host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
+    if not is_host(host) or url_host(host) != shown or not (port.isascii() and port.isdecimal()):
+        return None
+    return (host, int(port)) if 0 < int(port[:6]) <= _MOST_PORT else None
