@@ -88,6 +88,7 @@ class Declared:
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
         self._encode = _encode_fields if self._is_known and contracts.needs_by_name(kind) else _encode_json
+        self._has_dicts = self._is_known and contracts.has_dicts(kind)
         parts = contracts.parts(kind) if self._is_known else []
         self._check_amounts = contracts.amount_check(kind) if self._is_known else None
         self._integers = contracts.collector(part for part in parts if isinstance(part.kind, inspect.IntType))
@@ -113,6 +114,8 @@ class Declared:
             return self._checked(value, data)
         if self._check_amounts is not None:
             self._check_amounts(value)
+        if self._has_dicts:
+            _require_names(value)
         decoded = self._decode(data)
         return self._checked(decoded, self._encode(decoded))
 
@@ -155,12 +158,12 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 
 
 def _require_names(value: Any) -> None:
-    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON, which Spark refuses."""
+    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON: one would be lost."""
     if isinstance(value, dict):
         if not all(type(key) is str for key in value) and len(msgspec.json.decode(_encode_json(value))) < len(value):
             raise ValueError(f"two keys of a dict have the same name in JSON: {shortened(str([*value]))}")
         inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple | set):
+    elif isinstance(value, list | tuple | set | frozenset):
         inner = value
     elif isinstance(value, msgspec.Struct):
         inner = msgspec.structs.astuple(value)

@@ -7,6 +7,7 @@ made by SQL (`select`, `join`) has no declared type and is plain JSON data: a di
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
@@ -106,6 +107,7 @@ class Handle(Generic[V]):
         """The SQL of every column, and its type. Nested mappings become structs."""
         columns: dict[str, Column] = {}
         for names in (*picked, named):
+            arguments.instance(self._where(step), names, (str, Mapping), "the name of a field (str), or a mapping")
             columns |= names if isinstance(names, Mapping) else {names: expressions.reference(names)}
         if not columns:
             raise TopologyError(f"{self._where(step)} needs at least one column.")
@@ -116,6 +118,7 @@ class Handle(Generic[V]):
         )
 
     def _check_columns(self, step: str, columns: Mapping[str, Column]) -> None:
+        self._require_names(step, columns)
         for column in columns.values():
             if isinstance(column, Mapping):
                 self._check_columns(step, column)
@@ -127,20 +130,24 @@ class Handle(Generic[V]):
             return struct_type({name: self._type(part) for name, part in column.items()})
         return self.fields.get(column, "")
 
-    def _require_own_names(self, step: str, columns: Mapping[str, str]) -> None:
-        """Raise TopologyError if Spark SQL could not tell a new value's fields apart, or from the metadata."""
+    def _refuse_reserved_names(self, step: str, columns: Mapping[str, str]) -> None:
         if reserved := columns.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
                 next_step="Give the column another name.",
             )
-        if "" in columns:
-            raise TopologyError(f"{self._where(step)}: a column has no name.")
-        alike = {name.lower(): name for name in columns}
-        if twins := [(name, alike[name.lower()]) for name in columns if alike[name.lower()] != name]:
+
+    def _require_names(self, step: str, columns: Mapping[str, Column]) -> None:
+        """Raise TopologyError unless each field of an object has a name that Spark SQL can tell from the others."""
+        for name in columns:
+            arguments.instance(self._where(step), name, str, "the name of a column (str)")
+            if not name:
+                raise TopologyError(f"{self._where(step)}: a column has no name.")
+            if any(unicodedata.category(sign) == "Cs" for sign in name):
+                raise TopologyError(f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.")
+        if twins := _twins(columns, str.lower):
             raise TopologyError(
-                f"{self._where(step)}: the columns {' and '.join(twins[0])} differ only in case, which Spark SQL "
-                "ignores.",
+                f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, which Spark SQL ignores.",
                 next_step="Rename one of them.",
             )
 
@@ -187,13 +194,18 @@ class Handle(Generic[V]):
         is_windowed = nodes.window_of(self.node) is not None
         identity = table.identity(is_windowed=is_windowed)
         own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
-        if wrong := sorted(name for name in own if name in self.fields or name == table.key):
+        names = [*self.fields] if table.key is None else [table.key, *self.fields]
+        if wrong := [name for name in names if table.folded(name) in own]:
             raise TopologyError(
                 f"{where}: Sluice writes the column {wrong[0]} itself.",
                 next_step="Use another name, for example with select(...).",
             )
-        names = expressions.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields
-        for name in names:
+        if twins := _twins(names, table.folded):
+            raise TopologyError(
+                f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
+                next_step="Give the key's column another name.",
+            )
+        for name in expressions.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields:
             if why := table.refusal(name):
                 raise TopologyError(
                     f"{where}: the table cannot have a column named {name!r}: {why}.",
@@ -227,6 +239,15 @@ class Handle(Generic[V]):
                 next_step="Give a Serde with encode=, or leave value= out to write JSON.",
             )
         return serde.encode or encode_text
+
+
+def _twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
+    """Two different names that are the same when folded, if there are any."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(folded(name), name)) != name:
+            return other, name
+    return None
 
 
 class Stream(Handle[V]):
@@ -299,7 +320,7 @@ class Stream(Handle[V]):
         """
         columns, types = self._columns("select", picked, named)
         key = columns.pop("_key", None)
-        self._require_own_names("select", columns)
+        self._refuse_reserved_names("select", columns)
         if key is None:
             return self._select(columns, types, on_error)
         # The new key starts as a field of the new value, because both expressions read the old record.
@@ -835,7 +856,7 @@ class Table(Handle[V]):
     ) -> Table[dict[str, Any]]:
         """Build a new value from the picked fields and from columns `name="SQL expression"`, like `Stream.select`."""
         columns, types = self._columns("select", picked, named)
-        self._require_own_names("select", columns)
+        self._refuse_reserved_names("select", columns)
         node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
         return Table(self.pipeline, node, Shape(types))
 
@@ -968,7 +989,8 @@ class Grouped(Generic[V]):
         step = f"aggregate into {store!r}"
         if not columns:
             raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
-        self.parent._require_own_names(step, columns)
+        self.parent._require_names(step, columns)
+        self.parent._refuse_reserved_names(step, columns)
         for text in columns.values():
             self.parent._check(text, step, aggregate=True)
         return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)

@@ -338,25 +338,38 @@ def needs_by_name(kind: Any) -> bool:
     msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
     """
 
-    def differs(kind: inspect.Type) -> bool:
-        match kind:
-            case inspect.StructType(cls=cls, array_like=array_like, fields=fields):
-                config = (get_origin(cls) or cls).__struct_config__
-                return array_like or config.omit_defaults or any(differs(field.type) for field in fields)
-            case inspect.SetType() | inspect.FrozenSetType():
-                return True
-            case inspect.ListType() | inspect.VarTupleType():
-                return differs(kind.item_type)
-            case inspect.DictType():
-                return differs(kind.value_type)
-            case inspect.UnionType():
-                return any(map(differs, kind.types))
-            case inspect.Metadata():
-                return differs(kind.type)
+    def differs(part: inspect.Type) -> bool:
+        match part:
+            case inspect.StructType(cls=cls, array_like=array_like):
+                return array_like or (get_origin(cls) or cls).__struct_config__.omit_defaults
             case _:
-                return False
+                return isinstance(part, inspect.SetType | inspect.FrozenSetType)
 
-    return differs(inspect.type_info(kind))
+    return any(map(differs, _types_within(inspect.type_info(kind))))
+
+
+def has_dicts(kind: Any) -> bool:
+    """Whether values of this type may contain dicts."""
+    return any(isinstance(part, inspect.DictType) for part in _types_within(inspect.type_info(kind)))
+
+
+def _types_within(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """A type, and the types of the parts of its values."""
+    yield kind
+    inner: Iterable[inspect.Type] = ()
+    match kind:
+        case inspect.StructType():
+            inner = [field.type for field in kind.fields]
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            inner = [kind.item_type]
+        case inspect.DictType():
+            inner = [kind.value_type]
+        case inspect.UnionType():
+            inner = kind.types
+        case inspect.Metadata():
+            inner = [kind.type]
+    for part in inner:
+        yield from _types_within(part)
 
 
 def by_name(value: Any) -> Any:

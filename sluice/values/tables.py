@@ -21,6 +21,7 @@ _PART = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _TABLE = re.compile(rf"({_PART}\.)?{_PART}")
 _CONNECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MOST_BYTES = 63
+_SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 _NOT_IN_DELTA = " ,;{}()\n\t="
 _LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
 _FILE_SYSTEM = re.compile("[a-z][a-z0-9+.-]*:(//[^/]*)?")
@@ -75,7 +76,15 @@ class PostgresTable:
 
     def refusal(self, name: str) -> str:
         """Why no column of such a table can have a name; empty if one can."""
+        if name in _SYSTEM_COLUMNS:
+            return "every table of PostgreSQL has a system column of this name"
+        if "\0" in name:
+            return "PostgreSQL's names cannot contain NUL"
         return f"PostgreSQL's names have at most {_MOST_BYTES} bytes" if len(name.encode()) > _MOST_BYTES else ""
+
+    def folded(self, name: str) -> str:
+        """The same text for all names that the table takes for the same column."""
+        return name
 
     def identity(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
@@ -141,6 +150,10 @@ class DeltaTable:
         """Why no column of such a table can have a name; empty if one can."""
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
+
+    def folded(self, name: str) -> str:
+        """The same text for all names that the table takes for the same column."""
+        return name.lower()
 
     def identity(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""

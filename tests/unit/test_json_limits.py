@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -84,7 +84,7 @@ def of_aggregate(kind: Any, aggregate: Any) -> str | None:
         (Bill, Bill(FINE, [Line(Decimal("9999999999.99"))]),
          '{"total":1.50,"lines":[{"amount":9999999999.99,"count":1}],"byShop":{},"paid":null,"rest":null}'),
         (Line, {"amount": "2.50"}, '{"amount":2.50,"count":1}'),
-        (list[Line], [{"amount": " 2.50"}], '[{"amount":2.50,"count":1}]'),
+        (list[Line], [{"amount": "2.50"}], '[{"amount":2.50,"count":1}]'),
         (Decimal2, Decimal("1.2300"), "1.2300"),
         (Decimal2 | None, Decimal("-0.01"), "-0.01"),
         (datetime, datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), '"9999-12-31T23:59:59.999999Z"'),
@@ -120,6 +120,25 @@ def test_a_result_has_all_fields_although_its_type_leaves_out_defaults_or_names(
     kind: Any, value: Any, text: str
 ) -> None:
     assert Declared(kind).json(value) == text == of_aggregate(kind, value)
+
+
+class Totals(Struct):
+    by_shop: dict[str, int] | None = None
+    parts: list[dict[str, Line]] = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (dict[str, int], {1: 2, "1": 3}),
+        (Totals, Totals({1: 2, "1": 3})),  # type: ignore[dict-item]
+        (Totals, {"parts": [{date(2026, 1, 1): Line(FINE), "2026-01-01": Line(FINE)}]}),
+    ],
+)
+def test_a_result_with_two_keys_of_the_same_name_is_rejected(kind: Any, value: Any) -> None:
+    with pytest.raises(ValueError, match="two keys of a dict have the same name in JSON"):
+        Declared(kind).json(value)
+    assert Declared(dict[str, int]).json({1: 2, 3: 4}) == '{"1":2,"3":4}'
 
 
 @pytest.mark.parametrize(

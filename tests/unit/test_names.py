@@ -91,13 +91,22 @@ def test_the_names_in_a_struct_are_checked_where_it_is_written() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "mistake"),
-    [({"a": "1", "A": "2"}, "differ only in case"), ({"": "1"}, "no name"), ({"_window_start": "1"}, "reserved")],
+    [
+        ({"a": "1", "A": "2"}, "differ only in case"),
+        ({"": "1"}, "no name"),
+        ({"\ud800": "1"}, "half of a pair of surrogates"),
+        ({1: "1"}, r"expected the name of a column \(str\), got int: 1"),
+        ({"_window_start": "1"}, "reserved"),
+    ],
 )
 def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mistake: str) -> None:
     with pytest.raises(TopologyError, match=mistake):
         stream_of("n").select(columns)
     with pytest.raises(TopologyError, match=mistake):
         stream_of("n").group_by_key().aggregate({name: f"sum({text})" for name, text in columns.items()}, store="s")
+    if mistake != "reserved":
+        with pytest.raises(TopologyError, match=mistake):
+            stream_of("n").select(nested=columns)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +165,25 @@ def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
         (DeltaTable("/lake/t"), "a b", "names in Delta Lake have no ' '"),
         (PostgresTable("t", connection="c"), "x" * 64, "names have at most 63 bytes"),
         (PostgresTable("t", connection="c"), "ü" * 32, "names have at most 63 bytes"),
+        (PostgresTable("t", connection="c"), "xmin", "has a system column of this name"),
+        (PostgresTable("t", connection="c"), "a\0b", "names cannot contain NUL"),
     ],
 )
 def test_a_column_that_a_table_cannot_have_is_refused(table: OutputTable, name: str, mistake: str) -> None:
     with pytest.raises(TopologyError, match=rf"to\(.*\) at test_names\.py:\d+: .*{mistake}.*select"):
-        stream_of(name).to(table)
+        stream_of("n").select({name: "n"}).to(table)
     with pytest.raises(TopologyError, match="not a valid name of a column"):
         replace(table, key=name)
+
+
+def test_delta_ignores_the_case_of_names() -> None:
+    rows = stream_of("id").to_table(store="rows")
+    with pytest.raises(TopologyError, match="columns ID and id differ only in case"):
+        rows.to(DeltaTable("/lake/t", key="ID"))
+    rows.to(DeltaTable("/lake/t", key="id"))
+    with pytest.raises(TopologyError, match="Sluice writes the column _Topic itself"):
+        stream_of("_Topic").to(DeltaTable("/lake/t"))
+    stream_of("id").to_table(store="rows").to(PostgresTable("t", connection="c", key="ID"))
 
 
 def test_a_nested_field_that_delta_refuses() -> None:

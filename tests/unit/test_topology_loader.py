@@ -160,6 +160,10 @@ WRONG = {
         "import helpers",
         r"a\.py:1 .*'helpers'\. A pipeline's file cannot import other files of its folder",
     ),
+    "an import of a package of the folder": (
+        "import parts.inner",
+        r"a\.py:1 .*'parts'\. A pipeline's file cannot import other files of its folder",
+    ),
     "a store without a name": (
         GOOD.format(name="one").replace('store="n"', ""),
         r"a\.py:9 .*'store'\. Write count\(store=\.\.\.\)\. Optional: on_error\.",
@@ -224,6 +228,7 @@ WRONG = {
 def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
     text, says = WRONG[wrong]
     file = write(tmp_path, a=text, helpers="") / "a.py"
+    (tmp_path / "parts").mkdir()
     with pytest.raises(TopologyError, match=says):
         load_file(file, 0.2 if "waits" in wrong else 10)
     # A corrected file loads: nothing of the failed attempt remains.

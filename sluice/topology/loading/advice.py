@@ -31,7 +31,8 @@ def next_step(error: BaseException, file: Path) -> str:
 
 
 def _module(name: str, file: Path) -> str:
-    if file.with_name(f"{name.partition('.')[0]}.py").exists():
+    module = file.with_name(name.partition(".")[0])
+    if module.is_dir() or module.with_suffix(".py").exists():
         return "A pipeline's file cannot import other files of its folder: put shared code into an installed package."
     return "Install the package, or correct its name."
 
