@@ -43,7 +43,7 @@ class Services:
     """The partitions and offsets at which transactions hold back records → when the oldest one began."""
 
     async def held_since(self, lag: Lag) -> datetime | None:
-        """When the oldest hanging transaction began that holds back records of a lag; None if there is none.
+        """The start of the oldest open transaction that holds back records of a lag; None if none are held back.
 
         Raises BrokersUnreachable.
         """

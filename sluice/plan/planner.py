@@ -220,9 +220,10 @@ def _tables(pipeline: Pipeline, groups: int) -> tuple[TableInput, ...]:
     In ordered jobs, they are the sources' node numbers, which further steps do not change.
     """
     sources = [source for source in _sources(pipeline) if source.kind == "global_table"]
+    numbers = range(groups, groups + len(sources)) if groups else [source.number for source in sources]
     return tuple(
-        TableInput(source_of(source), groups + i if groups else source.number, contracts.sql_type(source.serde.contract))
-        for i, source in enumerate(sources)
+        TableInput(source_of(source), number, contracts.sql_type(source.serde.contract))
+        for source, number in zip(sources, numbers, strict=True)
     )
 
 

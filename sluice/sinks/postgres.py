@@ -219,7 +219,7 @@ class PostgresTables:
                 )
 
     def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
-        """The last batch, and what it has written to each output; None before the first."""
+        """The last batch, and what it wrote to each table; None before the first batch."""
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s AND job = %s").format(
                 Identifier(BATCHES)

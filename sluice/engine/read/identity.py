@@ -127,7 +127,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """The last offset, of those with which batches ended, whose record is unchanged. None if there is none."""
+        """The newest last offset of a batch whose record is unchanged; None if no such record is left."""
         if self.audits is None:
             return None
         place = source.topic, source.partition

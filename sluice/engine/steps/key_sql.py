@@ -78,7 +78,7 @@ def _plain(sql: str, kind: spark.DataType) -> str:
 
 
 def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
-    """SQL for a value as JSON, never null. If `marked`, decimals end so that they can be told from doubles."""
+    """SQL for a value as JSON, never null. If `marked`, decimals get a mark that distinguishes them from doubles."""
     match kind:
         case spark.StructType():
             return f"IF({sql} IS NULL, 'null', {_object(sql, kind, depth, marked)})"

@@ -54,7 +54,7 @@ class Options:
     """Whether to take the address over from another server."""
 
     def __post_init__(self) -> None:
-        """Raise SettingsError if other hosts cannot use the name: it is none, or stands for every host."""
+        """Raise SettingsError unless the name is a host name or the address of one host."""
         if _leads_anywhere(self.name):
             raise SettingsError(
                 f"{self.name!r} stands for all addresses of a host, so callers cannot reach this server by it.",

@@ -1,4 +1,4 @@
-"""The state servers that have an address: an address belongs to one server, whoever can be reached there."""
+"""The state server of each address. The ledger, not the network, decides which server has an address."""
 
 from __future__ import annotations
 
