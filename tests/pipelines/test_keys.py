@@ -85,7 +85,10 @@ class Route(Struct):
     end: str | None
 
 
-ROUTES = [("x, y", "z"), ("x", "y, z"), ("ab", "c"), ("a", "bc"), ("x", None), ("x", "null"), ('x"', "y"), (None, None)]
+ROUTES = [
+    ("x, y", "z"), ("X, y", "z"), ("x", "y, z"), ("ab", "c"), ("a", "bc"), ("x", None), ("x", "null"), ('x"', "y"),
+    (None, None),
+]  # fmt: skip
 
 
 def by_both(route: Route) -> tuple[str | None, str | None]:
@@ -100,6 +103,7 @@ def test_a_struct_keeps_apart_what_other_texts_merge(drive: Drive, in_order: boo
     routes.group_by("array(start, end)").count(store="array")
     routes.group_by("map('start', start, 'end', end)").count(store="map")
     routes.group_by(by_both).count(store="function")
+    routes.group_by("collate(start, 'UTF8_LCASE')").count(store="collated")
     if in_order:
         routes.deduplicate("struct(start, end)", within="1 hour").group_by_key().count(store="distinct")
     driver = drive(pipeline)
@@ -107,6 +111,7 @@ def test_a_struct_keeps_apart_what_other_texts_merge(drive: Drive, in_order: boo
         driver.pipe("routes", {"start": start, "end": end}, key="k", timestamp=1)
     for store in ("struct", "array", "map", "function"):
         assert [*driver.store(store).values()] == [2] * len(ROUTES)
+    assert driver.store("collated").keys() == {start for start, _ in ROUTES if start is not None}
     assert driver.store("array") == driver.store("function")
     assert driver.store("struct") == driver.store("map")
     assert not in_order or driver.store("distinct") == {"k": len(ROUTES)}
