@@ -37,26 +37,34 @@ def test_a_function_without_the_key_finds_its_module(tmp_path: Path, name: str, 
 
 SCRIPT = """
 import pickle
-from msgspec import Struct
+from enum import Enum
+from msgspec import Struct, json
 from sluice.engine.steps.pickling import Pickled
+
+class Kind(Enum):
+    SALE = "sale"
 
 class Amount(Struct):
     cents: int = 0
+    kind: Kind = Kind.SALE
 
 def doubled(key, cents):
-    return Amount(cents=2 * cents)
+    amount = json.decode(b'{"cents": %d, "kind": "sale"}' % (2 * cents), type=Amount)
+    assert amount.kind is Kind.SALE
+    return amount
 
 if __name__ == "__main__":
+    doubled("k", 1)
     print(pickle.dumps(Pickled.of(doubled)).hex())
 """
 
 
-def test_a_function_of_a_script_makes_the_scripts_structs(tmp_path: Path) -> None:
+def test_a_function_of_a_script_has_the_scripts_structs_and_enums(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     pickled = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.strip()
     done = subprocess.run([sys.executable, "-c", CALL, pickled], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "Amount(cents=10)"
+    assert done.stdout.strip() == "Amount(cents=10, kind=<Kind.SALE: 'sale'>)"
 
 
 UNGUARDED = """

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from io import BytesIO
 from operator import attrgetter
@@ -44,7 +45,8 @@ class Pickled:
     file: str
     data: bytes
     name: str = ""
-    """Set for a module's Struct. Structs are pickled by name because pickling by value loses their fields."""
+    """Set for a module's Struct or Enum, which are pickled by name. By value, a Struct would lose its fields, and an
+    Enum's members would not be those that the Structs' fields have."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:
@@ -52,7 +54,7 @@ class Pickled:
         owner = inner if hasattr(inner, "__qualname__") else type(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
         file = _file(owner)
-        if file and _is_named_struct(value):
+        if file and _is_named_class(value):
             return cls(module, file, b"", value.__qualname__)
         buffer = BytesIO()
         _Pickler(buffer).dump(value)  # type: ignore[no-untyped-call]
@@ -68,17 +70,17 @@ class Pickled:
 
 
 class _Pickler(CloudPickler):
-    """Pickles what functions of a script contain by value, but its Structs by name."""
+    """Pickles what functions of a script contain by value, but its Structs and Enums by name."""
 
     @override
     def reducer_override(self, obj: Any) -> Any:
-        if _is_named_struct(obj) and obj.__module__ == "__main__" and (file := _file(obj)):
+        if _is_named_class(obj) and obj.__module__ == "__main__" and (file := _file(obj)):
             return _named, (obj.__module__, file, obj.__qualname__)
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 
 
-def _is_named_struct(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, msgspec.Struct) and "<" not in value.__qualname__
+def _is_named_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, msgspec.Struct | Enum) and "<" not in value.__qualname__
 
 
 def _file(owner: Any) -> str:
