@@ -54,6 +54,8 @@ _OWN = frozenset(
         "left_out", "window_start", "window_end",
     )
 )  # fmt: skip
+_HEADER_BYTES = 10
+"""How much a header counts besides its name and content: a record can have a million empty ones."""
 _MOST_DIGITS = 18
 """The digits of a partition or offset, which is a 64-bit integer."""
 _RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
@@ -147,8 +149,9 @@ class DeadLetter:
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
-            headers.append((name[:left], None if content is None else content[:left]))
-            left -= len(name) + len(content or b"")
+            shown = name.encode()[:left].decode(errors="ignore")
+            headers.append((shown, None if content is None else content[:left]))
+            left -= len(name.encode()) + len(content or b"") + _HEADER_BYTES
             if left <= 0:
                 break
         key, value = (None if content is None else content[:size] for content in (self.key, self.value))

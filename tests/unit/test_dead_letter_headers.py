@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.dead_letters import DeadLetter
 from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, header
 from sluice.engine.publish.encode import shortened
-from sluice.kafka.topics import headers_of, text_headers
+from sluice.kafka.topics import Headers, headers_of, text_headers
 from sluice.values.headers import PREFIX, escaped, original
+from tests.states import NOON
 
 NAMES = st.one_of(
     st.text(), st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."])))
@@ -35,6 +37,22 @@ def test_headers_with_names_that_are_no_text_are_shown_as_such() -> None:
     message: Any = Unreadable()
     assert headers_of(message) == [("(unreadable)", b"names of headers are not UTF-8")]
     assert text_headers(message) == {"(unreadable)": "names of headers are not UTF-8"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ([("trace", b"1"), ("trace", None)], [("trace", b"1"), ("trace", None)]),
+        ([("", None)] * 100_000, [("", None)] * 10),
+        ([("a", b"x" * 1_000), ("b", b"")], [("a", b"x" * 100)]),
+        ([("é" * 100, b"")], [("é" * 50, b"")]),
+    ],
+    ids=["few", "many empty ones", "a large one", "a long name"],
+)
+def test_a_list_of_dead_letters_shows_the_first_bytes_of_their_headers(headers: Headers, shown: Headers) -> None:
+    letter = DeadLetter(0, 0, NOON, b"k" * 1_000, None, headers, {"sluice.reason": "contract"}, 0)
+    short = letter.with_most(100)
+    assert (short.headers, short.key, short.reason) == (shown, b"k" * 100, "contract")
 
 
 @pytest.mark.parametrize(
