@@ -57,9 +57,11 @@ _OWN = frozenset(
 _HEADER_BYTES = 10
 """How much a header counts besides its name and content: a record can have a million empty ones."""
 _MOST_DIGITS = 18
-"""The digits of a partition or offset, which is a 64-bit integer."""
+"""The digits of an offset, which is a 64-bit integer."""
+_LAST_PARTITION = 2**31 - 1
 _RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
 """Errors for which the broker refuses a record, and accepts others."""
+_WAIT_S = 0.1
 
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
@@ -137,7 +139,9 @@ class DeadLetter:
     def source(self) -> Place | None:
         """The position of the rejected record; None for an output record and for a timer."""
         topic, partition, offset = self.header("topic"), self.header("partition"), self.header("offset")
-        return (topic, int(partition), int(offset)) if topic and _is_number(partition) and _is_number(offset) else None
+        if not (topic and _is_number(partition) and _is_number(offset) and int(partition) <= _LAST_PARTITION):
+            return None
+        return topic, int(partition), int(offset)
 
     @property
     def is_original(self) -> bool:
@@ -238,9 +242,11 @@ def redrive(
         # Aborts the open transaction of a killed process, and fences a process that is still running.
         producer.init_transactions(_TIMEOUT_S)
         markers = _markers(kafka, pipeline, topic_id)
+        known = producer.list_topics(timeout=_TIMEOUT_S).topics
+        partitions = {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
         due: list[DeadLetter] = []
         for letter in _letters(kafka, pipeline, chosen):
-            if why := _why_not(letter, chosen, topics, markers):
+            if why := _why_not(letter, chosen, partitions, markers):
                 outcome.skipped[why] += 1
             elif len(due) == limit:
                 outcome.more = True
@@ -275,10 +281,13 @@ def why_not(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) ->
 
 
 def _why_not(
-    letter: DeadLetter, chosen: Chosen, topics: Iterable[str], markers: Mapping[tuple[int, int], Marker]
+    letter: DeadLetter, chosen: Chosen, partitions: Mapping[str, int], markers: Mapping[tuple[int, int], Marker]
 ) -> str:
-    if why := why_not(letter, topics, markers.get((letter.partition, letter.offset))):
+    """Like `why_not`; `partitions` are the topics that the pipeline reads, with their numbers of partitions."""
+    if why := why_not(letter, partitions, markers.get((letter.partition, letter.offset))):
         return why
+    if letter.source is not None and letter.source[1] >= partitions[letter.source[0]]:
+        return "its topic has no such partition any more"
     is_named = chosen.reason or chosen.place
     return "" if is_named or letter.reason in UNREADABLE else f"{letter.reason}: name the reason to re-drive these too"
 
@@ -320,11 +329,12 @@ def _send(
                 topic, value, key, partition, timestamp=timestamp, headers=[*headers, *history_headers(history)],
                 on_delivery=partial(delivered, letter, history),
             )  # fmt: skip
-        producer.flush(_TIMEOUT_S)
-        # After the first error, the client also gives up the other records of the transaction.
+        until = time.monotonic() + _TIMEOUT_S
+        while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
+            pass  # After an error, the client keeps the other records, so that a flush would take all the time.
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:
-                producer.abort_transaction(_TIMEOUT_S)
+                _abort(producer)
                 outcome.skipped[f"its topic does not accept it: {error.str()}"] += 1
                 return [other for other in letters if other is not letter]
         if errors:
@@ -333,11 +343,18 @@ def _send(
             producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{topic_id}/{partition}/{offset}")
         producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
-        producer.abort_transaction(_TIMEOUT_S)
+        _abort(producer)
         raise
     outcome.redriven += len(sent)
     outcome.skipped.update(record for record in records if isinstance(record, str))
     return []
+
+
+def _abort(producer: Producer) -> None:
+    """Abort the transaction, and forget the records that were not sent."""
+    producer.purge()
+    producer.flush(_TIMEOUT_S)
+    producer.abort_transaction(_TIMEOUT_S)
 
 
 def history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
@@ -360,8 +377,12 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
     """The records to write, as they were before they were rejected; or why a record cannot be written."""
     consumer = Consumer(
-        {"group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed", **quiet(kafka)}
-    )
+        {
+            "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
+            # A record that is gone is no reason to wait for others.
+            "enable.partition.eof": True, "auto.offset.reset": "error", **quiet(kafka),
+        }
+    )  # fmt: skip
     try:
         return [_original(consumer, letter) for letter in letters]
     finally:

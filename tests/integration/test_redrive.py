@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -194,11 +195,14 @@ def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Sho
     for changed in admin.incremental_alter_configs([resource]).values():
         changed.result(20)
     shop.reject(b"x", own=[("large", b"y" * 99_800)])  # fits until it gets the headers of its history
+    shop.reject(b"x", timestamp="9223372036854775 ms")
     for number in range(3):
         shop.reject(b"%d" % number)
+    began = time.monotonic()
     done, skipped = shop.redrive()
-    assert (done, [*skipped.values()]) == (3, [1])
-    assert "its topic does not accept it" in next(iter(skipped))
+    assert time.monotonic() - began < 10
+    assert (done, [*skipped.values()]) == (3, [1, 1])
+    assert all("its topic does not accept it" in why for why in skipped)
     shown = find(shop.kafka, shop.name, Chosen(), 10)
     assert sum(len(content or b"") for letter in shown.letters for _, content in letter.headers) < 20_000
 
@@ -258,13 +262,24 @@ def test_a_record_of_another_program_among_the_markers_is_named(shop: Shop) -> N
 def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:
     shop.reject(b"1", topic="elsewhere")
     shop.reject(b"2", reason="too_large", topic="", partition="", offset="", output="totals")
-    shop.reject(b"3", reason="processing", offset=9, step="store totals")
+    shop.reject(b"3", partition=2**31)
+    shop.send(b"kept", 1)
+    shop.reject(b"4", partition=7)  # of the topic before it was created again with fewer partitions
+    for partition, offset in ((1, 1), (1, 9), (0, 0)):
+        shop.reject(b"4", reason="processing", partition=partition, offset=offset, step="store totals")
+    began = time.monotonic()
     assert shop.redrive()[0] == 0
     outcome: Counter[str] = Counter()
-    for reason in ("contract", "too_large"):
+    for reason in ("contract", "too_large", "processing"):
         outcome.update(shop.redrive(reason=reason)[1])
-    assert outcome == {"the pipeline does not read its topic": 1, "not a record of a source topic": 1}
-    assert shop.records == []
+    assert time.monotonic() - began < 10
+    assert outcome == {
+        "the pipeline does not read its topic": 1,
+        "not a record of a source topic": 2,
+        "its topic has no such partition any more": 1,
+        "the record is no longer in its topic": 3,
+    }
+    assert [record.value() for record in shop.records] == [b"kept"]
 
 
 def test_without_dead_letters_there_is_nothing_to_do(kafka: EmbeddedKafka) -> None:
