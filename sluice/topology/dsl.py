@@ -23,6 +23,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.windows import Duration, kept_for, milliseconds
+from sluice.values import contracts
 from sluice.values.records import (
     CHANGE_METADATA,
     METADATA,
@@ -685,11 +686,14 @@ class Stream(Handle[V]):
         self._returned("process", returns)
         for name, kind in (outputs or {}).items():
             self._returned("process", kind, f"outputs[{name!r}]")
+        types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
+        for name, (kind, _) in types.items():
+            contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
         for name in (stores or {}) if queryable else ():
             self.pipeline.claim("store", name)
         node = self.pipeline.add(
             nodes.Process, parent=self.node, processor=processor,
-            stores={name: _store_type(declared) for name, declared in (stores or {}).items()},
+            stores=types,
             takes=self.contract, returns={"output": returns, **(outputs or {})}, queryable=queryable,
             on_error=on_error,
         )  # fmt: skip

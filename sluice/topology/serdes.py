@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.errors import TopologyError
 from sluice.values import contracts
 from sluice.values.shapes import Shape
 
@@ -48,11 +47,7 @@ def shape_of(contract: type | None) -> Shape:
     """The shape of a value of type `contract`. Only a Struct is an object with fields."""
     if contract is None:
         return Shape.single()
-    if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
-        return Shape.single(contracts.sql_type(contract))
-    if "<locals>" in contract.__qualname__:
-        raise TopologyError(
-            f"The contract {contract.__qualname__} is defined in a function.",
-            next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
-        )
-    return Shape(contracts.fields(contract))
+    is_object = isinstance(contract, type) and issubclass(contract, msgspec.Struct)
+    shape = Shape(contracts.fields(contract)) if is_object else Shape.single(contracts.sql_type(contract))
+    contracts.require_importable(contract)
+    return shape

@@ -345,31 +345,50 @@ def needs_by_name(kind: Any) -> bool:
             case _:
                 return isinstance(part, inspect.SetType | inspect.FrozenSetType)
 
-    return any(map(differs, _types_within(inspect.type_info(kind))))
+    return any(map(differs, _types_within(kind)))
 
 
 def has_dicts(kind: Any) -> bool:
     """Whether values of this type may contain dicts."""
-    return any(isinstance(part, inspect.DictType) for part in _types_within(inspect.type_info(kind)))
+    return any(isinstance(part, inspect.DictType) for part in _types_within(kind))
 
 
-def _types_within(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """A type, and the types of the parts of its values."""
-    yield kind
-    inner: Iterable[inspect.Type] = ()
-    match kind:
-        case inspect.StructType():
-            inner = [field.type for field in kind.fields]
-        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
-            inner = [kind.item_type]
-        case inspect.DictType():
-            inner = [kind.value_type]
-        case inspect.UnionType():
-            inner = kind.types
-        case inspect.Metadata():
-            inner = [kind.type]
-    for part in inner:
-        yield from _types_within(part)
+def require_importable(kind: Any, where: str = "") -> None:
+    """Raise TopologyError if the type contains a Struct or an Enum that Spark's tasks cannot import.
+
+    A copy of such a Struct would have no fields, so a task would read empty objects.
+    """
+    for part in _types_within(kind):
+        if isinstance(part, inspect.StructType | inspect.EnumType):
+            name = (get_origin(part.cls) or part.cls).__qualname__
+            if "<locals>" in name:
+                raise TopologyError(
+                    f"{where}{name} is defined in a function.",
+                    next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
+                )
+
+
+def _types_within(kind: Any) -> list[inspect.Type]:
+    """A type, and the types of the parts of its values. A Struct that contains itself occurs once."""
+    found = [inspect.type_info(kind)]
+    known = {id(found[0])}
+    for part in found:
+        inner: Iterable[inspect.Type] = ()
+        match part:
+            case inspect.StructType():
+                inner = [field.type for field in part.fields]
+            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+                inner = [part.item_type]
+            case inspect.DictType():
+                inner = [part.value_type]
+            case inspect.UnionType():
+                inner = part.types
+            case inspect.Metadata():
+                inner = [part.type]
+        new = [each for each in inner if id(each) not in known]
+        known |= {*map(id, new)}
+        found += new  # the loop reads these, too
+    return found
 
 
 def by_name(value: Any) -> Any:

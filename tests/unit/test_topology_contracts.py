@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sluice import Decimal2
+from sluice import Context, Decimal2, Pipeline, Record
 from sluice.errors import TopologyError
 from sluice.topology import Digits
 from sluice.values.contracts import attributes, fields, needs_by_name, parts, quote_counter, sql_type
@@ -167,6 +167,37 @@ def test_a_generic_struct_is_a_contract_once_its_types_are_known() -> None:
         fields(Page)
     assert fields(Numbers) == {"kind": "STRING", "rows": "ARRAY<BIGINT>"}
     assert not needs_by_name(Pages)
+
+
+class Kept:
+    """A processor that does nothing."""
+
+    def init(self, context: Context) -> None: ...
+
+    def process(self, record: Record[Part]) -> None: ...
+
+
+def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
+    class Line(Struct):
+        amount: int
+
+    class Kind(Enum):
+        SALE = "sale"
+
+    for local in (Line, Kind):
+        for kind in (local, list[local], dict[str, local], local | None):  # type: ignore[valid-type]
+            stream = Pipeline("shop").stream("sales", value=Part)
+            says = rf"{local.__name__} is defined in a function\. Define it at the top level"
+            with pytest.raises(TopologyError, match=rf"map_values .*returns=.*{says}"):
+                stream.map_values(lambda part: None, returns=kind)  # type: ignore[arg-type]
+            with pytest.raises(TopologyError, match=rf"aggregate into 's' .*returns=.*{says}"):
+                stream.group_by_key().aggregate(list, lambda lines, part: lines, returns=kind, store="s")  # type: ignore[arg-type]
+            with pytest.raises(TopologyError, match=rf"process .*stores\['last'\]=.*{says}"):
+                stream.process(Kept, stores={"last": (kind, "1 day")})
+            with pytest.raises(TopologyError, match=rf"process .*outputs\['lines'\]=.*{says}"):
+                stream.process(Kept, outputs={"lines": kind})  # type: ignore[dict-item]
+    with pytest.raises(TopologyError, match="Line is defined in a function"):
+        Pipeline("shop").stream("lines", value=Line)
 
 
 def test_a_tag_is_a_field() -> None:
