@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.publish.delta import DeltaSink, DeltaTarget
-from sluice.errors import EngineError, LeaseError
+from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.protocol import BatchId, Published, Rows
 from sluice.values.tables import DeltaTable
 
@@ -91,7 +91,9 @@ def test_rows_are_replaced_deleted_and_written_once(lake: Lake) -> None:
     again = lake.begun(published=published(1))
     before = lake.history()
     assert '"snapshot":"1.2"' in before[0]
-    assert written(again, 2, ("a", 100)) == 0
+    assert written(again, 2) == 0
+    with pytest.raises(BatchDiffers, match="got 0 records, and would get 1 now"):
+        written(again, 2, ("a", 100))
     assert lake.history() == before, "the batch was not written again"
     assert written(again, 2, ("a", 4), begun=6) == 1
     assert lake.rows()[0] == ("a", 4), "a batch with other records is another batch"

@@ -140,9 +140,9 @@ def test_a_rebuild_without_the_lease_replaces_nothing(start: Start, monkeypatch:
     running.run()
     promote = Jobs.promote
 
-    def take_lease_first(jobs: Jobs, *of: Any) -> None:
+    def take_lease_first(jobs: Jobs, *of: Any, **how: Any) -> None:
         running.take_lease()
-        promote(jobs, *of)
+        promote(jobs, *of, **how)
 
     monkeypatch.setattr(Jobs, "promote", take_lease_first)
     with pytest.raises(LeaseError, match="lost its lease"):

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluice import Pipeline, session
@@ -175,7 +176,11 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     with running.ledger() as ledger:
         audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
     sales = running.names("sales")
-    assert audits[0].sources == (
+    sources = [
+        [msgspec.structs.replace(source, last=-1, fingerprint="") for source in audit.sources] for audit in audits
+    ]
+    assert [[source.last for source in audit.sources] for audit in audits] == [[4, 2], [3]]
+    assert sources[0] == [
         SourceAudit(
             topic=sales, partition=0, start=0, end=5, read=5, **fate, dead_letters={"malformed": 1},
             passed_over={"late/n_window": 1, "null_key/n_window": 1},
@@ -183,8 +188,8 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
         SourceAudit(
             topic=sales, partition=1, start=0, end=3, read=3, applied=1, filtered=1, dead_letters={"null_value": 1}
         ),
-    )  # fmt: skip
-    assert audits[1].sources == (SourceAudit(topic=sales, partition=1, start=3, end=4, read=1, applied=1),)
+    ]  # fmt: skip
+    assert sources[1] == [SourceAudit(topic=sales, partition=1, start=3, end=4, read=1, applied=1)]
     assert audits[0].outputs == {running.pipeline.dead_letters: 2}
     assert [audit.wrong for audit in audits] == [[], []]
     with running.ledger() as ledger:
@@ -283,16 +288,17 @@ def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> Non
     running.send("shops", address("a", "Aachen"))
     running.send("sales", sale("a"), b"{")
     running.send("sales", sale("b"), partition=1)
+    running.crash_before_publishing()
     running.run()
     copies, with_city = running.names("copies"), running.names("with_city")
     assert (running.snapshot().counts[f"output/{copies}"], running.snapshot().counts[f"output/{with_city}"]) == (2, 1)
     with running.ledger() as ledger:
         (audit,) = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
     assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
-    running.forget_commit()
-    running.forget_commit(running.snapshot().batch)
-    running.run()
-    assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
-    assert len(running.output("with_city")) == 2
+    for _ in range(2):
+        assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
+        assert len(running.output("with_city")) == 2
+        running.forget_commit()  # a batch that is published is not computed again
+        running.run()
     assert running.store("n") == {"a": 1, "b": 1}
     assert running.reasons() == ["malformed"]
