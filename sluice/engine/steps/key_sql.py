@@ -60,8 +60,6 @@ def _text(sql: str, kind: spark.DataType, depth: int = 0) -> str:
 
 def _plain(sql: str, kind: spark.DataType) -> str:
     match kind:
-        case spark.StringType() if kind.collation != "UTF8_BINARY":
-            return f"collate({sql}, 'UTF8_BINARY')"  # Spark would group equal texts, such as "a" and "A"
         case spark.StringType():
             return sql
         case spark.DecimalType() if kind.scale > 0:
