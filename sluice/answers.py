@@ -275,7 +275,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     lag_error: str
     """Why the lag is unknown; empty if it is known."""
     held_since: datetime | None
-    """When the oldest transaction began that holds back records; None if none has done so for more than a minute."""
+    """When the server first saw that an open transaction holds back records; None in the first minute."""
     snapshot: Snapshot | None
     """The newest snapshot of the job that published least recently; None before the first snapshot."""
     last_run: Run | None

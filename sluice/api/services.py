@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
-from sluice.kafka.offsets import HELD_SECONDS, Lag, Offsets, held_since, read_lag
+from sluice.kafka.offsets import HELD_SECONDS, HeldPartitions, Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 
@@ -36,22 +36,13 @@ class Services:
     _lags: SingleFlightCache[Lag | BrokersUnreachable] = field(
         default_factory=lambda: SingleFlightCache(LAG_SECONDS, 10), repr=False
     )
+    _held: HeldPartitions = field(default_factory=HeldPartitions, repr=False)
 
-    _transactions: SingleFlightCache[datetime | None] = field(
-        default_factory=lambda: SingleFlightCache(HELD_SECONDS, 100), repr=False
-    )
-    """The partitions and offsets at which transactions hold back records → when the oldest one began."""
-
-    async def held_since(self, lag: Lag) -> datetime | None:
-        """The start of the oldest open transaction that holds back records of a lag; None if none are held back.
-
-        Raises BrokersUnreachable.
-        """
-        held = tuple((topic, *sorted(ends.items())) for topic, ends in sorted(lag.held.items()))
-        if not held:
-            return None
-        since = await self._transactions.get(held, lambda: asyncio.to_thread(held_since, self.kafka(), lag))
-        is_hanging = since is not None and (datetime.now(UTC) - since).total_seconds() > HELD_SECONDS
+    def held_since(self, lag: Lag) -> datetime | None:
+        """Since when open transactions hold back records of a lag; None before `HELD_SECONDS` have passed."""
+        now = datetime.now(UTC)
+        since = self._held.since(lag, now)
+        is_hanging = since is not None and (now - since).total_seconds() > HELD_SECONDS
         return since if is_hanging else None
 
     async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:

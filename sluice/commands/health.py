@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
+_WATCH_SECONDS = 3.0
+"""How long the command watches an open transaction; most producers end theirs earlier."""
 
 
 def status() -> None:
@@ -49,10 +52,10 @@ def status() -> None:
             for failure in failures
         ]
         problems += [
-            f"{name}: an open transaction of a producer has held back {counted(records, 'record')} since "
-            f"{since:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: kafka-transactions.sh "
-            "find-hanging."
-            for name, (records, since) in sorted(held.items())
+            f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with the "
+            f"timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
+            "kafka-transactions.sh find-hanging."
+            for name, (records, oldest) in sorted(held.items())
         ]
         wide.print(table)
     for problem in problems:
@@ -61,10 +64,14 @@ def status() -> None:
 
 
 def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
-    """Pipeline → its records that a hanging transaction holds back, and since when. Empty if Kafka does not answer."""
+    """Pipeline → its records that a hanging transaction holds back, and the timestamp of the oldest.
+
+    A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
+    Empty if Kafka does not answer.
+    """
     from sluice.errors import BrokersUnreachable
     from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
-    from sluice.kafka.offsets import HELD_SECONDS, held_since, read_lag
+    from sluice.kafka.offsets import HELD_SECONDS, oldest_held, read_lag
 
     positions = {name: ledger.positions(name) for name in ledger.jobs.pipelines()}
     held: dict[str, tuple[int, datetime]] = {}
@@ -74,13 +81,17 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
     try:
         require_brokers(kafka, _KAFKA_SECONDS)
         with broker_errors(kafka):
-            every = read_lag(silent_admin(kafka), topics, {})
+            admin = silent_admin(kafka)
+            every = read_lag(admin, topics, {})
+            if every.held:
+                time.sleep(_WATCH_SECONDS)
+                every = every.still_held(read_lag(admin, topics, {}))
         for name, read in positions.items():
             lag = every.of(read, read)
-            since = held_since(kafka, lag)
-            if since is not None and (datetime.now(UTC) - since).total_seconds() > HELD_SECONDS:
+            oldest = oldest_held(kafka, lag)
+            if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
                 records = sum(lag.held_back(topic, partition) for topic, ends in lag.held.items() for partition in ends)
-                held[name] = records, since
+                held[name] = records, oldest
     except BrokersUnreachable as error:
         err.print(f"Whether transactions hold back records is unknown: {error.detail}", markup=False)
     return held

@@ -55,6 +55,15 @@ class Lag:
         ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
         return Lag(ends, positions, self.begins, self.lasts)
 
+    def still_held(self, later: Lag) -> Lag:
+        """A later lag, without the partitions in which other records are held back than in this one."""
+        held = self.held
+        ends = {
+            topic: {partition: end for partition, end in of_topic.items() if held.get(topic, {}).get(partition) == end}
+            for topic, of_topic in later.held.items()
+        }
+        return Lag(ends, later.positions, later.begins, later.lasts)
+
     def last(self, topic: str, partition: int) -> int:
         """The end of a partition, with the records that an open transaction holds back."""
         # The two ends are read one after the other.
@@ -92,8 +101,30 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     return Lag(ends, positions, begins, _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED))
 
 
-def held_since(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """The time of the oldest record with which a transaction that holds back records began; None if none does.
+class HeldPartitions:
+    """Since when open transactions hold back records, as far as this process has seen.
+
+    Kafka does not say it, and the records do not either: producers choose their timestamps, such as event times.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[int, datetime]] = {}
+        """Topic and partition → the offset at which records are held back, and when it was first seen."""
+
+    def since(self, lag: Lag, now: datetime) -> datetime | None:
+        """When the oldest transaction that holds back records of a lag was first seen; None if none does."""
+        times: list[datetime] = []
+        for topic, ends in lag.held.items():
+            for partition, offset in ends.items():
+                seen = self._seen.get((topic, partition))
+                if seen is None or seen[0] != offset:
+                    seen = self._seen[topic, partition] = offset, now
+                times.append(seen[1])
+        return min(times, default=None)
+
+
+def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
+    """The oldest timestamp of the records with which transactions that hold back records began; None if none does.
 
     Raises BrokersUnreachable.
     """

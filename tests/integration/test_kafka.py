@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
-from sluice.kafka.offsets import held_since, read_lag
+from sluice.kafka.offsets import oldest_held, read_lag
 from sluice.kafka.topics import produce, read_topic
 from sluice.settings import settings
 from sluice.submission import archive_file
@@ -127,10 +127,10 @@ def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: Em
     others.flush(20)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
     assert (lag.records, lag.readable, lag.held) == (11, 0, {"held": {0: 1}})
-    assert held_since(clients, lag) == datetime.fromtimestamp(LONG_AGO / 1_000, UTC)
+    assert oldest_held(clients, lag) == datetime.fromtimestamp(LONG_AGO / 1_000, UTC)
     hanging.abort_transaction(20)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
-    assert (lag.records, lag.readable, lag.held, held_since(clients, lag)) == (12, 12, {}, None)
+    assert (lag.records, lag.readable, lag.held, oldest_held(clients, lag)) == (12, 12, {}, None)
 
 
 def test_it_shares_an_archive_of_loaded_classes(broker: EmbeddedKafka, tmp_path: Path) -> None:

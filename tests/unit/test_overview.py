@@ -11,7 +11,7 @@ from sluice.answers import Run
 from sluice.api import services
 from sluice.api.runs import DagState
 from sluice.errors import EngineError, TopologyError
-from sluice.kafka.offsets import Lag
+from sluice.kafka.offsets import HeldPartitions, Lag
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder
 from tests.api_client import Api, User
@@ -72,21 +72,26 @@ def test_unread_records_are_counted_by_topic_and_partition(
     ]
 
 
-@pytest.mark.parametrize(
-    ("ago_s", "health", "is_shown"), [(3_600, "held", True), (5, "behind", False), (None, "behind", False)]
-)
 def test_records_that_a_hanging_transaction_holds_back_are_unread_and_named(
-    api: Api, states: States, monkeypatch: pytest.MonkeyPatch, ago_s: int | None, health: str, is_shown: bool
+    api: Api, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states.publish({"a": "[1,2]"})
-    since = None if ago_s is None else datetime.now(UTC) - timedelta(seconds=ago_s)
     ends, lasts = {"orders": {0: 10, 1: 5}}, {"orders": {0: 1_011, 1: 5}}
     monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, read: Lag(ends, read, {}, lasts))
-    monkeypatch.setattr(services, "held_since", lambda _kafka, _lag: since)
     overview = only(api)
-    assert (overview["health"], overview["unread"]) == (health, 1_001)
+    assert (overview["health"], overview["unread"], overview["held_since"]) == ("behind", 1_001, None)
     assert tuple(overview["lag"][0].values()) == ("orders", 0, 10, 1_011, 1_001, 1_001)
-    assert (overview["held_since"] is not None) == is_shown
+    monkeypatch.setattr(services, "HELD_SECONDS", -1)
+    overview = only(api)
+    assert overview["health"] == "held"
+    assert datetime.now(UTC) - datetime.fromisoformat(overview["held_since"]) < timedelta(minutes=1)
+
+
+def test_a_transaction_hangs_from_when_it_is_first_seen() -> None:
+    held, start, later = HeldPartitions(), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    lag, next_lag, free = (Lag({"t": {0: end}}, {}, {}, {"t": {0: 9}}) for end in (5, 7, 9))
+    assert [held.since(each, start) for each in (free, lag)] == [None, start]
+    assert [held.since(each, later) for each in (lag, next_lag, free)] == [start, later, None]
 
 
 def test_without_a_broker_only_the_lag_is_unknown(api: Api, states: States) -> None:

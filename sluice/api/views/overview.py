@@ -68,7 +68,7 @@ async def _overview(
     snapshot: Snapshot | None = min(snapshots, key=lambda snapshot: snapshot.published_at, default=None)
     held = await allowed.figures(("held", name), lambda ledger: _is_held(ledger, jobs)) if jobs else False
     unread = None if lag is None else lag.records
-    since = None if lag is None else await _held_since(allowed, lag)
+    since = None if lag is None else allowed.services.held_since(lag)
     return answers.Overview(
         pipeline=name,
         health=_health(failures, dag, held, unread, since),
@@ -86,13 +86,6 @@ async def _overview(
         ),
         may_edit=await allowed.user.may_edit(name),
     )
-
-
-async def _held_since(allowed: Access, lag: Lag) -> datetime | None:
-    try:
-        return await allowed.services.held_since(lag)
-    except BrokersUnreachable:
-        return None
 
 
 def _health(
