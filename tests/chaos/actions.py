@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +18,11 @@ from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
-from sluice.errors import EngineError, LeaseError, SluiceError
+from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
 from sluice.plan import plan
+from sluice.remote.server.moves import move
+from sluice.sinks.postgres import PostgresTables
+from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.snapshots import Snapshots
 from tests.chaos.episode import Episode
 
@@ -40,6 +43,7 @@ class Point:
 POINTS = {
     "before the shards": Point(Publisher, "_write_shards"),
     "after the shards": Point(Publisher, "_write_shards", after=True),
+    "after the tables": Point(PostgresTables, "write", after=True),
     "before the output": Point(TransactionalOutput, "send"),
     "after the output": Point(TransactionalOutput, "send", after=True),
     "before the ledger": Point(Snapshots, "publish"),
@@ -95,12 +99,12 @@ def run(episode: Episode) -> str:
 
 
 def run_small_batches(episode: Episode) -> str:
-    most = episode.chance.randint(1, 9)
+    most = episode.chance.choice((1, 3, 6, 12))
     return f"run in batches of {most}, read {episode.run(max_records=most)}"
 
 
 def backlog(episode: Episode) -> str:
-    episode.send_some(80)
+    episode.send_some(50)
     return f"a backlog in batches of 20, read {episode.run(max_records=20)}"
 
 
@@ -112,7 +116,7 @@ def idle(episode: Episode) -> str:
 def crashed_run(episode: Episode) -> str:
     name = episode.chance.choice([*POINTS])
     nth = episode.chance.choice((1, 1, 2, 3))
-    most = episode.chance.choice((4, 9, 1_000))
+    most = episode.chance.choice((6, 12, 1_000))
     with interrupted(POINTS[name], crash, nth):
         ended = attempt(episode, Crash, EngineError, max_records=most)
     return f"crash {name}, at the {nth}. time: {ended}"
@@ -270,29 +274,75 @@ def broker_restart(episode: Episode) -> str:
     return "the broker restarts"
 
 
+def moved(episode: Episode) -> str:
+    """A worker's shard moves to another state server, and comes back after a run."""
+    if not episode.ends or (hosts := episode.hosts()) is None:
+        return "no shard is moved"
+    worker = episode.chance.randrange(len(_workers(episode)))
+    with episode.ledger() as ledger:
+        for host in reversed(hosts):
+            move(ledger, Placement(episode.pipeline.name, worker, "127.0.0.1", host.port))
+            episode.send_some(5)
+            episode.run()
+    return f"worker {worker} is moved to another state server and back"
+
+
+# --- The last action ---
+
+
+def finish(episode: Episode) -> str:
+    episode.send_some(5)
+    return "5 more records"
+
+
+def compacted(episode: Episode) -> str:
+    """A table's source is compacted before a batch is repeated: the batch is equal, or it is refused.
+
+    Pipelines that hold results back are left out, because nobody has seen what they would have written.
+    """
+    episode.run()
+    topics = plan(episode.pipeline).job.topics
+    source = next((name for name in ("t", "u") if episode.names(name) in topics), None)
+    if source is None or episode.is_timed:
+        return finish(episode)
+    episode.send_some(8, only=source)
+    with interrupted(POINTS["after the output"], crash):
+        attempt(episode, Crash, EngineError)
+    if not episode.compact(source):
+        return f"{source} was not compacted"
+    try:
+        return f"{source} is compacted before a batch is repeated: equal, read {episode.run()}"
+    except BatchDiffers:
+        episode.is_history_known = False
+        return f"{source} is compacted before a batch is repeated: refused, {rebuild(episode)}"
+
+
 Action = Callable[[Episode], str]
 ACTIONS: dict[Action, int] = {
     run: 3, run_small_batches: 3, backlog: 1, idle: 1, crashed_run: 8, lost_commit: 2, lost_lease: 2,
     aborted_transaction: 2, lost_checkpoint: 1, rebuild: 1, build_beside: 1, other_workers: 2, redriven: 1,
-    lingering: 1, global_change: 1, edited: 1, more_partitions: 1,
+    lingering: 1, global_change: 1, edited: 1, more_partitions: 1, moved: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion."""
+LAST: dict[Action, int] = {finish: 3, compacted: 1}
 
 
-def play(episode: Episode, actions: int) -> list[str]:
-    """Random actions with records before each, and a last run. Returns what happened."""
+def chosen(episode: Episode, count: int) -> list[Action]:
+    """Random actions."""
+    choose = episode.chance.choices
+    return choose([*ACTIONS], [*ACTIONS.values()], k=count) + choose([*LAST], [*LAST.values()])
+
+
+def play(episode: Episode, actions: Sequence[Action]) -> list[str]:
+    """Do what the actions do, with records before each. Returns what happened."""
     happened: list[str] = []
     episode.send_some(4, only="w")
-    for _ in range(actions):
+    for action in actions:
         episode.send_some(episode.chance.randint(0, 12))
-        (action,) = episode.chance.choices([*ACTIONS], [*ACTIONS.values()])
         happened.append(f"{action.__name__} ...")
         try:
             happened[-1] = action(episode)
         except SluiceError as error:
             raise AssertionError(f"{'; '.join(happened)} {type(error).__name__}: {error}") from error
-    episode.send_some(5)
     episode.run()
-    while episode.run():
-        pass
     return happened

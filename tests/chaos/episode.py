@@ -10,30 +10,45 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
 from sluice.engine.job.driver_lease import Patience
 from sluice.plan import plan
+from sluice.settings import settings
 from sluice.state.ledger.audits import Audit
 from sluice.state.model import Snapshot
+from sluice.state.shard.addresses import is_file
+from tests.chaos.extras import add_extras, different_extras
 from tests.conformance import catalogue
 from tests.conformance.catalogue import SOURCES, Nodes
 from tests.conformance.model.flow import Record, Windowed
+from tests.conformance.model.topology import Topology as Model
 from tests.conformance.topologies import Input, Topology, add_topologies, by_key, difference
 from tests.engine.conftest import Running
+from tests.faults.world import wait_until
+from tests.servers.hosts import TOKEN, Host
 
 START_MS = 1_700_000_000_000
 MALFORMED = b'{"n": '
 PATIENCE = Patience(beat_s=0.2, silence_s=1.0)
+STORED = ("aggregate", "fold", "reduce", "to_table")
+"""The operators whose store has a name."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,33 @@ class Episode(Running):
         self._clock = START_MS
         self._used: set[int] = set()
         self._offsets: Counter[str] = Counter()
+        self.has_extras = self.chance.random() < 0.4
+        self.is_history_known = True
+        """Whether a rebuild has read all records that the pipeline had read before it."""
+        self._hosts: tuple[Host, Host] | None = None
+        self.closing = ExitStack()
         self.set_workers(self.chance.choice((1, 2, 3)))
 
     def set_workers(self, workers: int) -> None:
         """Build the pipeline again, with another number of workers."""
         self.pipeline = Pipeline(self.names.prefix, workers=workers)
-        add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.")
+        sources = add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.")
+        if self.has_extras:
+            add_extras(self.pipeline, sources, self.names, with_tables=bool(self.settings.connections))
+
+    def hosts(self) -> tuple[Host, Host] | None:
+        """State servers of two hosts, of which the first has the shards of new workers. None for other shards."""
+        if self._hosts is None and is_file(self.settings.shards):
+            self.closing.callback(settings.cache_clear)
+            self.closing.enter_context(pytest.MonkeyPatch.context()).setenv("SLUICE_SERVER_TOKEN", TOKEN)
+            settings.cache_clear()
+            ledger = self.closing.enter_context(self.ledger())
+            folders = self.settings.home / "shards", self.settings.home / "away"
+            home, away = (Host(ledger, folder).start(pipeline=self.pipeline.name) for folder in folders)
+            for host in (home, away):
+                self.closing.callback(host.stop)
+            self._hosts = home, away
+        return self._hosts
 
     def add_output(self) -> str:
         """Add an output of a stream to the pipeline's file, if it reads one. Only later batches write to it."""
@@ -177,6 +213,27 @@ class Episode(Running):
         admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(20)
         return partitions
 
+    def compact(self, source: str) -> bool:
+        """Have the broker compact a topic. Returns whether it has done so; the newest records are kept."""
+        topic = self.names(source)
+        quick = {"log.cleaner.backoff.ms": "100"}
+        compacted = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for kind, name, config in ((ResourceType.BROKER, "1", quick), (ResourceType.TOPIC, topic, compacted)):
+            entries = [
+                ConfigEntry(option, value, incremental_operation=AlterConfigOpType.SET)
+                for option, value in config.items()
+            ]
+            resource = ConfigResource(kind, name, incremental_configs=entries)
+            admin.incremental_alter_configs([resource])[resource].result(20)
+        self.send_some(2, only=source)  # the first begins a segment, before which all is compacted
+
+        def is_compacted() -> bool:
+            keys = [message.key() for message in self.messages(topic)[:-2]]
+            return len(keys) == len({*keys})
+
+        return wait_until(is_compacted, 20)
+
     def note_redriven(self) -> None:
         """Add the records that re-driving has appended to the sources."""
         for source in SOURCES:
@@ -221,18 +278,34 @@ class Episode(Running):
             yield f"{read} of {readable} records were read"
         for number, (topology, since) in enumerate(zip(self.topologies, self.since, strict=True)):
             inputs = [*itertools.chain.from_iterable(batches[since:])]
-            for topic, wanted in topology.expected(inputs).items():
-                kind = topology.outputs[topic].kind
-                found = self._written(f"t{number}_{topic}", kind == "windowed")
-                for by_keys in (wanted, found):
-                    by_keys.get(None, []).sort(key=str)  # records without a key are in any partition of the output
-                if why := difference(kind, wanted, found):
-                    yield f"output {topic} of topology {topology.name}: {why}"
+            yield from (f"topology {topology.name}: {why}" for why in self._different(f"t{number}", topology, inputs))
+        if self.has_extras:
+            yield from different_extras(self)
         yield from self._audited()
         letters = len(self.dead_letters())
         unreadable = len(sent_to_it) - readable
         if letters != unreadable:
             yield f"{letters} dead letters instead of {unreadable}"
+
+    def _different(self, prefix: str, topology: Topology, inputs: Sequence[Input]) -> Iterator[str]:
+        """The outputs and stores that differ from the model's."""
+        model = Model(topology.nodes)
+        sent = {suffix: model.record_output(node.id) for suffix, node in topology.outputs.items()}
+        for one in inputs:
+            model.pipe(one["topic"], Record(one["key"], one["value"], one["ts"]))
+        for suffix, output in topology.outputs.items():
+            wanted, found = by_key(sent[suffix]), self._written(f"{prefix}_{suffix}", output.kind == "windowed")
+            for by_keys in (wanted, found):
+                by_keys.get(None, []).sort(key=str)  # records without a key are in any partition of the output
+            if why := difference(output.kind, wanted, found):
+                yield f"output {suffix}: {why}"
+        for node in topology.nodes if self.is_history_known else ():
+            # Rows of windows are deleted some time after the window's end.
+            if node["op"] in STORED and "window" not in node:
+                rows = {key: row.value for key, row in model.nodes[node["id"]].rows.items()}
+                stored = self.store(f"{prefix}_{node['id']}")
+                if stored != rows:
+                    yield f"store of {node['op']} {node['id']}: {stored} instead of {rows}"
 
     def _written(self, topic: str, is_windowed: bool) -> dict[Any, list[tuple[Any, int]]]:
         sent = []

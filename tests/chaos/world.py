@@ -8,9 +8,10 @@ import logging
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,19 @@ from pyspark.sql import SparkSession
 from sluice import Pipeline
 from sluice.settings import Settings
 from sluice.testing.kafka import EmbeddedKafka
-from tests.chaos.actions import ACTIONS, broker_restart, play
+from tests.chaos.actions import ACTIONS, Action, broker_restart, chosen, play
 from tests.chaos.episode import Episode
+from tests.chaos.extras import CONNECTION
 from tests.conformance.catalogue import SOURCES
 from tests.engine.conftest import Running
 from tests.engine.shop import Names
 from tests.ports import free_port
 from tests.postgres import new_database, postgres_server
+
+Choice = Callable[[Episode], Sequence[Action]]
+"""Chooses what happens in an episode."""
+MEMORY = Path("/dev/shm")
+"""Databases, brokers and checkpoints wait for a disk again and again."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +42,29 @@ class World:
     kafka: EmbeddedKafka
     folder: Path
     postgres: str = ""
-    """URL of a PostgreSQL server, which keeps the state of every third episode."""
+    """URL of a PostgreSQL server, which has output tables, and the state of every third episode."""
 
     def episode(self, name: str, seed: int) -> Episode:
         """An episode with topics and state of its own."""
         names = Names(name)
         kafka = json.dumps({"bootstrap.servers": self.kafka.bootstrap, "log_level": "0"})
         about = {"SLUICE_HOME": str(self.folder / name), "SLUICE_KAFKA": kafka}
-        if self.postgres and seed % 3 == 0:
-            about |= dict.fromkeys(("SLUICE_LEDGER", "SLUICE_SHARDS"), new_database(self.postgres))
+        if self.postgres:
+            database = new_database(self.postgres)
+            about[f"SLUICE_CONNECTION_{CONNECTION.upper()}"] = database
+            if seed % 3 == 0:
+                about |= dict.fromkeys(("SLUICE_LEDGER", "SLUICE_SHARDS"), database)
         self.kafka.create_topics({names(source): 1 for source in SOURCES})
         running = Running(self.spark, names, Pipeline(name), Settings.read(about), self.kafka)
         return Episode(running, seed)
 
 
-def try_episode(world: World, name: str, seed: int, actions: int) -> tuple[list[str], list[str]]:
+def try_episode(world: World, name: str, seed: int, actions: Choice) -> tuple[list[str], list[str]]:
     """What happened in an episode, and what was wrong after it."""
     episode = world.episode(name, seed)
-    happened = play(episode, actions)
-    return happened, [*episode.problems()]
+    with episode.closing:
+        happened = play(episode, actions(episode))
+        return happened, [*episode.problems()]
 
 
 @contextmanager
@@ -61,7 +72,8 @@ def own_world(with_postgres: bool) -> Iterator[World]:
     from sluice.testing.driver import shared_session
 
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-")))
+        memory = MEMORY if MEMORY.is_dir() else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=memory)))
         folder.chmod(0o755)
         kafka = stack.enter_context(EmbeddedKafka(folder / "kafka", free_port()))
         server = stack.enter_context(postgres_server(folder / "postgres")) if with_postgres else ""
@@ -76,7 +88,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--episodes", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--actions", type=int, default=8, help="in each episode")
-    parser.add_argument("--postgres", action="store_true", help="every third episode with its state in PostgreSQL")
+    parser.add_argument(
+        "--postgres", action="store_true", help="output tables, and every third episode's state, in PostgreSQL"
+    )
     given = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     ACTIONS[broker_restart] = 1
@@ -85,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         for seed in range(given.seed, given.seed + given.episodes):
             begun = time.monotonic()
             try:
-                happened, problems = try_episode(world, f"chaos_{seed}", seed, given.actions)
+                happened, problems = try_episode(world, f"chaos_{seed}", seed, partial(chosen, count=given.actions))
             except Exception as error:  # an error of one episode must not stop the others
                 happened, problems = [], [f"{type(error).__name__}: {error}", traceback.format_exc()[-1500:]]
             if problems:

@@ -128,8 +128,8 @@ def records(chance: random.Random, count: int, partitions: int = 1) -> Iterator[
         }
 
 
-def add_topologies(pipeline: Pipeline, topologies: Sequence[Topology], prefix: str = "") -> None:
-    """Add topologies that share the sources. The names of topics begin with `prefix`."""
+def add_topologies(pipeline: Pipeline, topologies: Sequence[Topology], prefix: str = "") -> dict[str, Any]:
+    """Add topologies that share the sources, which are returned. The names of topics begin with `prefix`."""
     value = contract({"n": "int", "g": "str"})
     sources: dict[str, Any] = {}
     for name, op in SOURCES.items():
@@ -147,6 +147,7 @@ def add_topologies(pipeline: Pipeline, topologies: Sequence[Topology], prefix: s
         add_nodes(pipeline, Built({"spec": spec, "inputs": samples}, f"t{number}"), handles)
         for topic, node in topology.outputs.items():
             handles[node.id].to(f"{prefix}t{number}_{topic}")
+    return sources
 
 
 def random_value(chance: random.Random) -> dict[str, Any]:
