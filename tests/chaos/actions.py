@@ -161,10 +161,10 @@ def lost_checkpoint(episode: Episode) -> str:
     return f"the checkpoint is lost, {rebuild(episode)}"
 
 
-def rebuild(episode: Episode) -> str:
+def rebuild(episode: Episode, **how: Any) -> str:
     if not episode.ends:
         return "nothing to rebuild"
-    generation = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings).run()
+    generation = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings, **how).run()
     episode.note_ends()
     return f"rebuilt as generation {generation}"
 
@@ -314,7 +314,13 @@ def compacted(episode: Episode) -> str:
         return f"{source} is compacted before a batch is repeated: equal, read {episode.run()}"
     except BatchDiffers:
         episode.is_history_known = False
-        return f"{source} is compacted before a batch is repeated: refused, {rebuild(episode)}"
+    refused = f"{source} is compacted before a batch is repeated: refused"
+    try:
+        return f"{refused}, {rebuild(episode)}"
+    except EngineError as error:  # earlier records are missing, too
+        if "--from-topics" not in str(error):
+            raise
+        return f"{refused} twice, {rebuild(episode, from_topics=True)}"
 
 
 Action = Callable[[Episode], str]

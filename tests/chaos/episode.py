@@ -218,7 +218,7 @@ class Episode(Running):
         topic = self.names(source)
         quick = {"log.cleaner.backoff.ms": "100"}
         compacted = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         for kind, name, config in ((ResourceType.BROKER, "1", quick), (ResourceType.TOPIC, topic, compacted)):
             entries = [
                 ConfigEntry(option, value, incremental_operation=AlterConfigOpType.SET)
@@ -226,10 +226,13 @@ class Episode(Running):
             ]
             resource = ConfigResource(kind, name, incremental_configs=entries)
             admin.incremental_alter_configs([resource])[resource].result(20)
-        self.send_some(2, only=source)  # the first begins a segment, before which all is compacted
+        # A record with a later time begins a segment, and all segments before it are compacted.
+        self._clock += 1_000
+        self.send_record({"topic": source, "key": "a", "value": None, "ts": self._clock}, is_malformed=False)
+        assert self.producer.flush(30) == 0
 
         def is_compacted() -> bool:
-            keys = [message.key() for message in self.messages(topic)[:-2]]
+            keys = [message.key() for message in self.messages(topic)[:-1]]
             return len(keys) == len({*keys})
 
         return wait_until(is_compacted, 20)
