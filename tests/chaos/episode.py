@@ -226,16 +226,16 @@ class Episode(Running):
             ]
             resource = ConfigResource(kind, name, incremental_configs=entries)
             admin.incremental_alter_configs([resource])[resource].result(20)
-        # A record with a later time begins a segment, and all segments before it are compacted.
-        self._clock += 1_000
-        self.send_record({"topic": source, "key": "a", "value": None, "ts": self._clock}, is_malformed=False)
-        assert self.producer.flush(30) == 0
 
         def is_compacted() -> bool:
+            # When the broker has applied the options, a later record begins a segment, before which all is compacted.
+            self._clock += 1_000
+            self.send_record({"topic": source, "key": "a", "value": None, "ts": self._clock}, is_malformed=False)
+            assert self.producer.flush(30) == 0
             keys = [message.key() for message in self.messages(topic)[:-1]]
             return len(keys) == len({*keys})
 
-        return wait_until(is_compacted, 20)
+        return wait_until(is_compacted, 20, every=0.3)
 
     def note_redriven(self) -> None:
         """Add the records that re-driving has appended to the sources."""

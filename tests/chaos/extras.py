@@ -37,7 +37,7 @@ def add_extras(pipeline: Pipeline, sources: dict[str, Any], names: Names, *, wit
     fired.to(names("fired"), value=str)
     if with_tables:
         fired.to(PostgresTable("fired", connection=CONNECTION))
-        sources["l"].filter("value IS NOT NULL").select("n", "g").to(PostgresTable("log", connection=CONNECTION))
+        sources["l"].filter("n IS NOT NULL").select("n", "g").to(PostgresTable("log", connection=CONNECTION))
         sources["t"].to(PostgresTable("latest", connection=CONNECTION, key="id"))
 
 
@@ -61,7 +61,7 @@ def different_extras(episode: Episode) -> Iterator[str]:
     latest = {one.input["key"]: one.input["value"] for one in readable if one.source == "t"}
     wanted = {
         "fired": times.elements(),
-        "log": [(offset, *value.values()) for offset, value in log if value is not None],
+        "log": [(offset, *value.values()) for offset, value in log if value and value["n"] is not None],
         "latest": [(key, *value.values()) for key, value in latest.items() if value is not None],
     }
     yield from _difference("table fired", Counter(text for (text,) in found["fired"]), Counter(wanted["fired"]))

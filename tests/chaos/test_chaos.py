@@ -29,7 +29,7 @@ def try_one(
 
 @pytest.mark.timeout(600)
 def test_an_episode_with_all_actions_ends_with_the_results_of_the_model(try_one: Try) -> None:
-    try_one(1, lambda episode: [*episode.chance.sample([*ACTIONS], len(ACTIONS)), compacted])
+    try_one(43, lambda _: [*ACTIONS, compacted])
 
 
 @pytest.mark.heavy
