@@ -308,8 +308,7 @@ def compacted(episode: Episode) -> str:
     episode.send_some(8, only=source)
     with interrupted(POINTS["after the output"], crash):
         attempt(episode, Crash, EngineError)
-    if not episode.compact(source):
-        return f"{source} was not compacted"
+    assert episode.compact(source), f"{source} was not compacted"
     try:
         return f"{source} is compacted before a batch is repeated: equal, read {episode.run()}"
     except BatchDiffers:
