@@ -99,7 +99,7 @@ def run(episode: Episode) -> str:
 
 
 def run_small_batches(episode: Episode) -> str:
-    most = episode.chance.choice((1, 3, 6, 12))
+    most = episode.chance.choice((2, 6, 12))
     return f"run in batches of {most}, read {episode.run(max_records=most)}"
 
 
