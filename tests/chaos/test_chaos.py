@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sluice.testing.kafka import EmbeddedKafka
-from tests.chaos.actions import ACTIONS, chosen, compacted
+from tests.chaos.actions import ACTIONS, Action, chosen, compacted, run
 from tests.chaos.world import Choice, World, try_episode
 
 Try = Callable[[int, Choice], None]
@@ -20,16 +20,17 @@ Try = Callable[[int, Choice], None]
 def try_one(
     spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], postgres: str, tmp_path: Path
 ) -> Try:
-    def run(seed: int, actions: Choice) -> None:
+    def try_(seed: int, actions: Choice) -> None:
         happened, problems = try_episode(World(spark, kafka, tmp_path, postgres), fresh_name("chaos"), seed, actions)
         assert problems == [], happened
 
-    return run
+    return try_
 
 
 @pytest.mark.timeout(600)
-def test_an_episode_with_all_actions_ends_with_the_results_of_the_model(try_one: Try) -> None:
-    try_one(43, lambda _: [*ACTIONS, compacted])
+@pytest.mark.parametrize("actions", [[*ACTIONS], [run, compacted]], ids=["all", "compacted"])
+def test_episodes_with_each_action_end_with_the_results_of_the_model(try_one: Try, actions: list[Action]) -> None:
+    try_one(43, lambda _: actions)
 
 
 @pytest.mark.heavy
