@@ -217,11 +217,11 @@ def redriven(episode: Episode) -> str:
 def lingering(episode: Episode) -> str:
     """A run that waits for records, which arrive meanwhile."""
     settings = episode.settings
-    episode.settings = replace(settings, linger_ms=1_500)
+    episode.settings = replace(settings, linger_ms=800)
 
     def send() -> None:
         for _ in range(3):
-            time.sleep(0.4)
+            time.sleep(0.25)
             episode.send_some(5)
 
     sending = threading.Thread(target=send)
