@@ -92,7 +92,8 @@ class BatchDiffers(EngineError):
             f"other results: {'; '.join(differences)}. Its records, for example by compaction, the pipeline, or a "
             "table's columns have changed in between. What was written stays, and the batch is not published.",
             next_step=f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew from the "
-            f"topics as they are now, which does not write the same output again: sluice rebuild {pipeline}.",
+            f"topics, which does not write the same output again: sluice rebuild {pipeline}, with --from-topics if "
+            "records of earlier batches are gone, too.",
         )
 
 
