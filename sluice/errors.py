@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class SluiceError(Exception):
@@ -86,8 +86,10 @@ class BatchDiffers(EngineError):
     status = 409
     title = "The batch has changed"
 
-    def __init__(self, pipeline: str, batch: int, differences: Iterable[str]) -> None:
-        super().__init__(
+    @classmethod
+    def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
+        """The error of a batch that differs in these ways from what was written."""
+        return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is repeated now and has "
             f"other results: {'; '.join(differences)}. Its records, for example by compaction, the pipeline, or a "
             "table's columns have changed in between. What was written stays, and the batch is not published.",

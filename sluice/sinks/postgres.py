@@ -188,7 +188,7 @@ class PostgresTables:
         """Raise BatchDiffers unless a repeated batch has the rows that were written."""
         differences = [written[output].difference(output, now[output]) for output in now if output in written]
         if differences := [*filter(None, differences)]:
-            raise BatchDiffers(self.pipeline, batch.number, differences)
+            raise BatchDiffers.of(self.pipeline, batch.number, differences)
 
     def _copied(
         self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows

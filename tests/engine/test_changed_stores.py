@@ -231,7 +231,7 @@ def test_a_global_table_alone_can_change(start: Start) -> None:
     running.run()
     assert running.store("shops") == {"X": {"shop": "a", "city": "X"}}
     changed = change(running, partial(addresses, contract=City))
-    assert changed.store("shops") == {"X": {"shop": "a", "city": "X"}, "Y": {"city": "Y"}}
+    assert changed.store("shops") == {"X": {"shop": "a", "city": "X"}, "Y": {"city": "Y", "shop": None}}
     changed.send("sales", *AFTER)
     changed.run()
     assert changed.store("n") == {"a": 3, "b": 2, "c": 2, "d": 1}

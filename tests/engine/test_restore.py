@@ -82,7 +82,7 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
     damage(running, None)
     running.send("sales", sale("a"))
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     for step in ("_compare", "promote"):

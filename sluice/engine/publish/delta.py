@@ -177,7 +177,7 @@ class DeltaSink:
         now = written_rows(of_table)
         if self.state.batch == batch:
             if difference := Written(self.state.rows, self.state.checksum).difference(output, now):
-                raise BatchDiffers(self.pipeline, batch.number, [difference])
+                raise BatchDiffers.of(self.pipeline, batch.number, [difference])
             log.info("rows were written already", table=output, batch=batch.snapshot)
         else:
             state = msgspec.structs.replace(

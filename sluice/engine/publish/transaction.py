@@ -254,7 +254,7 @@ class TransactionalOutput:
         now = {topic: Written(counts[topic], _shown(totals[topic])) for topic in sorted(counts)}
         differences = [marker.written(topic).difference(topic, now[topic]) for topic in now if topic in marker.outputs]
         if differences := [*filter(None, differences)]:
-            raise BatchDiffers(self._writer.ref.pipeline, marker.batch.number, differences)
+            raise BatchDiffers.of(self._writer.ref.pipeline, marker.batch.number, differences)
 
     @contextlib.contextmanager
     def _rejections(self) -> Iterator[None]:
