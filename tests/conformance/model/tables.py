@@ -176,7 +176,7 @@ class ForeignKeyJoin(Stored):
         return None if left is None else evaluate(self.fk, plain(key), left)
 
     def _subscriptions(self, new: Any, old: Any, foreign: Any, old_foreign: Any) -> Iterator[tuple[Any, Action]]:
-        """What a change of the left row tells which rows of the right side, so that stale results are deleted."""
+        """The instructions for the old and the new right row of a changed left row; they delete stale results."""
         is_moved = old_foreign is not None and foreign != old_foreign
         if self.how == "left":
             if is_moved:
