@@ -118,7 +118,8 @@ def _digest_of(text: bytes) -> str:
 def _modules_of(folder: Path) -> dict[str, Path]:
     """The imported modules that are files of a folder, such as `helpers`, with their files."""
     modules = {}
-    for name, module in [*sys.modules.items()]:
+    # A copy is made at once, whereas another thread's import can change the dictionary while it is iterated over.
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]
         if not file or top == __name__.partition(".")[0] or not Path(file).is_relative_to(folder):

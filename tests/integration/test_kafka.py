@@ -129,6 +129,8 @@ def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: Em
     assert (lag.records, lag.readable, lag.held) == (11, 0, {"held": {0: 1}})
     assert oldest_held(clients, lag) == datetime.fromtimestamp(LONG_AGO / 1_000, UTC)
     hanging.abort_transaction(20)
+    # The broker writes the end of the transaction after it has answered the producer.
+    assert wait_until(lambda: not read_lag(admin, ["held"], {}).held)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
     assert (lag.records, lag.readable, lag.held, oldest_held(clients, lag)) == (12, 12, {}, None)
 
