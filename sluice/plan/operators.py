@@ -70,7 +70,7 @@ class Suppress:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether the input is a filtered aggregate; old values then show which deletions are updates."""
+    """Whether the input is a filtered table; old values then show which deletions are updates."""
 
 
 @dataclass(frozen=True)

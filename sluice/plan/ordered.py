@@ -367,14 +367,8 @@ class Planner:
 
 
 def _is_filtered(node: nodes.Node) -> bool:
-    """Whether the node holds back the updates of a filtered aggregate."""
-    if not isinstance(node, nodes.Suppress):
-        return False
-    filtered, upstream = False, node.parent
-    while isinstance(upstream, nodes.Filter | nodes.Select | nodes.MapValues):
-        filtered = filtered or isinstance(upstream, nodes.Filter)
-        upstream = upstream.parent
-    return filtered and isinstance(upstream, nodes.Aggregate)
+    """Whether the node holds back the updates of a filtered table, perhaps mapped before and after the filter."""
+    return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
 
 
 def _follows_filter(node: nodes.Node) -> bool:

@@ -113,13 +113,19 @@ def test_a_row_that_changes_its_group_updates_the_old_group_first() -> None:
     ]
 
 
-def test_a_filtered_table_deletes_the_rows_that_no_longer_pass() -> None:
-    nodes: list[Node] = [
-        {"id": "f", "op": "filter", "in": "l", "where": [">", N, ["const", 3]]},
-        {"id": "s", "op": "to_stream", "in": "f"},
-    ]
-    made = sent(TABLES, nodes, *(("L", "a", {"n": n}, n) for n in (1, 5, 2, 2)))
-    assert made == [("a", {"n": 5}, 5), ("a", None, 2)]
+FILTERED: Node = {"id": "f", "op": "filter", "in": "l", "where": [">", N, ["const", 3]]}
+
+
+def test_a_filtered_table_sends_a_tombstone_for_every_row_that_does_not_pass() -> None:
+    nodes: list[Node] = [FILTERED, {"id": "s", "op": "to_stream", "in": "f"}]
+    made = sent(TABLES, nodes, *(("L", "a", {"n": n}, n) for n in (1, 5, 2)))
+    assert made == [("a", None, 1), ("a", {"n": 5}, 5), ("a", None, 2)]
+
+
+def test_a_suppress_step_holds_back_no_tombstone_for_a_row_that_never_passed() -> None:
+    nodes: list[Node] = [FILTERED, {"id": "s", "op": "suppress", "in": "f", "type": "time_limit", "ms": 0}]
+    made = sent(TABLES, nodes, *(("L", "a", {"n": n}, time) for time, n in enumerate((1, 5, 2, 2))))
+    assert made == [("a", {"n": 5}, 1), ("a", None, 2)]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,19 @@ def test_a_row_that_a_join_sends_no_result_for_does_not_advance_stream_time(driv
     assert [len(driver.read(f"{how}_held")) for how in ("inner", "left", "outer")] == [1, 1, 1]
 
 
+def test_a_row_that_never_passed_a_filter_is_no_update_for_a_suppress_step(drive: Drive) -> None:
+    pipeline = Pipeline("held_rows", workers=2)
+    items = pipeline.table("items", value=Item)
+    items.select("n").filter("n > 0").select("n").suppress_until_time_limit("4 ms").to("held")
+    driver = drive(pipeline)
+    for key, n, time in (("a", 1, 10), ("b", 0, 20), ("b", 0, 30)):
+        driver.pipe("items", {"n": n, "g": None}, key, timestamp=time)
+    assert driver.read("held") == [], "the rows of b do not even advance stream time"
+    driver.pipe("items", {"n": 2, "g": None}, "c", timestamp=40)
+    driver.pipe("items", {"n": 0, "g": None}, "c", timestamp=50)
+    assert [(record.key, record.value) for record in driver.read("held")] == [("a", {"n": 1}), ("c", None)]
+
+
 def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
     pipeline = Pipeline("held", workers=2)
     items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)

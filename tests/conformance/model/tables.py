@@ -27,6 +27,11 @@ class Table(Node):
     window: dict[str, Any] | None = None
     """The window of the keys, if they have one."""
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the table is a filtered one, perhaps mapped."""
+        return False
+
     def get(self, key: Key) -> Row | None:
         """The row of a key at this moment."""
         raise NotImplementedError
@@ -62,15 +67,16 @@ class GlobalTable(Stored):
 class FilteredTable(Table):
     where: Expression
     wanted: bool
+    is_filtered = True
 
     def get(self, key: Key) -> Row | None:
         row = self.parents[0].get(key)
         return row if row and self._kept(key, row.value) is not None else None
 
     def process(self, record: Record) -> None:
-        change = Change(self._kept(record.key, record.value.new), self._kept(record.key, record.value.old))
-        if change != (None, None):
-            self.send(replace(record, value=change))
+        # Also for a row that never passed, as long as no later step needs old values, in Kafka Streams.
+        new, old = (self._kept(record.key, value) for value in record.value)
+        self.send(replace(record, value=Change(new, old)))
 
     def _kept(self, key: Key, value: Any) -> Any:
         return value if value is not None and holds(self.where, plain(key), value) is self.wanted else None
@@ -79,6 +85,10 @@ class FilteredTable(Table):
 @dataclass(kw_only=True)
 class MappedTable(Table):
     value: Expression
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.parents[0].is_filtered
 
     def get(self, key: Key) -> Row | None:
         row = self.parents[0].get(key)
@@ -112,9 +122,11 @@ class TableJoin(Table):
         return None if value is None else Row(value, max(row.time for row in (left, right) if row))
 
     def _update(self, record: Record, side: Side) -> None:
-        other = self.parents[side == "left"].get(record.key)
+        own, other = self.parents[side == "right"], self.parents[side == "left"].get(record.key)
         change: Change = record.value
-        if other is None and (self._needs_other(side) or change == (None, None)):
+        if other is None and self._needs_other(side):
+            return
+        if change == (None, None) and (other is None or own.is_filtered):
             return
         new, old = (
             self._joined(value, other and other.value) if side == "left" else self._joined(other and other.value, value)
@@ -246,6 +258,8 @@ class Suppress(Table):
         return self.parents[0].get(key)
 
     def process(self, record: Record) -> None:
+        if self.parents[0].is_filtered and record.value == (None, None):
+            return
         self.time = max(self.time, record.time)
         if record.key in self.held:
             self.held[record.key].update = record
