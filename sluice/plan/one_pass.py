@@ -14,7 +14,7 @@ from functools import reduce
 
 from sqlglot import exp
 
-from sluice.plan.jobs import Attempt, Edge, Job, OrderedJob, Transformation
+from sluice.plan.jobs import Attempt, Edge, Job, Layers, OrderedJob, Transformation
 from sluice.plan.value_types import MOST_DIGITS, decimal_digits, kind_of, precision_and_scale
 from sluice.values.dialect import text_of, tree_of
 from sluice.values.records import METADATA
@@ -35,30 +35,49 @@ _JSON_OPTIONS = tree_of(TO_JSON.format("x")).args["options"]
 class NeedsSparkError(Exception):
     """Arrow cannot compute an expression. The message is the part of the expression that needs Spark."""
 
+    def __init__(self, part: str, step: int | None = None) -> None:
+        super().__init__(part)
+        self.step = step
+        """The number of the step, if it is known."""
+
 
 def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
-    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
-    types |= {field.column: field.type for source in job.streams for field in source.fields}
-    for layer in job.layers:
-        if isinstance(layer, Transformation):
-            return f"{job.pipeline.steps[layer.step]} is a function of a DataFrame"
-        for column in layer:
-            where = "" if column.step is None else f"{job.pipeline.steps[column.step]}: "
-            if isinstance(column, Attempt):
-                return f"{where}an expression can fail"
-            if column.position:
-                return f"{where}turns one record into several"
-            try:
-                types[column.name] = kind(tree_of(column.sql), types)
-            except NeedsSparkError as part:
-                return where + _named(str(part), job.field_names)
+    try:
+        types = types_of(job.layers, types_read(job))
+    except NeedsSparkError as part:
+        where = "" if part.step is None else f"{job.pipeline.steps[part.step]}: "
+        return where + _named(str(part), job.field_names)
     for edge in job.feeds_of(0) if isinstance(job, OrderedJob) else ():
         try:
             _require_edge(edge, types)
         except NeedsSparkError as part:
             return f"{job.pipeline.steps[edge.target]}: {_named(str(part), job.field_names)}"
     return ""
+
+
+def types_read(job: Job) -> dict[str, str]:
+    """The types of the columns of a job's records, before any step."""
+    types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
+    return types | {field.column: field.type for source in job.streams for field in source.fields}
+
+
+def types_of(layers: Layers, types: Mapping[str, str]) -> dict[str, str]:
+    """The given types and those of the columns of layers. Raises NeedsSparkError if Arrow cannot compute a column."""
+    types = dict(types)
+    for layer in layers:
+        if isinstance(layer, Transformation):
+            raise NeedsSparkError("is a function of a DataFrame", layer.step)
+        for column in layer:
+            if isinstance(column, Attempt):
+                raise NeedsSparkError("an expression can fail", column.step)
+            if column.position:
+                raise NeedsSparkError("turns one record into several", column.step)
+            try:
+                types[column.name] = kind(tree_of(column.sql), types)
+            except NeedsSparkError as part:
+                raise NeedsSparkError(str(part), column.step) from None
+    return types
 
 
 def _require_edge(edge: Edge, types: Mapping[str, str]) -> None:

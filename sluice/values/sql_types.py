@@ -43,6 +43,17 @@ def compact(kind: str) -> str:
     return kind.lower().replace(" ", "")
 
 
+def canonical(kind: str) -> str:
+    """The type as contracts declare it: in upper case, except for the names of fields."""
+    if fields := struct_fields(kind):
+        return struct_type({name: canonical(of_field) for name, of_field in fields.items()})
+    if element := element_type(kind):
+        return f"ARRAY<{canonical(element)}>"
+    if of_map := [*_arguments(kind, "MAP")]:
+        return f"MAP<{', '.join(map(canonical, of_map))}>"
+    return kind.upper().replace(" ", "")
+
+
 def _arguments(kind: str, name: str) -> Iterator[str]:
     """The types, or named types, between the angle brackets of `NAME<...>`; nothing for another type."""
     opening = len(name) + 1

@@ -9,10 +9,17 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.engine.batch.rows import SCHEMA, rows
+from sluice.engine.batch.storage import Storage
+from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.runner import StageOperator, StageOutput
+from sluice.engine.ordered.stages import Stages
 from sluice.plan import OrderedJob, plan
 from sluice.plan.jobs import STORE
+from sluice.plan.one_pass import kind, types_of, types_read
+from sluice.settings import Settings
+from sluice.values.dialect import tree_of
+from sluice.values.sql_types import compact
 
 
 class Sale(Struct):
@@ -37,6 +44,17 @@ def job(*, topic: bool = False, step: bool = False) -> OrderedJob:
     return planned
 
 
+def routes_of(planned: OrderedJob) -> Routes:
+    """The routes after the job's only stage."""
+    storage = Storage.of(planned, 1, Settings.read({}))
+    ingest = Ingest.of(planned, storage.side_outputs, storage.batches, {"sales": 1})
+    stages = Stages(planned, storage, ingest, epoch=1)
+    read = types_of(planned.layers, types_read(planned))
+    stages.edges(0, lambda columns: {column.name: compact(kind(tree_of(column.sql), read)) for column in columns})
+    stages.task(1)
+    return Routes.of(stages, 1)
+
+
 def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch:
     """Results of an operator: key, value, and whether it is the old value of a change."""
     keys, values, old = zip(*given, strict=True)
@@ -48,8 +66,7 @@ def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch
 def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> None:
     planned = job(topic=True)
     (operator,), (sink,) = planned.operators, planned.ordered_sinks
-    routes = Routes.of(planned, 1)
-    assert routes is not None
+    routes = routes_of(planned)
     waiting = rows(1, {"target": 99, "key": "k", "sequence": 7, "origin": 0, "time": 1})
     given = pa.concat_batches(
         [results(operator.number, ("a", "1", True), ("a", "2", False), ("b", None, False)), waiting]
@@ -66,8 +83,12 @@ def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> Non
     assert all(row["output"] is None and row["worker"] is None for row in routed)
 
 
-def test_steps_after_an_operator_need_spark() -> None:
-    assert Routes.of(job(step=True), 1) is None
+def test_the_steps_after_an_operator_read_its_results() -> None:
+    planned = job(step=True)
+    (operator,), (sink,) = planned.operators, planned.ordered_sinks
+    given = results(operator.number, ("a", "3", False), ("b", "4", False), ("c", None, False))
+    routed = pa.Table.from_batches(routes_of(planned)(iter([given])), SCHEMA).to_pylist()
+    assert [(row["key"], row["value"]) for row in routed if row["target"] == sink.number] == [("b", "4")]
 
 
 def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_store() -> None:

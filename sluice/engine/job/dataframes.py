@@ -23,7 +23,8 @@ from sluice.engine.fused.partial_aggregates import Combiner
 from sluice.engine.fused.totals import COLUMNS, Totals
 from sluice.engine.fused.windowing import Windowing
 from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.stages import Stages, with_layers
+from sluice.engine.ordered.stage_frames import kinds_in, through, with_layers
+from sluice.engine.ordered.stages import Stages
 from sluice.engine.publish.shard_writer import share_out
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
@@ -148,7 +149,7 @@ class Frames:
         storage = self.storage
         ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
-        edges = stages.first_edges(records)
+        edges = stages.first_edges(kinds_in(records))
         columns = self._columns()
         for edge in (edge for operator in job.operators for edge in operator.sides):
             columns += [edge.column, edge.key_column, edge.value_column]
@@ -160,7 +161,9 @@ class Frames:
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
         pack = Pack(job.pipeline.workers)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
-        parcels = stages.parcels(frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL))
+        parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
+        for number in range(1, job.stages + 1):
+            parcels = through(stages, number, parcels)
         self.types, self.input_types = stages.store_types(), stages.input_types()
         return parcels
 

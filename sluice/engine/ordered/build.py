@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from pyspark.sql import types as spark
 
 from sluice.engine.batch.rejected import describe
-from sluice.engine.batch.spark_types import ddl
 from sluice.engine.ordered.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
@@ -31,13 +29,15 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import OrderedOperator
 from sluice.plan import operators as plan
+from sluice.plan.value_types import precision_and_scale
+from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 
 Make = Callable[[], Operator[Any]]
 
 
 def stage_operator(
-    operator: OrderedOperator, arguments: Mapping[int, list[spark.DataType]], *, is_read: bool, only_last: bool
+    operator: OrderedOperator, arguments: Mapping[int, list[str]], *, is_read: bool, only_last: bool
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
@@ -47,7 +47,7 @@ def stage_operator(
     return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read, only_last))
 
 
-def _make(operator: OrderedOperator, arguments: list[spark.DataType], is_read: bool, only_last: bool) -> Make:
+def _make(operator: OrderedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
     action, retracts = operator.action, operator.retracts
     match action:
         case plan.Aggregate() | plan.PythonAggregate():
@@ -117,7 +117,7 @@ def _aggregate(
 
 
 def _calculation(
-    action: plan.Aggregate | plan.PythonAggregate, arguments: list[spark.DataType], is_read: bool
+    action: plan.Aggregate | plan.PythonAggregate, arguments: list[str], is_read: bool
 ) -> Callable[[], Calculation]:
     if isinstance(action, plan.PythonAggregate):
         return partial(_custom, action)
@@ -138,44 +138,38 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
     return Custom(initializer, adder, subtractor, merger, returns, takes)
 
 
-def _python_type(kind: spark.DataType) -> type:
-    match kind:
-        case spark.IntegralType():
-            return int
-        case spark.FractionalType():
-            return Decimal if isinstance(kind, spark.DecimalType) else float
-        case spark.StringType() | spark.TimestampType() | spark.DateType():
-            return str
-        case spark.BooleanType():
-            return bool
-        case _:
-            return msgspec.Raw
+_INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
+_PYTHON_TYPES = {
+    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(("float", "double"), float),
+    **dict.fromkeys(("string", "timestamp", "date"), str),
+    "boolean": bool,
+}
 
 
-def _has_maps(kind: spark.DataType) -> bool:
-    match kind:
-        case spark.ArrayType(elementType=element):
-            return _has_maps(element)
-        case spark.StructType(fields=fields):
-            return any(_has_maps(field.dataType) for field in fields)
-        case _:
-            return isinstance(kind, spark.MapType)
+def _python_type(kind: str) -> type:
+    return Decimal if kind.startswith("decimal") else _PYTHON_TYPES.get(kind, msgspec.Raw)
+
+
+def _has_maps(kind: str) -> bool:
+    inner = [element_type(kind), *struct_fields(kind).values()]
+    return bool(map_value_type(kind)) or any(_has_maps(each) for each in inner if each)
 
 
 _SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
 
 
-def result_type(function: str, argument: spark.DataType) -> str:
-    """The DDL type of a function's result, as in Spark's aggregate function with the same name."""
-    name = ddl(argument)
+def result_type(function: str, argument: str) -> str:
+    """The type of a function's result, as in Spark's aggregate function with the same name."""
     if function in ("count", "count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "top"):
-        return f"array<{name}>"
-    if isinstance(argument, spark.DecimalType) and function in ("sum", "avg"):
+        return f"array<{argument}>"
+    if argument.startswith("decimal") and function in ("sum", "avg"):
+        precision, scale = precision_and_scale(argument)
         digits = _SUM_DIGITS if function == "sum" else _AVG_DIGITS
-        scale = argument.scale + (_AVG_DIGITS if function == "avg" else 0)
-        return f"decimal({min(argument.precision + digits, _MOST)},{min(scale, _MOST)})"
-    if function == "avg" or (function == "sum" and isinstance(argument, spark.FractionalType)):
+        scale += _AVG_DIGITS if function == "avg" else 0
+        return f"decimal({min(precision + digits, _MOST)},{min(scale, _MOST)})"
+    if function == "avg" or (function == "sum" and argument in ("float", "double")):
         return "double"
-    return "bigint" if function == "sum" else name
+    return "bigint" if function == "sum" else argument

@@ -1,135 +1,56 @@
-"""The DataFrames of an ordered job's stages: rows are sent to workers, pass operators, and become columns again."""
+"""The stages of a job: their tasks, the columns of the rows that they pass on, and the types of values."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
-from pyspark.sql import types as spark
-from pyspark.sql.types import _parse_datatype_string as parse_ddl
-
-from sluice.engine.batch.arrow import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, Pack, unpack
-from sluice.engine.batch.rows import OFFSET_BITS, REJECTED, ROW, ROW_DDL
-from sluice.engine.batch.spark_types import ddl
+from sluice.engine.batch.arrow import Task
+from sluice.engine.batch.parcels import Pack
+from sluice.engine.batch.rows import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
 from sluice.engine.ordered.build import result_type, stage_operator
 from sluice.engine.ordered.foreign_keys import Moves
 from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stage_task import Stage
-from sluice.engine.steps.attempts import rejection, with_columns
-from sluice.engine.steps.sql_errors import select
-from sluice.errors import EngineError, TopologyError
+from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
-from sluice.plan import (
-    Attempt,
-    Column,
-    Edge,
-    Failure,
-    Layers,
-    OrderedJob,
-    OrderedOperator,
-    Transformation,
-)
+from sluice.plan import Column, Edge, Layers, OrderedJob, OrderedOperator
 from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
 from sluice.values.shapes import Shape
-from sluice.values.sql import TO_JSON, VALUE_JSON, backticked, literal
-from sluice.values.sql_types import compact, struct_type
+from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_types import compact, struct_fields, struct_type
 
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
-
-
-def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
-    """Add the columns of every layer."""
-    for layer in layers:
-        if isinstance(layer, Transformation):
-            frame = _transformed(frame, layer)
-            continue
-        plain = [column for column in layer if isinstance(column, Column)]
-        attempts = [column for column in layer if isinstance(column, Attempt)]
-        frame = with_columns(frame, plain, attempts)
-    return frame
-
 
 START = "X'00'"
 """SQL of the path of a record."""
 
-_ROW = "_row"
-_OPERATION = re.compile(r"^[\s:+~'-]*(\w+)", re.MULTILINE)
-_ROW_CHANGES = frozenset({
-    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Except", "Expand", "Filter", "Generate",
-    "GlobalLimit", "Intersect", "LocalLimit", "Offset", "Sample", "Sort", "Union",
-})  # fmt: skip
-
-
-def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
-    """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.given))
-    try:
-        result = step.function.value(argument)
-    except AnalysisException as error:
-        raise EngineError(f"The function at {step.at} failed: {str(error).splitlines()[0]}") from error
-    if not isinstance(result, DataFrame):
-        raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
-    used = _operations(result)
-    if changes := Counter(used) - Counter(_operations(argument)):
-        first = next(name for name in used if name in changes)
-        raise EngineError(
-            f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
-            next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
-        )
-    missing = {_ROW, *(name for name, _, _ in step.made)} - set(result.columns)
-    if missing:
-        raise EngineError(
-            f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
-            next_step="Return its argument with further columns, as withColumn does.",
-        )
-    for name, _, kind in step.made:
-        has, declared = result.schema[name].dataType, parse_ddl(kind)
-        if _family(has) != _family(declared):
-            raise EngineError(
-                f"The function at {step.at} returns the column {name} as {ddl(has)}, but returns= declares "
-                f"{ddl(declared)}.",
-                next_step="Cast the column, or declare its type.",
-            )
-    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.made))
-
-
-def _family(kind: spark.DataType) -> type[spark.DataType]:
-    """The type, or NumericType for all numbers."""
-    return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
-
-
-def _operations(frame: DataFrame) -> list[str]:
-    """The operations of a DataFrame that drop, add or sort rows, the last one first."""
-    plan = frame._jdf.queryExecution().analyzed().treeString()
-    return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
+Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
+"""Tells the types of columns, by name, as `sql_types.compact` writes them."""
 
 
 @dataclass
 class Stages:
-    """Builds the DataFrames of a job's stages in sequence, and collects the types of values."""
+    """The stages of a job. They are asked for in sequence, because a stage's types follow from those before it."""
 
     job: OrderedJob
     storage: Storage
     ingest: Ingest
     epoch: int
     """Epoch of the lease under which states are written."""
-    arguments: dict[int, list[spark.DataType]] = field(default_factory=dict)
+    arguments: dict[int, list[str]] = field(default_factory=dict)
+    """Aggregate → the types of its functions' arguments."""
     types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, such as `v9` → its DDL type; empty if unknown."""
+    """Column of an operator's results, such as `v9` → its type; empty if unknown."""
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
     """Target and side of an edge → the type of the edge's values."""
 
-    def first_edges(self, records: DataFrame) -> Layers:
+    def first_edges(self, kinds: Kinds) -> Layers:
         """The columns of the edges from the stateless steps."""
         edges = self.job.feeds_of(0)
         paths = [
@@ -137,53 +58,24 @@ class Stages:
             for edge in edges
             if edge.path_column is not None
         ]
-        return (*self._edges(records, edges), *([tuple(paths)] if paths else []))
+        return (*self.edges(0, kinds), *([tuple(paths)] if paths else []))
 
-    def parcels(self, ingested: DataFrame) -> DataFrame:
-        """Parcels of the rows for stores and sinks, computed from parcels of the ingested rows by all stages."""
-        parcels = ingested
-        for number in range(1, self.job.stages + 1):
-            parcels = self._through(number, parcels)
-        return parcels
-
-    def store_types(self) -> dict[str, str]:
-        """Store → the type of its values."""
-        return {
-            operator.store: self._values.get((operator.number, STORE), "")
-            for operator in self.job.operators
-            if operator.store is not None
-        }
-
-    def input_types(self) -> dict[int, str]:
-        """Operator → the types of its inputs on all sides."""
-        return {
-            operator.number: "; ".join(
-                ", ".join(ddl(kind) for kind in self.arguments[operator.number])
-                if edge.arguments
-                else self._values[edge.target, edge.side]
-                for edge in operator.edges
-                if edge.side < AHEAD
-            )
-            for operator in self.job.operators
-        }
-
-    def _edges(self, frame: DataFrame, edges: list[Edge]) -> Layers:
-        """The columns of edges; also records the types of their values."""
+    def edges(self, stage: int, kinds: Kinds) -> Layers:
+        """The columns of the edges from a stage; also records the types of their values."""
+        edges = self.job.feeds_of(stage)
         values = [
             Column(f"{edge.column}_{i}", sql, edge.target)
             for edge in edges
             if edge.raw is None
             for i, sql in enumerate(edge.values)
         ]
-        schema = select(frame, values).schema if values else None
-        kinds = {} if schema is None else {column.name: schema[column.name].dataType for column in values}
+        types = kinds(values) if values else {}
         columns: list[Column] = []
         for edge in edges:
-            own = [] if edge.raw is not None else [kinds[f"{edge.column}_{i}"] for i in range(len(edge.values))]
+            own = [] if edge.raw is not None else [types[f"{edge.column}_{i}"] for i in range(len(edge.values))]
             if edge.arguments:
                 self.arguments[edge.target] = own
-            kind = ddl(own[0]) if edge.raw is None else self.types.get(edge.raw, "")
-            self._values[edge.target, edge.side] = kind
+            self._values[edge.target, edge.side] = own[0] if edge.raw is None else self.types.get(edge.raw, "")
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
             columns.append(Column(edge.value_column, value, edge.target))
@@ -191,10 +83,13 @@ class Stages:
                 columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
         return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
 
-    def _through(self, number: int, parcels: DataFrame) -> DataFrame:
-        job = self.job
-        operators = [operator for operator in job.operators if operator.stage == number]
-        only_stored = job.only_stored
+    def operators(self, number: int) -> list[OrderedOperator]:
+        return [operator for operator in self.job.operators if operator.stage == number]
+
+    def task(self, number: int) -> Stage:
+        """The task that runs the operators of a stage; also records the types of their results."""
+        job, only_stored = self.job, self.job.only_stored
+        operators = self.operators(number)
         stage = Stage(
             number,
             self.ingest.stream_times,
@@ -212,16 +107,37 @@ class Stages:
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))
-        shuffled = parcels.repartitionById(job.pipeline.workers, "worker")
-        frame, edges = self._with_results(number, shuffled.mapInArrow(Chain((unpack, stage)).__call__, ROW_DDL))
-        gather = Gather.of(job, number)
-        moves = Moves.of(job, number)
-        gathering = (*((gather,) if gather.operators else ()), *((moves,) if moves.joins else ()))
-        last = (*gathering, Pack(job.pipeline.workers))
-        routes = Routes.of(job, number)
-        if routes is not None:
-            return shuffled.mapInArrow(Chain((unpack, stage, routes, *last)).__call__, PARCEL_DDL)
-        return self._routed(number, with_layers(frame, edges)).mapInArrow(Chain(last).__call__, PARCEL_DDL)
+        return stage
+
+    def results(self, number: int) -> tuple[tuple[OrderedOperator, str], ...]:
+        """The operators of a stage whose results later expressions read, each with the column of the results."""
+        return tuple((each, column) for each in self.operators(number) for column in sorted(each.read))
+
+    def last_tasks(self, number: int) -> tuple[Task, ...]:
+        """The tasks after a stage's results have become rows for their targets."""
+        gather, moves = Gather.of(self.job, number), Moves.of(self.job, number)
+        needed: list[Task] = [gather] if gather.operators else []
+        needed += [moves] if moves.joins else []
+        return (*needed, Pack(self.job.pipeline.workers))
+
+    def store_types(self) -> dict[str, str]:
+        """Store → the type of its values."""
+        return {
+            operator.store: self._values.get((operator.number, STORE), "")
+            for operator in self.job.operators
+            if operator.store is not None
+        }
+
+    def input_types(self) -> dict[int, str]:
+        """Operator → the types of its inputs on all sides."""
+        return {
+            operator.number: "; ".join(
+                ", ".join(self.arguments[operator.number]) if edge.arguments else self._values[edge.target, edge.side]
+                for edge in operator.edges
+                if edge.side < AHEAD
+            )
+            for operator in self.job.operators
+        }
 
     def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
         """The columns of an operator's results, with their types."""
@@ -252,40 +168,13 @@ class Stages:
         names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
         return compact(struct_type(dict(zip(names, results, strict=True))))
 
-    def _with_results(self, number: int, rows: DataFrame) -> tuple[DataFrame, Layers]:
-        """A stage's results as columns, with the steps after it, and the columns of the edges to the next targets."""
-        edges = self.job.feeds_of(number)
-        typed = [
-            f"{_typed(operator, self.types[column])} AS {column}"
-            for operator in self.job.operators
-            if operator.stage == number
-            for column in sorted(operator.read)
-        ]
-        frame = rows.selectExpr("*", *typed) if typed else rows
-        frame = with_layers(frame, self.job.later_layers.get(number, ()))
-        return frame, self._edges(frame, edges)
 
-    def _routed(self, number: int, frame: DataFrame) -> DataFrame:
-        """A row for each target of a stage's results."""
-        failures = [failure for failure in self.job.failures if failure.stage == number]
-        edges = self.job.feeds_of(number)
-        routes = [f"IF(emitted, NULL, {_route({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
-        routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-        routed = frame.selectExpr(*_KEPT, f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
-        return routed.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
-
-
-_ROUTED = ("target", "side", "emitted", "key", "value", "foreign", "path")
-"""The columns in which the rows for the targets differ from the row of the result."""
-_KEPT = [name for name in ROW if name not in (*_ROUTED, "output")]
-
-
-def _typed(operator: OrderedOperator, kind: str) -> str:
+def parsed(operator: OrderedOperator, kind: str) -> str:
     """SQL that decodes an operator's results from JSON."""
     result = f"IF(emitted AND target = {operator.number}, value, NULL)"
     if not kind:
         return f"parse_json({result})"
-    if kind.lower().startswith("struct<"):
+    if struct_fields(kind):
         return f"from_json({result}, {literal(kind)})"
     return Shape.single(kind).parsed(result)
 
@@ -297,60 +186,39 @@ def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
     """
     if not all(kinds):
         return ""
-    first, *rest = map(parse_ddl, kinds)
+    first, *rest = kinds
     other = next((kind for kind in rest if _fields(kind) != _fields(first)), None)
     if other is not None:
         raise TopologyError(
-            f"{operator.step}: one stream has values of type {ddl(first)}, another of type {ddl(other)}.",
+            f"{operator.step}: one stream has values of type {first}, another of type {other}.",
             next_step="Convert them to the same type with CAST in select or map_values.",
         )
-    return kinds[0]
+    return first
 
 
-def _fields(kind: spark.DataType) -> frozenset[tuple[str, str]]:
+def _fields(kind: str) -> frozenset[tuple[str, str]]:
     """A struct's fields and their types, regardless of order; for any other type, the type without a name."""
-    fields = kind.fields if isinstance(kind, spark.StructType) else [spark.StructField("", kind)]
-    return frozenset((field.name, ddl(field.dataType)) for field in fields)
+    return frozenset((struct_fields(kind) or {"": kind}).items())
 
 
-JOINED = ", ',', "
+_JOINED = ", ',', "
 """SQL between the parts of a list."""
+_WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 
-def _json(edge: Edge, kinds: list[spark.DataType]) -> str:
+def _json(edge: Edge, kinds: list[str]) -> str:
     """SQL for an edge's value as JSON text."""
     if edge.raw is not None:
         return "value"
     if edge.arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
-        return f"concat('[', {JOINED.join(parts)}, ']')"
+        return f"concat('[', {_JOINED.join(parts)}, ']')"
     return (VALUE_JSON if edge.scalar else TO_JSON).format(edge.values[0])
 
 
-def _argument(sql: str, kind: spark.DataType) -> str:
-    if isinstance(kind, spark.NullType):
+def _argument(sql: str, kind: str) -> str:
+    if kind == "void":
         return "'null'"
-    if isinstance(kind, spark.IntegralType | spark.DecimalType | spark.BooleanType):
+    if kind in _WRITTEN_AS_TEXT or kind.startswith("decimal"):
         return f"coalesce(CAST({sql} AS STRING), 'null')"
     return VALUE_JSON.format(sql)
-
-
-def _on(edge: Edge) -> str:
-    """SQL for the row that carries a result to an edge's target."""
-    return _route({
-        "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
-        "value": edge.value_column, "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
-        "path": edge.path_from("path"),
-    })  # fmt: skip
-
-
-def _rejected(failure: Failure) -> str:
-    """SQL for the rejected row of a result for which a step fails."""
-    value = rejection(failure.step.number, failure.error, failure.value)
-    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL"}
-    return _route(changed)
-
-
-def _route(changed: dict[str, str]) -> str:
-    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {ROW[name]})" for name in _ROUTED)
-    return f"named_struct({', '.join(pairs)})"

@@ -53,11 +53,7 @@ class ArrowSteps:
         """
         if why_spark(job):
             return None
-        layers = (
-            tuple((column.name, column.sql) for column in columns_of((layer,)) if isinstance(column, Column))
-            for layer in (*job.layers, *more)
-        )
-        steps = cls(tuple(layers), wanted)
+        steps = cls.of_layers((*job.layers, *more), wanted)
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
         if different := [field.name for field in schema if not _is_same(field.type, wanted.field(field.name).type)]:
@@ -69,6 +65,15 @@ class ArrowSteps:
             return None
         return cls(steps.layers, schema)
 
+    @classmethod
+    def of_layers(cls, layers: Layers, schema: pa.Schema | None = None) -> Self:
+        """The steps of layers that Arrow can compute. Without a schema, only `columns_from` can be called."""
+        of_each = (
+            tuple((column.name, column.sql) for column in columns_of((layer,)) if isinstance(column, Column))
+            for layer in layers
+        )
+        return cls(tuple(of_each), pa.schema([]) if schema is None else schema)
+
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
@@ -77,10 +82,13 @@ class ArrowSteps:
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """All columns by name, including the batch's."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        return self.columns_from(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+
+    def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
+        """The given columns of `count` rows, and those of all layers."""
         for layer in self.layers:
-            made = {name: evaluate(tree_of(sql), columns, batch.num_rows) for name, sql in layer}
-            columns |= {name: _array(value, batch.num_rows) for name, value in made.items()}
+            made = {name: evaluate(tree_of(sql), columns, count) for name, sql in layer}
+            columns = columns | {name: _array(value, count) for name, value in made.items()}
         return columns
 
 

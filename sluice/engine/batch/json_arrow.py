@@ -1,0 +1,54 @@
+"""JSON that operators have written as Arrow values, with the same result as Spark's `from_json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+_decode = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of a type from their JSON. A null text is a null."""
+    convert = _conversion(kind)
+    return pa.array([None if text is None else convert(_decode(text)) for text in texts.to_pylist()], kind)
+
+
+@cache
+def _conversion(kind: pa.DataType) -> Convert:
+    """Converts what the decoder makes of JSON to what Arrow takes for a type."""
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _conversion(field.type)) for field in (kind.field(i) for i in range(kind.num_fields))]
+        return lambda value: None if value is None else {name: of(value.get(name)) for name, of in fields}
+    if pa.types.is_list(kind):
+        element = _conversion(kind.value_type)
+        return lambda value: None if value is None else [element(each) for each in value]
+    if pa.types.is_map(kind):
+        item = _conversion(kind.item_type)
+        return lambda value: None if value is None else [(name, item(each)) for name, each in value.items()]
+    simple = _simple(kind)
+    return lambda value: None if value is None else simple(value)
+
+
+def _simple(kind: pa.DataType) -> Convert:
+    if pa.types.is_decimal(kind):
+        return Decimal
+    if pa.types.is_floating(kind):
+        return float
+    if pa.types.is_timestamp(kind):
+        return _time if kind.tz else datetime.fromisoformat
+    if pa.types.is_date(kind):
+        return date.fromisoformat
+    return lambda value: value
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

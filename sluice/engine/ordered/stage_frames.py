@@ -1,0 +1,159 @@
+"""Stages on Spark: rows are sent to workers, pass operators, and become columns of Spark SQL where steps need it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import types as spark
+from pyspark.sql.types import _parse_datatype_string as parse_ddl
+
+from sluice.engine.batch.arrow import Chain
+from sluice.engine.batch.parcels import PARCEL_DDL, unpack
+from sluice.engine.batch.rows import REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.spark_types import ddl
+from sluice.engine.ordered.routes import Routes
+from sluice.engine.ordered.stages import Kinds, Stages, parsed
+from sluice.engine.steps.attempts import rejection, with_columns
+from sluice.engine.steps.sql_errors import select
+from sluice.errors import EngineError
+from sluice.plan import (
+    Attempt,
+    Column,
+    Edge,
+    Failure,
+    Layers,
+    OrderedJob,
+    Transformation,
+)
+from sluice.plan.one_pass import NeedsSparkError
+from sluice.values.sql import backticked
+
+
+def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
+    """Add the columns of every layer."""
+    for layer in layers:
+        if isinstance(layer, Transformation):
+            frame = _transformed(frame, layer)
+            continue
+        plain = [column for column in layer if isinstance(column, Column)]
+        attempts = [column for column in layer if isinstance(column, Attempt)]
+        frame = with_columns(frame, plain, attempts)
+    return frame
+
+
+_ROW = "_row"
+_OPERATION = re.compile(r"^[\s:+~'-]*(\w+)", re.MULTILINE)
+_ROW_CHANGES = frozenset({
+    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Except", "Expand", "Filter", "Generate",
+    "GlobalLimit", "Intersect", "LocalLimit", "Offset", "Sample", "Sort", "Union",
+})  # fmt: skip
+
+
+def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
+    """Add the columns of an author's DataFrame function."""
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.given))
+    try:
+        result = step.function.value(argument)
+    except AnalysisException as error:
+        raise EngineError(f"The function at {step.at} failed: {str(error).splitlines()[0]}") from error
+    if not isinstance(result, DataFrame):
+        raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
+    used = _operations(result)
+    if changes := Counter(used) - Counter(_operations(argument)):
+        first = next(name for name in used if name in changes)
+        raise EngineError(
+            f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
+            next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
+        )
+    missing = {_ROW, *(name for name, _, _ in step.made)} - set(result.columns)
+    if missing:
+        raise EngineError(
+            f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
+            next_step="Return its argument with further columns, as withColumn does.",
+        )
+    for name, _, kind in step.made:
+        has, declared = result.schema[name].dataType, parse_ddl(kind)
+        if _family(has) != _family(declared):
+            raise EngineError(
+                f"The function at {step.at} returns the column {name} as {ddl(has)}, but returns= declares "
+                f"{ddl(declared)}.",
+                next_step="Cast the column, or declare its type.",
+            )
+    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.made))
+
+
+def _family(kind: spark.DataType) -> type[spark.DataType]:
+    """The type, or NumericType for all numbers."""
+    return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
+
+
+def _operations(frame: DataFrame) -> list[str]:
+    """The operations of a DataFrame that drop, add or sort rows, the last one first."""
+    plan = frame._jdf.queryExecution().analyzed().treeString()
+    return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
+
+
+def through(stages: Stages, number: int, parcels: DataFrame) -> DataFrame:
+    """The parcels after a stage, from those before it."""
+    task, last = stages.task(number), stages.last_tasks(number)
+    shuffled = parcels.repartitionById(stages.job.pipeline.workers, "worker")
+    with suppress(NeedsSparkError):
+        routes = Routes.of(stages, number)
+        return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, PARCEL_DDL)
+    rows = shuffled.mapInArrow(Chain((unpack, task)).__call__, ROW_DDL)
+    typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]
+    frame = rows.selectExpr("*", *typed) if typed else rows
+    frame = with_layers(frame, stages.job.later_layers.get(number, ()))
+    frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
+    return _routed(stages.job, number, frame).mapInArrow(Chain(last).__call__, PARCEL_DDL)
+
+
+def kinds_in(frame: DataFrame) -> Kinds:
+    """Tells the types that Spark finds for columns over a frame."""
+
+    def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
+        schema = select(frame, columns).schema
+        return {column.name: ddl(schema[column.name].dataType) for column in columns}
+
+    return kinds
+
+
+def _routed(job: OrderedJob, number: int, frame: DataFrame) -> DataFrame:
+    """A row for each target of a stage's results."""
+    failures = [failure for failure in job.failures if failure.stage == number]
+    edges = job.feeds_of(number)
+    routes = [f"IF(emitted, NULL, {_route({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
+    routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
+    routed = frame.selectExpr(*_KEPT, f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
+    return routed.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
+
+
+_ROUTED = ("target", "side", "emitted", "key", "value", "foreign", "path")
+"""The columns in which the rows for the targets differ from the row of the result."""
+_KEPT = [name for name in ROW if name not in (*_ROUTED, "output")]
+
+
+def _on(edge: Edge) -> str:
+    """SQL for the row that carries a result to an edge's target."""
+    return _route({
+        "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
+        "value": edge.value_column, "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
+        "path": edge.path_from("path"),
+    })  # fmt: skip
+
+
+def _rejected(failure: Failure) -> str:
+    """SQL for the rejected row of a result for which a step fails."""
+    value = rejection(failure.step.number, failure.error, failure.value)
+    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL"}
+    return _route(changed)
+
+
+def _route(changed: dict[str, str]) -> str:
+    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {ROW[name]})" for name in _ROUTED)
+    return f"named_struct({', '.join(pairs)})"
