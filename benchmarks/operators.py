@@ -187,7 +187,7 @@ def run(kind: str, bootstrap: str, home: Path) -> Result:
     with Ledger.open(Settings.read(variables).ledger) as ledger:
         snapshots = [
             snapshot
-            for snapshot in ledger.snapshots.recent(f"bench_{kind}", "main", limit=1000)[::-1]
+            for snapshot in ledger.snapshots.recent(f"bench_{kind}", limit=1000)[::-1]
             if snapshot.counts["read"] > SMALL
         ]
     warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()

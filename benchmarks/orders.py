@@ -157,11 +157,11 @@ def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
 
 
 def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
-    snapshot = ledger.snapshots.latest("orders", "main")
+    snapshot = ledger.snapshots.latest("orders")
     assert snapshot is not None
-    store = next(store for store in ledger.jobs.stores("orders") if store.name == name)
+    store = next(store for store in ledger.generations.stores("orders") if store.name == name)
     values: dict[Any, Any] = {}
-    for worker in ledger.jobs.workers("orders", "main"):
+    for worker in ledger.generations.workers("orders"):
         with open_shard(worker.location) as shard:
             for row in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
                 key = row.key if store.window_ms is None else (row.key, row.window_start)

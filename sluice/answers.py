@@ -120,7 +120,6 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     store: str
     kind: Literal["key-value", "window", "global"]
-    job: str
     key: str
     """The expression for the key."""
     value: str
@@ -138,34 +137,21 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     """URL path of the pipeline's topology."""
 
 
-class Job(msgspec.Struct, frozen=True):
-    """A job of a pipeline."""
-
-    job: str
-    generation: int
-    topics: tuple[str, ...]
-    stores: list[str]
-    workers: int
-    snapshot: Snapshot | None
-
-
 class Health(StrEnum):
     """The health of a pipeline."""
 
     OK = "ok"
-    """The last run of every job succeeded."""
+    """The last run succeeded."""
     FAILED = "failed"
-    """The last run of a job failed."""
+    """The last run failed."""
     BROKEN = "broken"
-    """The pipeline's file cannot be loaded, so no job can run."""
+    """The pipeline's file cannot be loaded, so no run can start."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A failed run that no successful run has followed, a pipeline's file that cannot be loaded, or old data."""
 
     kind: Literal["run", "file", "overdue"]
-    job: str
-    """Empty for a file that cannot be loaded, and for a run that failed before its first job."""
     run: str
     """The run in Airflow; empty for a run that was started by hand."""
     at: datetime
@@ -175,18 +161,24 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
-    """A pipeline with its health and its jobs; `jobs` is empty before the first run."""
+    """A pipeline with its health and its current generation."""
 
     pipeline: str
     status: Health
     failures: list[Failure]
-    jobs: list[Job]
+    generation: int | None
+    """The number of the current generation; None before the first run, without topics, stores and workers."""
+    topics: tuple[str, ...]
+    stores: list[str]
+    workers: int
+    """The number of workers."""
+    snapshot: Snapshot | None
+    """The newest snapshot; None before the first."""
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a job, and the number of its batch's records that were read, applied, late or rejected."""
+    """A snapshot of a pipeline, and the number of its batch's records that were read, applied, late or rejected."""
 
-    job: str
     snapshot: Snapshot
     run: str
     """The run that published the snapshot."""
@@ -203,9 +195,8 @@ class Standby(msgspec.Struct, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker of a job, with its address, stores and status."""
+    """A worker of a pipeline, with its address, stores and status."""
 
-    job: str
     number: int
     host: str
     port: int
@@ -224,9 +215,9 @@ class PipelineHealth(StrEnum):
     """The state of a pipeline in the overview, sorted from worst to best."""
 
     BROKEN = "broken"
-    """The pipeline's file cannot be loaded, so no job can run."""
+    """The pipeline's file cannot be loaded, so no run can start."""
     FAILED = "failed"
-    """The last run of a job failed."""
+    """The last run failed."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
@@ -277,7 +268,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records; None in the first minute."""
     snapshot: Snapshot | None
-    """The newest snapshot of the job that published least recently; None before the first snapshot."""
+    """The newest snapshot; None before the first."""
     last_run: Run | None
     """None before the first run, and on a state server."""
     dead_letters: dict[str, int]
@@ -289,7 +280,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """A published batch, according to its audit."""
 
-    job: str
     snapshot: str
     published_at: datetime
     seconds: float | None
@@ -323,9 +313,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation of a job's state."""
+    """A generation of a pipeline's state."""
 
-    job: str
     generation: int
     current: bool
     """Whether this is the generation that queries read."""

@@ -10,7 +10,7 @@ from sluice.errors import DamagedState, NotFound, StateError
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit, SourceAudit, total
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef, WorkerInfo
+from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.protocol import Shard
 
@@ -23,21 +23,21 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
     Returns True if every audit balances and no shard is damaged. Raises NotFound for an unknown pipeline or run.
     """
     with Ledger.open(ledger_url) as ledger:
-        jobs = ledger.jobs.current(pipeline)
-        if not jobs:
+        info = ledger.generations.current(pipeline)
+        if info is None:
             raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
-        chosen = [(job, _chosen(ledger, job, run)) for job in jobs]
-        for job in jobs:
-            for note in ledger.notes.all(job.pipeline, job.job):
-                out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
-        if not any(audits for _, audits in chosen):
+        for note in ledger.notes.all(pipeline):
+            out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
+        audits = _chosen(ledger, info, run)
+        if not audits:
             raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.")
-        results = [_job(ledger, job, audits, out, verify) for job, audits in chosen]
-    return all(results)
+        balances = _print(audits, out)
+        damaged = verify and _damaged(ledger, info, audits[-1], out)
+    return balances and not damaged
 
 
-def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
-    audits = ledger.audits.all(job.ref)
+def _chosen(ledger: Ledger, info: GenerationInfo, run: str) -> list[Audit]:
+    audits = ledger.audits.all(info.ref)
     # The ledger stores a run as DAG/RUN/TASK; `run` may be only the middle part.
     return [
         audit
@@ -46,11 +46,10 @@ def _chosen(ledger: Ledger, job: JobInfo, run: str) -> list[Audit]:
     ]
 
 
-def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify: bool) -> bool:
-    if not audits:
-        return True
+def _print(audits: list[Audit], out: Console) -> bool:
+    """Print the sums of audits, and return whether they balance."""
     first, last = audits[0], audits[-1]
-    title = f"{job.pipeline} / {job.job}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
+    title = f"{first.pipeline}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
     table = Table(title=title, title_justify="left", caption=_caption(audits), caption_justify="left")
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
@@ -66,8 +65,7 @@ def _job(ledger: Ledger, job: JobInfo, audits: list[Audit], out: Console, verify
     for sentence in mistakes:
         out.print(f"✗ {sentence}", markup=False)
     out.print("✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for.")
-    damaged = _damaged(ledger, job, last, out) if verify else False
-    return not mistakes and not damaged
+    return not mistakes
 
 
 def _row(source: SourceAudit) -> tuple[str, ...]:
@@ -96,16 +94,16 @@ def _caption(audits: list[Audit]) -> str:
     return "\n".join(lines)
 
 
-def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
+def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
     """Read every shard and quarantine damaged shards, so that no query reads them."""
     damaged = False
-    before = ledger.quarantine.inspect(job.ref)
-    job = ledger.jobs.get(job.ref) or job  # where the shards are since then
-    for worker in job.workers:
+    before = ledger.quarantine.inspect(info.ref)
+    info = ledger.generations.get(info.ref) or info  # where the shards are since then
+    for worker in info.workers:
         try:
             with open_shard(worker.location) as shard:
                 shard.verify(last.batch, last.published(worker.number))
-                _verify_states(ledger, job.ref, shard, worker.number)
+                _verify_states(ledger, info.ref, shard, worker.number)
             ledger.quarantine.settle(before, worker.number)
             out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
         except StateError as error:
@@ -114,17 +112,17 @@ def _damaged(ledger: Ledger, job: JobInfo, last: Audit, out: Console) -> bool:
             if isinstance(error, DamagedState):
                 ledger.quarantine.settle(before, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
-        damaged |= _is_standby_damaged(ledger, job, worker, out)
+        damaged |= _is_standby_damaged(ledger, info, worker, out)
     return damaged
 
 
-def _is_standby_damaged(ledger: Ledger, job: JobInfo, worker: WorkerInfo, out: Console) -> bool:
+def _is_standby_damaged(ledger: Ledger, info: GenerationInfo, worker: WorkerInfo, out: Console) -> bool:
     """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
     if (standby := worker.standby) is None or standby.batch < 0:
         return False
-    audits = {audit.batch: audit for audit in ledger.audits.all(job.ref)}
+    audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
     published = audits[standby.batch].published(worker.number) if standby.batch in audits else None
-    copy = f"worker {worker.number}'s standby, at snapshot {job.generation}.{standby.batch}"
+    copy = f"worker {worker.number}'s standby, at snapshot {info.generation}.{standby.batch}"
     try:
         with open_shard(standby.server) as shard:
             shard.verify(standby.batch, published)
@@ -136,7 +134,7 @@ def _is_standby_damaged(ledger: Ledger, job: JobInfo, worker: WorkerInfo, out: C
     return False
 
 
-def _verify_states(ledger: Ledger, ref: JobRef, shard: Shard, worker: int) -> None:
+def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int) -> None:
     """Verify the operator states of the newest snapshot, the only one for which they are kept."""
     newest = ledger.audits.newest(ref)
     while newest is not None:

@@ -52,9 +52,9 @@ class RouteError(SluiceError):
 
 
 class EngineError(SluiceError):
-    """A job could not start, or had to stop, for a reason other than a single record."""
+    """A run could not start, or had to stop, for a reason other than a single record."""
 
-    title = "The job stopped"
+    title = "The run stopped"
 
 
 class BrokersUnreachable(EngineError):
@@ -100,10 +100,10 @@ class BatchDiffers(EngineError):
 
 
 class LeaseError(EngineError):
-    """Another driver holds the job's lease or has taken it over. Only one driver at a time can write a job's state."""
+    """Another driver holds the lease or has taken it over. Only one driver at a time can write a pipeline's state."""
 
     status = 409
-    title = "Another driver runs the job"
+    title = "Another driver runs the pipeline"
 
 
 class StateError(SluiceError):

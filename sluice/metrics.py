@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from sluice import monitoring
 from sluice.kafka.offsets import Lag
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 
 Labels = tuple[tuple[str, str], ...]
@@ -55,9 +55,9 @@ def gauges(
             labels = (("topic", topic), ("partition", str(partition)))
             yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, labels)
             yield Gauge("held_records", lag.held_back(topic, partition) if lag else 0, labels)
-    for job in ledger.jobs.current(pipeline):
-        yield from _newest_batch(ledger, job, now)
-        for worker in job.workers:
+    if (current := ledger.generations.current(pipeline)) is not None:
+        yield from _newest_batch(ledger, current, now)
+        for worker in current.workers:
             place = location(worker)
             if place is not None and (size := size_of(place)) is not None:
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
@@ -68,8 +68,8 @@ def gauges(
     yield Gauge("overdue", "overdue" in kinds)
 
 
-def _newest_batch(ledger: Ledger, job: JobInfo, now: datetime) -> Iterator[Gauge]:
-    for batch in monitoring.batches(ledger, job, 1):
+def _newest_batch(ledger: Ledger, info: GenerationInfo, now: datetime) -> Iterator[Gauge]:
+    for batch in monitoring.batches(ledger, info, 1):
         yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
         yield Gauge("batch_records", batch.records)
         yield from (Gauge("batch_late", count, (("store", store),)) for store, count in batch.late.items())

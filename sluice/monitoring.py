@@ -11,27 +11,26 @@ from urllib.parse import quote
 from sluice import answers
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef, Snapshot
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or the topic does not accept; audits count both together."""
 
 
-def batches(ledger: Ledger, job: JobInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
-    """The newest batches of a job's current generation, newest first. `airflow` is Airflow's root path."""
-    snapshots = ledger.snapshots.recent(job.pipeline, job.job, limit)
-    audits = {audit.batch: audit for audit in ledger.audits.recent(job.ref, limit)}
+def batches(ledger: Ledger, info: GenerationInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
+    """The newest batches of a pipeline's current generation, newest first. `airflow` is Airflow's root path."""
+    snapshots = ledger.snapshots.recent(info.pipeline, limit)
+    audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, limit)}
     return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
 
 
 def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, int]:
     """Reason → number of dead letters in the snapshots published since a time, the most frequent first."""
     counted: Counter[str] = Counter()
-    for job in ledger.jobs.current(pipeline):
-        # A pipeline that lingers publishes 60,000 snapshots a day, few of them with dead letters.
-        for snapshot in ledger.snapshots.since(pipeline, job.job, since, ("dead_letter", f"{UNWRITTEN}/")):
-            counted.update(dead_letters_of(snapshot))
+    # A pipeline that lingers publishes 60,000 snapshots a day, few of them with dead letters.
+    for snapshot in ledger.snapshots.since(pipeline, since, ("dead_letter", f"{UNWRITTEN}/")):
+        counted.update(dead_letters_of(snapshot))
     return dict(counted.most_common())
 
 
@@ -49,24 +48,22 @@ def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
-    """All generations of a pipeline's jobs: the current generations, and those of unfinished rebuilds and replays."""
-    current = {info.job: info for info in ledger.jobs.current(pipeline)}
-    return [
-        _generation(ledger, info, current.get(info.job), now or datetime.now(UTC)) for info in ledger.jobs.all(pipeline)
-    ]
+    """All generations of a pipeline: the current one, and those of unfinished rebuilds and replays."""
+    current, now = ledger.generations.current(pipeline), now or datetime.now(UTC)
+    return [_generation(ledger, info, current, now) for info in ledger.generations.all(pipeline)]
 
 
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     """The snapshots that a run published, and the sums of its batches' counts, for programs that wait for the run."""
     counts: Counter[str] = Counter()
     snapshots: list[str] = []
-    for job in ledger.jobs.current(pipeline):
-        audits = {audit.batch: audit for audit in ledger.audits.of_run(job.ref, run)}
-        for snapshot in ledger.snapshots.all_of_run(pipeline, job.job, run):
-            batch = _batch(snapshot, audits.get(snapshot.batch), "")
-            snapshots.append(batch.snapshot)
-            counts.update({"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())})
-            counts.update({"dead_letters": sum(batch.dead_letters.values())})
+    current = ledger.generations.current(pipeline)
+    audits = {} if current is None else {audit.batch: audit for audit in ledger.audits.of_run(current.ref, run)}
+    for snapshot in ledger.snapshots.all_of_run(pipeline, run):
+        batch = _batch(snapshot, audits.get(snapshot.batch), "")
+        snapshots.append(batch.snapshot)
+        counts.update({"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())})
+        counts.update({"dead_letters": sum(batch.dead_letters.values())})
     names = ("records", "applied", "late", "dead_letters")
     return {"run": run, "snapshots": sorted(snapshots), **{name: counts[name] for name in names}}
 
@@ -76,8 +73,8 @@ def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
 
     A replay publishes a generation beside the current one, and a restore replaces the current one.
     """
-    for job in reversed(ledger.jobs.all(pipeline)):
-        if audits := ledger.audits.of_run(job.ref, run):
+    for info in reversed(ledger.generations.all(pipeline)):
+        if audits := ledger.audits.of_run(info.ref, run):
             return audits
     return []
 
@@ -107,7 +104,6 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
     for source in sources:
         read[source.topic] += source.read
     return answers.BatchHistory(
-        job=snapshot.job,
         snapshot=snapshot.id,
         published_at=snapshot.published_at,
         seconds=seconds,
@@ -129,10 +125,11 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
     )
 
 
-def _generation(ledger: Ledger, info: JobInfo, current: JobInfo | None, now: datetime) -> answers.Generation:
+def _generation(
+    ledger: Ledger, info: GenerationInfo, current: GenerationInfo | None, now: datetime
+) -> answers.Generation:
     snapshot = _newest(ledger, info.ref)
     return answers.Generation(
-        job=info.job,
         generation=info.generation,
         current=current is not None and current.generation == info.generation,
         snapshot=None if snapshot is None else snapshot_answer(snapshot, now),
@@ -142,7 +139,7 @@ def _generation(ledger: Ledger, info: JobInfo, current: JobInfo | None, now: dat
     )
 
 
-def _newest(ledger: Ledger, ref: JobRef) -> Snapshot | None:
+def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
     batch = ledger.snapshots.last_batch(ref)
     return None if batch is None else ledger.snapshots.get(ref, batch)
 

@@ -15,10 +15,9 @@ _ALL = 2**31 - 1
 
 @dataclass(frozen=True)
 class Retained:
-    """The number of snapshots and row versions deleted for one job; `failed` maps workers to errors."""
+    """The number of snapshots and row versions deleted; `failed` maps workers to errors."""
 
     pipeline: str
-    job: str
     snapshots: int
     versions: int
     failed: dict[int, str]
@@ -26,7 +25,7 @@ class Retained:
 
 def retain(
     ledger: Ledger, pipeline: str, keep_snapshots: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
-) -> list[Retained]:
+) -> Retained:
     """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
     The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots are removed
@@ -34,22 +33,15 @@ def retain(
     is unreachable, a later call removes its row versions.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
-    return [
-        _retain_job(ledger, pipeline, job.job, max(keep_snapshots, 1), deadline)
-        for job in ledger.jobs.current(pipeline)
-    ]
-
-
-def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, deadline: datetime) -> Retained:
-    snapshots = ledger.snapshots.recent(pipeline, job, limit=_ALL)
-    oldest = _oldest_kept(snapshots, keep_snapshots, deadline)
+    snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
+    oldest = _oldest_kept(snapshots, max(keep_snapshots, 1), deadline)
     if oldest is None:
-        return Retained(pipeline, job, 0, 0, {})
+        return Retained(pipeline, 0, 0, {})
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
     # Not the current generation, which a rebuild may have replaced: its batches are numbered from 0 again.
-    info = ledger.jobs.get(oldest.ref)
+    info = ledger.generations.get(oldest.ref)
     for worker in () if info is None else info.workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
@@ -57,7 +49,7 @@ def _retain_job(ledger: Ledger, pipeline: str, job: str, keep_snapshots: int, de
                 versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
         except StateError as error:
             failed[worker.number] = error.detail
-    return Retained(pipeline, job, forgotten, versions, failed)
+    return Retained(pipeline, forgotten, versions, failed)
 
 
 def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sluice.engine.job.driver_lease import this_process
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import METADATA
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 
 @contextmanager
@@ -40,13 +40,13 @@ def content(ledger: Ledger) -> dict[str, list[Any]]:
         }
 
 
-def take_lease(ledger: Ledger, ref: JobRef) -> None:
+def take_lease(ledger: Ledger, ref: GenerationRef) -> None:
     """Let another process take a job's lease, as after its holder has been silent for long."""
     while (seen := ledger.leases.get(ref)) is None or not ledger.leases.take(ref, this_process("another"), seen):
         pass
 
 
-def end_lease(ledger: Ledger, ref: JobRef) -> None:
+def end_lease(ledger: Ledger, ref: GenerationRef) -> None:
     """Release a lease that `take_lease` has taken."""
     held = ledger.leases.get(ref)
     assert held is not None

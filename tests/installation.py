@@ -15,7 +15,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, owner
+from sluice.state.model import GenerationRef, owner
 from sluice.state.shard.operator_states import State
 from tests.states import States, make_audit, make_snapshot
 
@@ -44,11 +44,11 @@ class Installation:
         self.states = States(self.settings.shards, workers=self.workers, job="main", ledger_at=self.settings.ledger)
         self.ledger = self.states.ledger
         self.states.stores = (*self.states.stores, self.states.store("products", "global", group_id=TABLE))
-        self.ledger.jobs.register(self.states.info())
+        self.ledger.generations.register(self.states.info())
         self.publish()
 
     @property
-    def ref(self) -> JobRef:
+    def ref(self) -> GenerationRef:
         return self.states.ref
 
     def publish(self) -> None:
@@ -96,8 +96,8 @@ class Installation:
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
     """Batch → the pairs of key and value in all shards, for all kept snapshots. Checks every row, state and place."""
     values: dict[int, set[tuple[str, str | None]]] = {}
-    (job,) = ledger.jobs.current("orders")
-    for snapshot in ledger.snapshots.recent("orders", "main"):
+    (job,) = ledger.generations.current("orders")
+    for snapshot in ledger.snapshots.recent("orders"):
         found = values.setdefault(snapshot.batch, set())
         for worker in job.workers:
             with open_shard(worker.location) as shard:
@@ -112,7 +112,7 @@ def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
 
 def snapshot_states(ledger: Ledger) -> dict[str, bytes]:
     """The operator states of all keys after the newest batch."""
-    (job,) = ledger.jobs.current("orders")
+    (job,) = ledger.generations.current("orders")
     states: dict[str, bytes] = {}
     for worker in job.workers:
         with open_shard(worker.location) as shard:

@@ -14,7 +14,7 @@ from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit, SourceAudit, audit_row
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import AUDITS
-from sluice.state.model import NO_WINDOW, JobInfo, JobRef, Snapshot, StoreInfo, WorkerInfo, owner
+from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
 
@@ -67,7 +67,7 @@ class States:
             self.store("totals"),
             self.store("windows", "window", group_id=1, window_ms=15_000, grace_ms=15_000),
         )
-        self.ledger.jobs.register(self.info())
+        self.ledger.generations.register(self.info())
         for place in self.written_at:
             create_shard(place).close()
 
@@ -75,13 +75,13 @@ class States:
         values: dict[str, Any] = {"group_id": 0, "store_column": 0, "key": "locationId", "value": "BIGINT"} | changed
         return StoreInfo(pipeline=self.pipeline, job=self.job, name=name, kind=kind, **values)  # type: ignore[arg-type]
 
-    def info(self, **changed: Any) -> JobInfo:
+    def info(self, **changed: Any) -> GenerationInfo:
         workers = tuple(
             WorkerInfo(**structs.asdict(self.ref), number=number, location=self.location(number))
             for number in range(self.workers)
         )
         values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals", "drawing": "flowchart LR"}
-        return JobInfo(
+        return GenerationInfo(
             pipeline=self.pipeline,
             job=self.job,
             generation=self.generation,
@@ -91,8 +91,8 @@ class States:
         )
 
     @property
-    def ref(self) -> JobRef:
-        return JobRef(self.pipeline, self.job, self.generation)
+    def ref(self) -> GenerationRef:
+        return GenerationRef(self.pipeline, self.generation)
 
     def location(self, worker: int) -> str:
         return location(self.database, self.ref, worker)

@@ -15,7 +15,7 @@ from pathlib import Path
 from sluice import __version__
 from sluice.backups import manifest
 from sluice.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.backups.shards import copy_at, jobs_with_batches
+from sluice.backups.shards import copy_at, with_batches
 from sluice.engine.batch.checkpoint import copy_checkpoint
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
@@ -25,14 +25,14 @@ from sluice.remote.opening import create_shard, open_shard
 from sluice.state.database import close_file
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.addresses import location
 from sluice.state.shard.protocol import Shard
 from sluice.state.shard.shard import LocalShard
 
 _ATTEMPTS = 50
 
-Source = tuple[JobInfo, WorkerInfo, int, Shard]
+Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 """A worker's shard, and the batch after which it is copied."""
 
 
@@ -44,7 +44,7 @@ def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress =
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
-    if not jobs_with_batches(ledger):
+    if not with_batches(ledger):
         raise StateError(
             "The ledger has no snapshot, so there is nothing to back up.",
             next_step="Check SLUICE_LEDGER and SLUICE_HOME. If the ledger is lost, restore an earlier backup.",
@@ -53,24 +53,24 @@ def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress =
     with file_errors("Writing the backup"):
         make_folder(folder)
         with Ledger.open(manifest.ledger(folder)) as copy, _pinned(ledger, copy) as shards:
-            jobs = jobs_with_batches(copy)
+            generations = with_batches(copy)
             # Spark keeps a batch for a limited time, so the checkpoints come first.
-            for job, batch in jobs:
-                progress(f"copying the checkpoint of {job.pipeline}")
-                copied = checkpoint_of(manifest.checkpoints(folder), job.ref)
-                copy_checkpoint(checkpoint_of(checkpoints, job.ref), copied, batch)
-            for job, worker, batch, shard in shards:
-                address = location(manifest.shards(folder), job.ref, worker.number)
+            for info, batch in generations:
+                progress(f"copying the checkpoint of {info.pipeline}")
+                copied = checkpoint_of(manifest.checkpoints(folder), info.ref)
+                copy_checkpoint(checkpoint_of(checkpoints, info.ref), copied, batch)
+            for info, worker, batch, shard in shards:
+                address = location(manifest.shards(folder), info.ref, worker.number)
                 with create_shard(address, anew=True) as new:
-                    _copy(shard, new, copy, job, worker, batch, progress)
+                    _copy(shard, new, copy, info, worker, batch, progress)
                 close_file(address)
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
-        generations = [
-            BackedUp(pipeline=job.pipeline, job=job.job, generation=job.generation, batch=batch) for job, batch in jobs
+        backed_up = [
+            BackedUp(pipeline=info.pipeline, generation=info.generation, batch=batch) for info, batch in generations
         ]
-        return manifest.write(folder, __version__, made_at, generations)
+        return manifest.write(folder, __version__, made_at, backed_up)
 
 
 @contextmanager
@@ -84,12 +84,12 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
             copy_ledger(ledger, copy)
             sources: list[Source] = []
             try:
-                for job, batch in jobs_with_batches(copy):
-                    for worker in job.workers:
+                for info, batch in with_batches(copy):
+                    for worker in info.workers:
                         shard = stack.enter_context(open_shard(worker.location))
                         if isinstance(shard, LocalShard):
                             stack.enter_context(shard.pinned())
-                        sources.append((job, worker, batch, shard))
+                        sources.append((info, worker, batch, shard))
             except StateError:
                 if ledger.snapshots.kept() == copy.snapshots.kept():
                     raise
@@ -104,12 +104,12 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
 
 
 def _copy(
-    shard: Shard, new: Shard, copy: Ledger, job: JobInfo, worker: WorkerInfo, batch: int, progress: Progress
+    shard: Shard, new: Shard, copy: Ledger, info: GenerationInfo, worker: WorkerInfo, batch: int, progress: Progress
 ) -> None:
     try:
-        copy_at(shard, new, copy, job, worker, batch, progress)
+        copy_at(shard, new, copy, info, worker, batch, progress)
     except DamagedState as error:
-        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {job.pipeline}."
+        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {info.pipeline}."
         raise
 
 

@@ -14,7 +14,7 @@ import msgspec
 from sluice.errors import DamagedState, StateError
 from sluice.file_modes import make_file
 from sluice.settings import sqlite_url
-from sluice.state.model import OfJob
+from sluice.state.model import OfGeneration
 
 FORMAT = 1
 """Format of a backup's folder. Later formats are rejected."""
@@ -24,8 +24,8 @@ _NAME = "backup.json"
 _OTHER_BACKUP = "Restore another backup."
 
 
-class BackedUp(OfJob, frozen=True, kw_only=True):
-    """A generation of a job, and its newest batch in the backup."""
+class BackedUp(OfGeneration, frozen=True, kw_only=True):
+    """A generation, and its newest batch in the backup."""
 
     batch: int
 

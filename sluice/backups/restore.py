@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from sluice.backups import manifest
 from sluice.backups.manifest import Manifest, file_errors
-from sluice.backups.shards import copy_at, jobs_with_batches
+from sluice.backups.shards import copy_at, with_batches
 from sluice.engine.batch.checkpoint import copy_checkpoint
 from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.engine.batch.storage import checkpoint_of
@@ -27,7 +27,7 @@ from sluice.remote.server.imports import unseal_copies
 from sluice.settings import Settings
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef
+from sluice.state.model import GenerationInfo, GenerationRef
 from sluice.state.shard.addresses import location
 
 
@@ -49,7 +49,7 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         # Opening a ledger writes to its file.
         shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
         source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
-        if there := target.jobs.pipelines():
+        if there := target.generations.pipelines():
             if unseal_copies(source, target, settings.shards):
                 return backup
             raise Refused(
@@ -57,25 +57,25 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
                 next_step="Set SLUICE_HOME, or SLUICE_LEDGER, SLUICE_SHARDS and SLUICE_CHECKPOINTS, to empty places.",
             )
         source.placements.clear()
-        jobs = jobs_with_batches(source)
-        placed = {job.ref for job, _ in jobs if _is_placed(folder, settings.checkpoints, job.ref)}
-        shards, locations = [], dict[tuple[JobRef, int], str]()
-        for job, batch in jobs:
-            for worker in job.workers:
-                locations[job.ref, worker.number] = address = location(settings.shards, job.ref, worker.number)
-                old = stack.enter_context(open_shard(location(manifest.shards(folder), job.ref, worker.number)))
+        generations = with_batches(source)
+        placed = {info.ref for info, _ in generations if _is_placed(folder, settings.checkpoints, info.ref)}
+        shards, locations = [], dict[tuple[GenerationRef, int], str]()
+        for info, batch in generations:
+            for worker in info.workers:
+                locations[info.ref, worker.number] = address = location(settings.shards, info.ref, worker.number)
+                old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
                 shards.append(stack.enter_context(create_shard(address, anew=True)))
-                copy_at(old, shards[-1], source, job, worker, batch, progress)
-        for job, batch in jobs:
-            if job.ref not in placed:
-                _restore_checkpoint(folder, settings.checkpoints, job, batch)
+                copy_at(old, shards[-1], source, info, worker, batch, progress)
+        for info, batch in generations:
+            if info.ref not in placed:
+                _restore_checkpoint(folder, settings.checkpoints, info, batch)
         copy_ledger(source, target, locations)
         for shard in shards:
             shard.seal(sealed=False)
     return backup
 
 
-def _is_placed(folder: Path, checkpoints: str, ref: JobRef) -> bool:
+def _is_placed(folder: Path, checkpoints: str, ref: GenerationRef) -> bool:
     """Whether an interrupted restore has moved the checkpoint to its place. Raises Refused if another one is there."""
     place = checkpoint_of(checkpoints, ref)
     if not (there := _digests(place)):
@@ -88,12 +88,12 @@ def _is_placed(folder: Path, checkpoints: str, ref: JobRef) -> bool:
     return True
 
 
-def _restore_checkpoint(folder: Path, checkpoints: str, job: JobInfo, batch: int) -> None:
+def _restore_checkpoint(folder: Path, checkpoints: str, info: GenerationInfo, batch: int) -> None:
     """Copy a checkpoint beside its place, then move it there, so that only whole checkpoints are in their places."""
-    place = checkpoint_of(checkpoints, job.ref)
+    place = checkpoint_of(checkpoints, info.ref)
     unfinished = f"{place}.restoring"
     delete_folder(unfinished)
-    copy_checkpoint(checkpoint_of(manifest.checkpoints(folder), job.ref), unfinished, batch)
+    copy_checkpoint(checkpoint_of(manifest.checkpoints(folder), info.ref), unfinished, batch)
     filesystem, path = open_path(place)
     filesystem.move(open_path(unfinished)[1], path)
 

@@ -96,7 +96,7 @@ class Queries:
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
-        """The newest batches of each of a pipeline's jobs with their audits, newest first."""
+        """The newest batches of a pipeline with their audits, newest first."""
         return await self._send(_query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit))
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
@@ -104,7 +104,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
-        """The current generation of each of a pipeline's jobs, and generations of unfinished rebuilds or replays."""
+        """A pipeline's current generation, and those of unfinished rebuilds or replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:

@@ -38,7 +38,7 @@ def status() -> None:
         loaded = load_pipelines(settings().pipelines)
         failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
         failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
-        names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.jobs.pipelines()}
+        names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.generations.pipelines()}
         held = _held_back(ledger)
         for name in sorted(names):
             kinds = {"broken": broken, "failed": failed, "held back": held}
@@ -46,7 +46,7 @@ def status() -> None:
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         problems += [str(file.error) for file in loaded.broken]
         problems += [
-            f"{' / '.join(filter(None, (failure.pipeline, failure.job)))} "
+            f"{failure.pipeline} "
             f"{'is overdue since' if failure.kind == 'overdue' else 'failed at'} {failure.at:%Y-%m-%d %H:%M:%S} UTC"
             f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
             for failure in failures
@@ -73,7 +73,7 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
     from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
     from sluice.kafka.offsets import HELD_SECONDS, oldest_held, read_lag
 
-    positions = {name: ledger.positions(name) for name in ledger.jobs.pipelines()}
+    positions = {name: ledger.positions(name) for name in ledger.generations.pipelines()}
     held: dict[str, tuple[int, datetime]] = {}
     if not positions:
         return held
@@ -98,12 +98,6 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
 
 
 def _newest(ledger: Ledger, pipeline: str) -> str:
-    snapshots = [
-        snapshot
-        for job in ledger.jobs.current(pipeline)
-        if (snapshot := ledger.snapshots.latest(pipeline, job.job)) is not None
-    ]
-    if not snapshots:
+    if (newest := ledger.snapshots.latest(pipeline)) is None:
         return "none"
-    newest = max(snapshots, key=lambda snapshot: snapshot.published_at)
     return f"{newest.id}, {newest.published_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -15,7 +15,7 @@ from sluice.values.addresses import address_of, parsed
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.placement import Placement
-    from sluice.state.model import JobInfo, WorkerInfo
+    from sluice.state.model import GenerationInfo, WorkerInfo
 
 standby = typer.Typer(
     no_args_is_help=True, help="Copies of workers' shards at second state servers, for when the first is gone."
@@ -55,7 +55,7 @@ def serve(
 
             def started() -> None:
                 run.register(ledger, settings(), options)
-                for name in (pipeline or ledger.jobs.pipelines()) if numbers else ():
+                for name in (pipeline or ledger.generations.pipelines()) if numbers else ():
                     run.claim(ledger, settings(), options, name, numbers)
                 where = f"{'https' if certificate else 'http'}://{address_of(options.name, port)}"
                 out.print(f"State server listens on {where}", soft_wrap=True)
@@ -93,7 +93,7 @@ def import_state(
     with errors_as_messages(), Ledger.open(sqlite_url(ledger.absolute())) as source:
         with Ledger.open(settings().ledger) as target, out.status("copying") as status:
             copied = copy(source, target, settings().shards, status.update)
-        names = ", ".join(source.jobs.pipelines())
+        names = ", ".join(source.generations.pipelines())
         out.print(f"Imported {names or 'no pipeline'}; {copied:,} versions copied", soft_wrap=True)
 
 
@@ -104,31 +104,30 @@ def workers(pipeline: Name) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        jobs = _jobs(ledger, pipeline)
-        has_standbys = any(worker.standby for job in jobs for worker in job.workers)
-        table = Table("job", "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
-        for job in jobs:
-            for worker in job.workers:
-                where = address_of(worker.host, worker.port) if worker.port else "none: readers open its shard"
-                stores = ", ".join(store.name for store in job.stores)
-                shown = [_standby(job, worker)] if has_standbys else []
-                table.add_row(job.job, str(worker.number), where, *shown, stores)
+        info = _current(ledger, pipeline)
+        has_standbys = any(worker.standby for worker in info.workers)
+        table = Table("worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
+        stores = ", ".join(store.name for store in info.stores)
+        for worker in info.workers:
+            where = address_of(worker.host, worker.port) if worker.port else "none: readers open its shard"
+            shown = [_standby(info, worker)] if has_standbys else []
+            table.add_row(str(worker.number), where, *shown, stores)
         wide.print(table)
 
 
-def _jobs(ledger: Ledger, pipeline: str) -> list[JobInfo]:
-    """The current generation of each of the pipeline's jobs. Raises NotFound for an unknown pipeline."""
+def _current(ledger: Ledger, pipeline: str) -> GenerationInfo:
+    """The pipeline's current generation. Raises NotFound for an unknown pipeline."""
     from sluice.errors import NotFound
 
-    if not (jobs := ledger.jobs.current(pipeline)):
+    if (info := ledger.generations.current(pipeline)) is None:
         raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
-    return jobs
+    return info
 
 
-def _standby(job: JobInfo, worker: WorkerInfo) -> str:
+def _standby(info: GenerationInfo, worker: WorkerInfo) -> str:
     if (standby := worker.standby) is None:
         return "none"
-    held = f"snapshot {job.generation}.{standby.batch}" if standby.batch >= 0 else "no copy"
+    held = f"snapshot {info.generation}.{standby.batch}" if standby.batch >= 0 else "no copy"
     return f"{address_of(standby.host, standby.port)}, {held}"
 
 
@@ -150,11 +149,10 @@ def add(
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         place = place_of(pipeline, worker, address, tls)
-        workers = [info for job in _jobs(ledger, pipeline) for info in job.workers if info.number == worker]
-        if not workers:
+        workers = _current(ledger, pipeline).workers
+        if worker >= len(workers):
             raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
-        for info in workers:
-            require_copyable(info)
+        require_copyable(workers[worker])
         require_server(ledger, place, "sqlite")
         ledger.standbys.add(place)
         try:
@@ -184,7 +182,7 @@ def refresh(pipeline: Name) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        _jobs(ledger, pipeline)
+        _current(ledger, pipeline)
         if not ledger.standbys.of(pipeline):
             raise NotFound(
                 f"{pipeline!r} has no standbys.", next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT"
@@ -198,16 +196,16 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
 
     errors: list[SluiceError] = []
     with out.status("waiting for the lease") as status:
-        for job in _jobs(ledger, pipeline):
-            with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
-                for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
-                    if isinstance(done, Failed):
-                        errors.append(done.error)
-                        continue
-                    snapshot = f"{lease.ref.generation}.{done.batch}"
-                    why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
-                    text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
-                    out.print(f"{text}{why}", markup=False, soft_wrap=True)
+        _current(ledger, pipeline)
+        with current_lease(ledger, pipeline, this_process("")) as lease:
+            for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
+                if isinstance(done, Failed):
+                    errors.append(done.error)
+                    continue
+                snapshot = f"{lease.ref.generation}.{done.batch}"
+                why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
+                text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
+                out.print(f"{text}{why}", markup=False, soft_wrap=True)
     for error in errors[:-1]:
         show(error)
     if errors:
@@ -228,11 +226,11 @@ def promote(
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        for job in _jobs(ledger, pipeline):
-            with current_lease(ledger, pipeline, job.job, this_process("")) as lease:
-                why = "It was promoted by hand."
-                note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
-                out.print(note, markup=False, soft_wrap=True)
+        _current(ledger, pipeline)
+        with current_lease(ledger, pipeline, this_process("")) as lease:
+            why = "It was promoted by hand."
+            note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
+            out.print(note, markup=False, soft_wrap=True)
 
 
 @standby.command()

@@ -16,7 +16,6 @@ from sluice.errors import Overdue
 from sluice.settings import Settings, settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JOB
 from sluice.values.durations import duration_text
 
 log = structlog.get_logger(__name__)
@@ -68,10 +67,10 @@ async def alert(pipeline: str, since: datetime, why: str, notify: str, context: 
 
 def _note_if_old(known: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
     with Ledger.open(known.ledger) as ledger:
-        newest = ledger.snapshots.latest(pipeline, JOB)
+        newest = ledger.snapshots.latest(pipeline)
         if newest is not None and newest.published_at >= since:
             return ""
         published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"
         late = Overdue(f"{why}, and {published}.")
-        failure = Failure.of(late, pipeline, JOB, run=run, kind="overdue", secrets=known.secrets)
+        failure = Failure.of(late, pipeline, run=run, kind="overdue", secrets=known.secrets)
         return late.detail if ledger.failures.add_first(failure) else ""

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from sluice.errors import SluiceError, TopologyError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
-from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceJobOperator
+from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import Job, plan
 from sluice.settings import settings
@@ -130,7 +130,7 @@ def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
 
 
 def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
-    """The DAG of a pipeline. It has the pipeline's name and a task that runs the job, and runs once at a time."""
+    """The DAG of a pipeline. It has the pipeline's name and a task that runs the pipeline, and runs once at a time."""
     job, deadline = plan(pipeline).job, pipeline.deadline_ms
     dag = DAG(
         pipeline.name,
@@ -152,7 +152,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
         owner_links=owner_links(),
         deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
     )
-    SluiceJobOperator(
+    SluiceOperator(
         dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job),
         topics=sorted(set(job.topics)), databases=job.connections, delta=pipeline.needs_delta,
     )  # fmt: skip

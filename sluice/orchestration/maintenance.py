@@ -21,10 +21,10 @@ def retain_all(params: dict[str, Any]) -> None:
     """Apply retention to every pipeline. Raises StateError at the end if some shards could not be reached."""
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
-        for pipeline in ledger.jobs.pipelines():
-            for done in retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0):
-                log.info("retained", pipeline=pipeline, job=done.job, snapshots=done.snapshots, versions=done.versions)
-                failed += [f"{pipeline}/{done.job}, worker {worker}: {why}" for worker, why in done.failed.items()]
+        for pipeline in ledger.generations.pipelines():
+            done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
+            log.info("retained", pipeline=pipeline, snapshots=done.snapshots, versions=done.versions)
+            failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
         raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")
 

@@ -53,7 +53,7 @@ POINTS = ("from", "until")
 """The parameters of a replay."""
 
 
-class SluiceJobOperator(SparkSubmitOperator):
+class SluiceOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
     `topics` are the topics that the pipeline reads: a run that has many of their records to read gets another JVM.

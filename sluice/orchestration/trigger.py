@@ -19,7 +19,7 @@ from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JOB, JobRef
+from sluice.state.model import GenerationRef
 
 _LONGEST_PAUSE_S = 5.0
 
@@ -208,10 +208,10 @@ def _last_run_began(pipeline: str) -> float | None:
 
 def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
     """When the first batch of the newest run began that has published something, epoch s; None before the first."""
-    generation = ledger.jobs.generation(pipeline, JOB)
+    generation = ledger.generations.current_number(pipeline)
     if generation is None:
         return None
-    ref = JobRef(pipeline, JOB, generation)
+    ref = GenerationRef(pipeline, generation)
     first = ledger.snapshots.first_of_newest_run(ref)
     batch = None if first is None else ledger.history.get(ref, first)
     return None if batch is None else batch.begun / 1_000

@@ -19,7 +19,6 @@ from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JOB
 
 POLL_SECONDS = 0.5
 """The period of the triggers. They share what they read only if they have the same one."""
@@ -100,7 +99,7 @@ class Watch:
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions come before end offsets: positions beyond the end would look like a topic that was created again.
-        snapshots = ledger.snapshots.of_all_pipelines(JOB)
+        snapshots = ledger.snapshots.of_all_pipelines()
         positions = {
             snapshot.pipeline: {
                 topic: {int(partition): offset for partition, offset in partitions.items()}
@@ -109,7 +108,7 @@ class Watch:
             for snapshot in snapshots
         }
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
-        leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines(JOB)}
+        leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
         with broker_errors(self._kafka):
             return _Round(read_lag(admin, topics, {}), positions, leases, published)
 

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
 from sluice.plan.steps import PythonFunction, Sink, Source, Step
-from sluice.state.model import JOB
 from sluice.values import paths
 from sluice.values.records import How
 from sluice.values.references import Reference
@@ -406,11 +405,6 @@ class BaseJob:
     """The topics and tables to which single records are written."""
     state_functions: tuple[tuple[str, Reference], ...]
     """The author's functions on which the job's state depends, each with a name for messages."""
-
-    @property
-    def name(self) -> str:
-        """The job's name in the ledger."""
-        return JOB
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from sluice.errors import Gone, NotFound, NotReached, QueryError
 from sluice.query.times import parse_moment
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.model import GenerationRef, Snapshot
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
@@ -47,7 +47,7 @@ class AsOf:
         )
 
     def demand_topics(self, topics: Collection[str]) -> None:
-        """Raise QueryError if a minimum position is of a topic that the job does not read: it is never reached."""
+        """Raise QueryError if a minimum position is of a topic that the pipeline does not read: it is never reached."""
         for topic in self.min_positions:
             if topic not in topics:
                 raise QueryError(
@@ -77,12 +77,12 @@ NEWEST = AsOf()
 
 def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     """The snapshot that `as_of` names. Raises NotFound if it never existed, and Gone if it is no longer kept."""
-    pipeline, job = newest.pipeline, newest.job
+    pipeline = newest.pipeline
     if as_of == _STANDBY:
         return _at_standbys(ledger, newest)
     if as_of.startswith(_RUN):
         # PostgreSQL rejects NUL in text, and no run's name contains NUL.
-        snapshot = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, job, as_of.removeprefix(_RUN))
+        snapshot = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, as_of.removeprefix(_RUN))
         if snapshot is None:
             raise NotFound(
                 f"The run {as_of.removeprefix(_RUN)[:100]!r} has no published snapshot.",
@@ -90,21 +90,23 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
             )
         return snapshot
     if (number := _number(as_of.removesuffix(_NEWEST), _INTEGER)) is not None and as_of.endswith(_NEWEST):
-        last = ledger.snapshots.last_batch(JobRef(pipeline, job, number))
+        last = ledger.snapshots.last_batch(GenerationRef(pipeline, number))
         if last is None:
-            return _missing(ledger, newest, f"Generation {number} of job {job!r} has none", (number, 0))
+            return _missing(ledger, newest, f"Generation {number} of {pipeline!r} has none", (number, 0))
         as_of = f"{number}.{last}"
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
-        snapshot = ledger.snapshots.get(JobRef(pipeline, job, generation), batch)
-        return snapshot or _missing(ledger, newest, f"There is no snapshot {as_of} of job {job!r}", (generation, batch))
+        snapshot = ledger.snapshots.get(GenerationRef(pipeline, generation), batch)
+        return snapshot or _missing(
+            ledger, newest, f"There is no snapshot {as_of} of {pipeline!r}", (generation, batch)
+        )
     when = _time(as_of)
-    snapshot = ledger.snapshots.at(pipeline, job, when)
+    snapshot = ledger.snapshots.at(pipeline, when)
     return snapshot or _missing(ledger, newest, f"The snapshot of {when.isoformat()} is not kept", (-1, -1))
 
 
 def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
-    workers = ledger.jobs.workers(newest.pipeline, newest.job)
+    workers = ledger.generations.workers(newest.pipeline)
     registered = ledger.standbys.of(newest.pipeline)
     # A worker that the pipeline no longer has may have left its standby.
     standbys = [registered[worker.number] for worker in workers if worker.number in registered]
@@ -165,8 +167,8 @@ def _number(text: str, most: int) -> int | None:
 
 def _missing(ledger: Ledger, newest: Snapshot, what: str, asked: tuple[int, int]) -> Snapshot:
     # A reader may hold a snapshot that has been removed meanwhile.
-    newest = ledger.snapshots.latest(newest.pipeline, newest.job) or newest
-    oldest = ledger.snapshots.oldest(newest.pipeline, newest.job) or newest
+    newest = ledger.snapshots.latest(newest.pipeline) or newest
+    oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if asked < (oldest.generation, oldest.batch):
         raise Gone(f"{what} any more.", next_step=kept, extensions={"oldest": oldest.id, "newest": newest.id})

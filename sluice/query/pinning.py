@@ -15,7 +15,7 @@ from sluice.query.ledger_reads import read_ledger
 from sluice.query.results import Pin, snapshot_name
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef, Snapshot, StoreInfo
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, StoreInfo
 
 T = TypeVar("T")
 
@@ -36,13 +36,13 @@ class _Cached:
     value: Any
 
 
-class JobSnapshot:
-    """A job's snapshot, with pins of the stores that it holds."""
+class PipelineSnapshot:
+    """A pipeline's snapshot, with pins of the stores that it holds."""
 
-    def __init__(self, snapshot: Snapshot, job: JobInfo) -> None:
+    def __init__(self, snapshot: Snapshot, generation: GenerationInfo) -> None:
         self.snapshot = snapshot
-        self.job = job
-        self._stores = {store.name: store for store in job.stores}
+        self.generation = generation
+        self._stores = {store.name: store for store in generation.stores}
         self._pins: dict[str, Pin] = {}
 
     @cached_property
@@ -51,7 +51,7 @@ class JobSnapshot:
         return snapshot_name(self.snapshot)
 
     def holds(self, name: str) -> bool:
-        """Whether the job has a store of this name."""
+        """Whether the pipeline has a store of this name."""
         return name in self._stores
 
     def pin(self, name: str) -> Pin:
@@ -59,7 +59,7 @@ class JobSnapshot:
         if name not in self._pins:
             if name not in self._stores:
                 raise NotFound(f"There was no store {name!r} in snapshot {self.snapshot.id}.")
-            self._pins[name] = Pin(self._stores[name], self.snapshot, self.job)
+            self._pins[name] = Pin(self._stores[name], self.snapshot, self.generation)
         return self._pins[name]
 
 
@@ -87,56 +87,56 @@ class Catalogue:
         self._clock = clock
         self._cache: dict[Hashable, _Cached] = {}
         self._reads: dict[Hashable, asyncio.Future[Any]] = {}
-        self._jobs: dict[tuple[str, str], tuple[float, str, JobInfo]] = {}
+        self._generations: dict[str, tuple[float, str, GenerationInfo]] = {}
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
-        return await self._fresh("stores", self._ledger.jobs.stores, times=SELDOM)
+        return await self._fresh("stores", self._ledger.generations.stores, times=SELDOM)
 
     async def named(self, name: str) -> list[StoreInfo]:
         """The stores with this name, one per pipeline that has it."""
         by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=SELDOM)
         return by_name.get(name, [])
 
-    async def jobs(self) -> list[JobInfo]:
-        """All jobs, sorted by pipeline and name."""
-        return await self._fresh("jobs", self._all_jobs, times=SELDOM)
+    async def generations(self) -> list[GenerationInfo]:
+        """The current generations of all pipelines, sorted by pipeline."""
+        return await self._fresh("generations", self._ledger.generations.all_current, times=SELDOM)
 
     async def failures(self) -> list[Failure]:
-        """Unresolved failures, sorted by pipeline and job."""
+        """Unresolved failures, sorted by pipeline and kind."""
         return await self._fresh("failures", self._ledger.failures.all, times=SELDOM)
 
-    async def snapshots(self, pipeline: str, job: str, limit: int) -> list[Snapshot]:
-        """The newest snapshots of a job, newest first."""
-        return await read_ledger(lambda: self._ledger.snapshots.recent(pipeline, job, limit))
+    async def snapshots(self, pipeline: str, limit: int) -> list[Snapshot]:
+        """The newest snapshots of a pipeline, newest first."""
+        return await read_ledger(lambda: self._ledger.snapshots.recent(pipeline, limit))
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
-        """Pin a store to the newest snapshot of its job, or to the snapshot that `when` selects.
+        """Pin a store to the newest snapshot of its pipeline, or to the snapshot that `when` selects.
 
-        Raises NotReady before the job's first snapshot, NotFound if the snapshot never existed, Gone if it is no longer
-        kept, NotReached if it has not reached the requested bounds, and QueryError if it can never reach them.
+        Raises NotReady before the first snapshot, NotFound if the snapshot never existed, Gone if it is no longer kept,
+        NotReached if it has not reached the requested bounds, and QueryError if it can never reach them.
         """
-        job = (store.pipeline, store.job)
-        newest = await self.newest(*job)
+        pipeline = store.pipeline
+        newest = await self.newest(pipeline)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
             # The cached snapshot can be a moment old; only a fresh one proves that the bound is not reached.
-            newest = await self._fresh(job, lambda: self._newest(*job), since=self._clock())
+            newest = await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock())
         if newest is None:
-            raise NotReady(f"Job {store.job!r} of pipeline {store.pipeline!r} has published nothing yet.")
+            raise NotReady(f"Pipeline {pipeline!r} has published nothing yet.")
         if when.min_positions:
-            when.demand_topics({*newest.job.topics, *newest.snapshot.positions})
+            when.demand_topics({*newest.generation.topics, *newest.snapshot.positions})
         if when.as_of is not None and when.as_of != newest.snapshot.id:
             newest = await read_ledger(partial(self._earlier, newest.snapshot, when.as_of))
         when.demand(newest.snapshot)
         return newest.pin(store.name)
 
-    async def newest(self, pipeline: str, job: str) -> JobSnapshot | None:
-        """The newest snapshot of a job, or None before the first."""
-        return await self._fresh((pipeline, job), lambda: self._newest(pipeline, job))
+    async def newest(self, pipeline: str) -> PipelineSnapshot | None:
+        """The newest snapshot of a pipeline, or None before the first."""
+        return await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
-    async def require_kept(self, ref: JobRef, batch: int) -> None:
+    async def require_kept(self, ref: GenerationRef, batch: int) -> None:
         """Raise Gone if retention removed the snapshot that was read, so that the result may be incomplete."""
-        cached = self._cache.get((ref.pipeline, ref.job))
+        cached = self._cache.get(_newest_of(ref.pipeline))
         newest = None if cached is None or cached.value is None else cached.value.snapshot
         if newest is not None and (newest.ref, newest.batch) == (ref, batch):
             return
@@ -146,39 +146,36 @@ class Catalogue:
                 next_step="Read a newer snapshot.",
             )
 
-    def _newest(self, pipeline: str, job: str) -> JobSnapshot | None:
-        snapshot = self._ledger.snapshots.latest(pipeline, job)
+    def _newest(self, pipeline: str) -> PipelineSnapshot | None:
+        snapshot = self._ledger.snapshots.latest(pipeline)
         if snapshot is None:
             return None
-        read_at, snapshot_id, info = self._jobs.get((pipeline, job), (0.0, "", None))
+        read_at, snapshot_id, info = self._generations.get(pipeline, (0.0, "", None))
         if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * SELDOM <= self._clock():
-            read_at, info = self._clock(), self._ledger.jobs.get(snapshot.ref)
+            read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
             if info is None:
                 return None
-            self._jobs[pipeline, job] = read_at, snapshot.id, info
-        cached = self._cache.get((pipeline, job))
+            self._generations[pipeline] = read_at, snapshot.id, info
+        cached = self._cache.get(_newest_of(pipeline))
         if (
             cached is not None
             and cached.value is not None
             and cached.value.snapshot == snapshot
-            and cached.value.job is info
+            and cached.value.generation is info
         ):
-            return cast("JobSnapshot", cached.value)  # keep the object, which has cached pins
-        return JobSnapshot(snapshot, info)
+            return cast("PipelineSnapshot", cached.value)  # keep the object, which has cached pins
+        return PipelineSnapshot(snapshot, info)
 
-    def _earlier(self, newest: Snapshot, as_of: str) -> JobSnapshot:
+    def _earlier(self, newest: Snapshot, as_of: str) -> PipelineSnapshot:
         snapshot = find_snapshot(self._ledger, newest, as_of)
-        job = self._ledger.jobs.get(snapshot.ref)
-        if job is None:
-            raise NotFound(f"Job {snapshot.job!r} has no generation {snapshot.generation}.")
-        return JobSnapshot(snapshot, job)
-
-    def _all_jobs(self) -> list[JobInfo]:
-        return [job for pipeline in self._ledger.jobs.pipelines() for job in self._ledger.jobs.current(pipeline)]
+        generation = self._ledger.generations.get(snapshot.ref)
+        if generation is None:
+            raise NotFound(f"Pipeline {snapshot.pipeline!r} has no generation {snapshot.generation}.")
+        return PipelineSnapshot(snapshot, generation)
 
     def _names(self) -> dict[str, list[StoreInfo]]:
         by_name: dict[str, list[StoreInfo]] = {}
-        for store in self._ledger.jobs.stores():
+        for store in self._ledger.generations.stores():
             by_name.setdefault(store.name, []).append(store)
         return by_name
 
@@ -210,3 +207,8 @@ class Catalogue:
             cached = self._cache.get(name)
             if cached is None or cached.read_at <= done.result().read_at:
                 self._cache[name] = done.result()
+
+
+def _newest_of(pipeline: str) -> Hashable:
+    """The name of a pipeline's newest snapshot in the cache."""
+    return "newest", pipeline

@@ -44,8 +44,8 @@ class Reader:
         self.catalogue = Catalogue(ledger)
         self.workers = Workers(ledger.audits, own)
         self._gate = Gate()
-        self._counts: dict[tuple[str, str, str], tuple[str, int]] = {}
-        """Pipeline, job and store → the snapshot and its number of entries."""
+        self._counts: dict[tuple[str, str], tuple[str, int]] = {}
+        """Pipeline and store → the snapshot and its number of entries."""
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
@@ -122,7 +122,7 @@ class Reader:
     async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
         """The number of entries. The count of a whole store is cached until the next snapshot."""
         _require_times(pin, within)
-        store = (pin.store.pipeline, pin.store.job, pin.store.name)
+        store = (pin.store.pipeline, pin.store.name)
         cached = self._counts.get(store)
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
             return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])

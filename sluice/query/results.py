@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sluice.answers import WorkerStatus
-from sluice.state.model import JobInfo, Snapshot, StoreInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, Snapshot, StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import Group
 from sluice.state.queries.entries import Entry
 
 
 def snapshot_name(snapshot: Snapshot) -> str:
-    """Pipeline, job and snapshot, for ETags and cache keys.
+    """Pipeline and snapshot, for ETags and cache keys.
 
     Its time is part of the name, because state that started over gets the same ids again.
     """
-    return f"{snapshot.pipeline}/{snapshot.job}/{snapshot.id}@{snapshot.published_at:%Y%m%dT%H%M%S.%fZ}"
+    return f"{snapshot.pipeline}/{snapshot.id}@{snapshot.published_at:%Y%m%dT%H%M%S.%fZ}"
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Pin:
 
     store: StoreInfo
     snapshot: Snapshot
-    job: JobInfo
+    generation: GenerationInfo
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The workers of the snapshot's generation."""
-        return self.job.workers
+        return self.generation.workers
 
     @cached_property
     def of(self) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """Refreshes and promotes standbys: copies of workers' shards at second state servers.
 
-Both need the job's lease, so that no batch is written meanwhile, and a standby is never refreshed while it is promoted.
+Both need the generation's lease, so that no batch is written meanwhile, and a standby is never refreshed while it is
+promoted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sluice.remote.copying import Progress, copy_until
 from sluice.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.standbys import Standby
-from sluice.state.model import JobInfo, JobRef, WorkerInfo
+from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.shard.addresses import is_file, is_remote, shown
 from sluice.state.shard.protocol import Checksums, Shard
 
@@ -44,7 +45,7 @@ class Refreshed:
 
 def refresh(
     ledger: Ledger,
-    ref: JobRef,
+    ref: GenerationRef,
     epoch: int,
     *,
     only_behind: bool = False,
@@ -58,10 +59,10 @@ def refresh(
     """
     if not (standbys := ledger.standbys.of(ref.pipeline)):
         return
-    job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
-    if job is None or batch is None:
+    info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
+    if info is None or batch is None:
         return
-    for worker in job.workers:
+    for worker in info.workers:
         standby = standbys.get(worker.number)
         if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):
             continue
@@ -74,7 +75,7 @@ def refresh(
 
 
 def _refresh(
-    ledger: Ledger, ref: JobRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
+    ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
 ) -> Refreshed:
     place, published, why = standby.shard(ref), _published(ledger, ref, worker.number), "There was no copy yet."
     with open_shard(worker.location) as source:
@@ -103,7 +104,7 @@ def _refresh(
 
 
 def promote(
-    ledger: Ledger, ref: JobRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
+    ledger: Ledger, ref: GenerationRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
 
@@ -115,9 +116,9 @@ def promote(
     or its standby has changed meanwhile, and DamagedState if the copy is damaged.
     """
     place = ledger.placements.epochs(ref.pipeline).get(number, 0)
-    job, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
+    info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
     standby = ledger.standbys.of(ref.pipeline).get(number)
-    if job is None or batch is None or standby is None or number >= len(job.workers):
+    if info is None or batch is None or standby is None or number >= len(info.workers):
         raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
     held = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
     is_stale = (standby.copied, standby.batch) != (ref, batch)
@@ -128,7 +129,7 @@ def promote(
             next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
             f"topics: sluice standby promote {ref.pipeline} {number} --stale",
         )
-    old, quarantined = job.workers[number].location, ""
+    old, quarantined = info.workers[number].location, ""
     if is_stale:
         quarantined = f"The standby that took the worker's place had {held}."
         if standby.copied == ref:
@@ -160,14 +161,16 @@ def promote(
     return note
 
 
-def promote_lost(ledger: Ledger, ref: JobRef, epoch: int, lost: Iterable[int] | None, run: str, why: str) -> list[str]:
+def promote_lost(
+    ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
+) -> list[str]:
     """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
 
     Returns the notes. Raises the errors of `promote`.
     """
-    job = ledger.jobs.get(ref)
+    info = ledger.generations.get(ref)
     if lost is None:
-        lost = () if job is None else _unreachable(job)
+        lost = () if info is None else _unreachable(info)
     return [promote(ledger, ref, number, epoch, run=run, why=why) for number in lost]
 
 
@@ -180,9 +183,9 @@ def require_copyable(worker: WorkerInfo) -> None:
         )
 
 
-def _unreachable(job: JobInfo) -> list[int]:
+def _unreachable(info: GenerationInfo) -> list[int]:
     """The workers whose state servers do not answer for `RETRY_SECONDS`."""
-    until, lost = time.monotonic() + RETRY_SECONDS, [*job.workers]
+    until, lost = time.monotonic() + RETRY_SECONDS, [*info.workers]
     while lost := [worker for worker in lost if not _answers(worker)]:
         if time.monotonic() >= until:
             break
@@ -228,6 +231,6 @@ def _damage_of(worker: WorkerInfo) -> Iterator[None]:
         ) from error
 
 
-def _published(ledger: Ledger, ref: JobRef, worker: int) -> Checksums | None:
+def _published(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
     audit = ledger.audits.newest(ref)
     return None if audit is None else audit.published(worker)

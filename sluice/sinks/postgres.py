@@ -1,8 +1,8 @@
-"""Writes the rows of a job's batches to tables of a PostgreSQL database, each batch once, in one transaction.
+"""Writes the rows of a pipeline's batches to tables of a PostgreSQL database, each batch once, in one transaction.
 
-The table `sluice_batches` in the connection's default schema has a row per job: the writer's epoch, and the last batch
-with its numbers of rows. Every transaction updates this row. It also has the job's tables, because a table has one
-writer.
+The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's epoch, and the last
+batch with its numbers of rows. Every transaction updates this row. It also has the pipeline's tables, because a table
+has one writer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ log = structlog.get_logger()
 
 BATCHES = "sluice_batches"
 _CREATE_BATCHES = SQL(
-    "CREATE TABLE IF NOT EXISTS {} (pipeline text, job text, epoch bigint NOT NULL, generation integer, batch bigint, "
-    "begun bigint, rows jsonb, tables text[], written_at timestamp with time zone, PRIMARY KEY (pipeline, job))"
+    "CREATE TABLE IF NOT EXISTS {} (pipeline text PRIMARY KEY, epoch bigint NOT NULL, generation integer, "
+    "batch bigint, begun bigint, rows jsonb, tables text[], written_at timestamp with time zone)"
 ).format(Identifier(BATCHES))
+_BEFORE_RELEASE = SQL(
+    "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT attisdropped"
+).format(Literal(BATCHES))
 _PREPARE = (
     "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
     # Ends the transaction of a driver that is paused while it holds locks, before others give up waiting for them.
@@ -41,7 +44,7 @@ _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
 
 @dataclass(frozen=True)
 class PostgresTarget(Target):
-    """A table of a database to which a job writes."""
+    """A table of a database to which a pipeline writes."""
 
     table: PostgresTable
 
@@ -65,7 +68,7 @@ class PostgresTarget(Target):
 
 @dataclass
 class PostgresTables:
-    """The tables of one database to which a job writes. Implements `TableSink`, whose promise it keeps.
+    """The tables of one database to which a pipeline writes. Implements `TableSink`, whose promise it keeps.
 
     Each call opens a connection of its own, so that none is open between batches.
     """
@@ -73,7 +76,6 @@ class PostgresTables:
     connection: str
     url: str = field(repr=False)
     pipeline: str
-    job: str
     targets: Sequence[PostgresTarget]
     epoch: int = 0
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class PostgresTables:
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
-        """Note the tables that the job writes. Raises EngineError if two outputs, or two pipelines, have one table."""
+        """Note the pipeline's tables. Raises EngineError if two outputs, or two pipelines, have one table."""
         # Two pipelines that begin at the same time would not see each other's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
@@ -135,8 +137,8 @@ class PostgresTables:
                 f"tables = array_remove(tables, '{name}') WHERE pipeline = '{pipeline}'.",
             )
         database.execute(
-            SQL("UPDATE {} SET tables = %s WHERE pipeline = %s AND job = %s").format(Identifier(BATCHES)),
-            [[*writers], self.pipeline, self.job],
+            SQL("UPDATE {} SET tables = %s WHERE pipeline = %s").format(Identifier(BATCHES)),
+            [[*writers], self.pipeline],
         )
 
     def fence(self) -> None:
@@ -144,12 +146,18 @@ class PostgresTables:
         with self._transaction("Taking over the tables") as database:
             if database.execute("SELECT to_regclass(%s)", [BATCHES]).fetchone() == (None,):
                 database.execute(_CREATE_BATCHES)
+            elif database.execute(_BEFORE_RELEASE).fetchone() is not None:
+                raise EngineError(
+                    f"The table {BATCHES} in the database of {self.connection} is from before the first release of "
+                    "Sluice.",
+                    next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
+                )
             taken = database.execute(
                 SQL(
-                    "INSERT INTO {0} (pipeline, job, epoch) VALUES (%s, %s, 1) "
-                    "ON CONFLICT (pipeline, job) DO UPDATE SET epoch = {0}.epoch + 1 RETURNING epoch"
+                    "INSERT INTO {0} (pipeline, epoch) VALUES (%s, 1) "
+                    "ON CONFLICT (pipeline) DO UPDATE SET epoch = {0}.epoch + 1 RETURNING epoch"
                 ).format(Identifier(BATCHES)),
-                [self.pipeline, self.job],
+                [self.pipeline],
             ).fetchone()
             assert taken is not None
             self.epoch = taken[0]
@@ -176,9 +184,9 @@ class PostgresTables:
             database.execute(
                 SQL(
                     "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at = now() "
-                    "WHERE pipeline = %s AND job = %s"
+                    "WHERE pipeline = %s"
                 ).format(Identifier(BATCHES)),
-                [*batch, msgspec.json.encode(now).decode(), self.pipeline, self.job],
+                [*batch, msgspec.json.encode(now).decode(), self.pipeline],
             )
         if written:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
@@ -221,20 +229,18 @@ class PostgresTables:
     def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
         """The last batch, and what it wrote to each table; None before the first batch."""
         row = database.execute(
-            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s AND job = %s").format(
-                Identifier(BATCHES)
-            ),
-            [self.pipeline, self.job],
+            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
+            [self.pipeline],
         ).fetchone()
         if row is None or row[0] is None:
             return None
         return BatchId(*row[:3]), msgspec.convert(row[3], dict[str, Written])
 
     def _require_epoch(self, database: psycopg.Connection) -> None:
-        """Lock the job's row until the transaction ends. Raises LeaseError if another driver has taken over."""
+        """Lock the pipeline's row until the transaction ends. Raises LeaseError if another driver has taken over."""
         row = database.execute(
-            SQL("SELECT epoch FROM {} WHERE pipeline = %s AND job = %s FOR UPDATE").format(Identifier(BATCHES)),
-            [self.pipeline, self.job],
+            SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
+            [self.pipeline],
         ).fetchone()
         if row != (self.epoch,):
             raise LeaseError(
@@ -328,7 +334,7 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
 
 
 def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
-    """The columns that the job writes. Raises EngineError that lists all problems of the table."""
+    """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
     columns: dict[str, tuple[str, bool, int, bool, bool]] = {
         name: (kind, required, oid, is_exact, is_filled)

@@ -38,7 +38,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A table to which a job writes: its output name, and the columns of its rows with their Spark SQL types."""
+    """A table to which a pipeline writes: its output name, and the columns of its rows with their Spark SQL types."""
 
     output: str
     at: str
@@ -82,7 +82,7 @@ class Rows:
 
 
 class BatchId(NamedTuple):
-    """Identifies a batch of a job. A batch that is repeated after a crash has the same id, and the same records."""
+    """Identifies a pipeline's batch. A batch that is repeated after a crash has the same id, and the same records."""
 
     generation: int
     number: int

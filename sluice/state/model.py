@@ -1,7 +1,7 @@
 """Values that the ledger stores and readers see.
 
 A *state row* holds what one aggregation group keeps for one key and window: the values of all stores with the same
-filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is one published batch of a job.
+filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is a pipeline's published batch.
 """
 
 from __future__ import annotations
@@ -14,42 +14,36 @@ import msgspec
 
 StoreKind = Literal["key-value", "window", "global"]
 
-JOB = "main"
-"""The name of a pipeline's job: a pipeline is one streaming query."""
-
 NO_WINDOW = -1
 """`window_start` and `window_end` of a state row without a window. Real windows never start before 0."""
 
 
-class JobRef(msgspec.Struct, frozen=True):
-    """Identifies one generation of a job."""
+class GenerationRef(msgspec.Struct, frozen=True):
+    """Identifies one generation of a pipeline's state."""
 
     pipeline: str
-    job: str
     generation: int
 
 
-class OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of values that belong to one generation of a job."""
+class OfGeneration(msgspec.Struct, frozen=True, kw_only=True):
+    """Base class of values that belong to one generation of a pipeline's state."""
 
     pipeline: str
-    job: str
     generation: int
 
     @property
-    def ref(self) -> JobRef:
-        return JobRef(self.pipeline, self.job, self.generation)
+    def ref(self) -> GenerationRef:
+        return GenerationRef(self.pipeline, self.generation)
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A store as readers see it: the job that publishes it, and where its values are in the job's state rows."""
+    """A store as readers see it: the pipeline that publishes it, and where its values are in the state rows."""
 
     pipeline: str
-    job: str
     name: str
     kind: StoreKind
     group_id: int
-    """Number of the aggregation group, within the job."""
+    """Number of the aggregation group, within the pipeline."""
     store_column: int
     """Index of this store's value in the state row's JSON array of values."""
     key: str
@@ -75,7 +69,7 @@ class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The newest batch in the copy; -1 without a complete copy of this generation."""
 
 
-class WorkerInfo(OfJob, frozen=True, kw_only=True):
+class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
     """A worker, which owns a share of a pipeline's keys, and the address of its shard."""
 
     number: int
@@ -100,13 +94,13 @@ class WorkerInfo(OfJob, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, unavailable="", standby=None, **values)
 
 
-class JobInfo(OfJob, frozen=True, kw_only=True):
-    """The description of a job, registered in the ledger before the job's first batch."""
+class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
+    """The description of a generation, registered in the ledger before the generation's first batch."""
 
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
-    """The topics that the job reads."""
+    """The topics that the pipeline reads."""
     operators: dict[str, str] = {}
     """The operators that keep a state per key: name → description of the state."""
     functions: dict[str, str] = {}
@@ -119,8 +113,8 @@ class JobInfo(OfJob, frozen=True, kw_only=True):
     """The topology as an SVG drawing."""
 
 
-class Snapshot(OfJob, frozen=True, kw_only=True):
-    """A published batch: the state of all workers of a job up to and including this batch."""
+class Snapshot(OfGeneration, frozen=True, kw_only=True):
+    """A published batch: the state of all workers of a pipeline up to and including this batch."""
 
     batch: int
     published_at: datetime

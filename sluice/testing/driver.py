@@ -178,7 +178,7 @@ class TopologyTestDriver:
         """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
         self.commit()
         with Ledger.open(self._settings.ledger) as ledger:
-            stores = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
+            stores = [store for store in ledger.generations.stores(self.pipeline.name) if store.name == name]
         if not stores:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
         return dict(_read(self._run.storage.locations, stores[0], self._run.batch))

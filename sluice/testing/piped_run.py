@@ -1,4 +1,4 @@
-"""Runs a job of a pipeline under test: the engine's own query and publisher, on records that a test pipes in."""
+"""Runs a pipeline under test: the engine's own query and publisher, on records that a test pipes in."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class OnlyWriter:
 
 
 class PipedRun:
-    """Runs one job of the pipeline under test."""
+    """Runs the pipeline under test."""
 
     def __init__(self, spark: SparkSession, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         self.job = job
@@ -210,7 +210,7 @@ class PipedRun:
         """Topic → its number of partitions."""
         only = OnlyWriter()
         query = JobQuery(spark, self.storage, self._input, self.partitions, only.epoch)
-        self._ledger.jobs.register(query.info)
+        self._ledger.generations.register(query.info)
         table_sinks = {
             destination: KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
             for destination, sinks in job.written_tables.items()
@@ -243,7 +243,7 @@ class PipedRun:
         self._publisher(state_rows, batch)
         self.batch = batch
         self.counts.update(self.storage.side_outputs.facts(batch).counts)
-        snapshot = self._ledger.snapshots.latest(self.job.pipeline.name, self.job.name)
+        snapshot = self._ledger.snapshots.latest(self.job.pipeline.name)
         if snapshot is not None and snapshot.batch == batch:
             self.counts.update({name: n for name, n in snapshot.counts.items() if name.startswith(UNWRITTEN)})
 

@@ -38,7 +38,7 @@ def orders_states(database: str, workers: int = 2, ledger_at: str = "") -> State
             states.store(f"{kind}_orders_revenue_window", store_column=1, value=revenue, **windows),
         ]
     states.stores = tuple(stores)
-    states.ledger.jobs.register(states.info(description=TOPOLOGY, drawing=DRAWING, picture=PICTURE))
+    states.ledger.generations.register(states.info(description=TOPOLOGY, drawing=DRAWING, picture=PICTURE))
     return states
 
 

@@ -142,7 +142,7 @@ def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, 
             ("orders", "failed", [("main", "r1", "The job stopped", "No broker.")]),
         ]
     finally:
-        failures.clear("orders", "main")
+        failures.clear("orders")
         failures.set_files([])
     assert told() == [("orders", "ok", [])]
 

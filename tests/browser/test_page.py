@@ -26,7 +26,7 @@ from sluice.api.runs import DagState
 from sluice.errors import EngineError, Overdue, TopologyError
 from sluice.kafka.topics import Topic, create_topics, read_topic
 from sluice.state.ledger.failures import Failure
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.testing.kafka import EmbeddedKafka
 from tests.airflow_browser import TIMEOUT_MS
 from tests.api_client import Api, User
@@ -302,7 +302,7 @@ def hostile(states: States) -> States:
     """A pipeline with markup in every text: names, types, values, errors, topology."""
     made = States(states.database, pipeline="hostile", workers=1)
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
-    made.ledger.jobs.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
+    made.ledger.generations.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
     counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2, f"dead_letter/{HOSTILE}": 3}
     made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=f"{HOSTILE}/{HOSTILE}/x")
     return made
@@ -319,7 +319,7 @@ def test_markup_in_any_text_stays_text(page: Page, address: str, hostile: States
         )
         assert is_harmless(page), view
     expect(page.get_by_role("region", name="Values")).to_contain_text(HOSTILE)
-    hostile.ledger.quarantine.add(JobRef("hostile", "totals", 1), 0, HOSTILE)
+    hostile.ledger.quarantine.add(GenerationRef("hostile", 1), 0, HOSTILE)
     page.goto(f"{address}#/pipelines/hostile")
     expect(page.locator(".drawing .name")).to_have_text("<b>x</b>")
     expect(page.get_by_role("region", name="Shards")).to_contain_text(HOSTILE)

@@ -200,7 +200,7 @@ def other_workers(episode: Episode) -> str:
 
 def _workers(episode: Episode) -> list[Any]:
     with episode.ledger() as ledger:
-        return [*ledger.jobs.workers(episode.pipeline.name, "main")]
+        return [*ledger.generations.workers(episode.pipeline.name)]
 
 
 def redriven(episode: Episode) -> str:

@@ -134,7 +134,7 @@ class Episode(Running):
     @property
     def checkpoint(self) -> Path:
         with self.ledger() as ledger:
-            generation = ledger.jobs.generation(self.pipeline.name, "main")
+            generation = ledger.generations.current_number(self.pipeline.name)
         return Path(self.settings.checkpoints, self.pipeline.name, "main", f"g{generation}", "spark")
 
     def run(self, **how: Any) -> int:
@@ -152,7 +152,7 @@ class Episode(Running):
 
     def _published(self) -> list[Snapshot]:
         with self.ledger() as ledger:
-            return ledger.snapshots.recent(self.pipeline.name, "main", limit=10_000)[::-1]
+            return ledger.snapshots.recent(self.pipeline.name, limit=10_000)[::-1]
 
     def send_some(self, count: int, *, only: str = "") -> None:
         """Send random records: some late, some without key or value, some that cannot be read."""

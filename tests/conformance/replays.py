@@ -231,14 +231,14 @@ class Replays:
             shutil.rmtree(self._home, ignore_errors=True)
             self._home.mkdir()
         with Ledger.open(self._settings.ledger) as ledger:
-            ledger.jobs.register(self._query.info)
+            ledger.generations.register(self._query.info)
             yield _Run(self._query, ledger, self._input, self._rows, written)
 
     def _result(self, run: _Run) -> Result:
         batch = run.batch
         stores: dict[str, list[Any]] = {}
         with Ledger.open(self._settings.ledger) as ledger:
-            for store in ledger.jobs.stores(self.storage.job.pipeline.name):
+            for store in ledger.generations.stores(self.storage.job.pipeline.name):
                 rows: list[Any] = []
                 for worker in range(len(self.storage.locations)):
                     with self.storage.shard(worker) as shard:

@@ -21,7 +21,7 @@ from sluice.orchestration.deadlines import Age, OverdueTrigger, alert_overdue
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import GenerationInfo
 from tests.states import make_snapshot
 
 MINUTE = 60_000
@@ -89,7 +89,7 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
         overdue = [gauge.value for gauge in gauges(ledger, "orders") if gauge.name == "overdue"]
         assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
-        ledger.failures.clear("orders", "main")
+        ledger.failures.clear("orders")
         assert ledger.failures.all() == []
     assert check() == found
     assert len(told) == 2, "the data are old again"
@@ -166,7 +166,7 @@ def test_data_become_overdue_once_until_they_are_new() -> None:
 def publish(minutes: int | None) -> None:
     """Publish a snapshot some minutes ago; none for None."""
     with Ledger.open(settings().ledger) as ledger:
-        ledger.jobs.register(JobInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
+        ledger.generations.register(GenerationInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
         if minutes is not None:
             at = datetime.now(UTC) - timedelta(minutes=minutes)
             ledger.snapshots.publish(make_snapshot(0, job="main", published_at=at))

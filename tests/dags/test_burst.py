@@ -12,7 +12,7 @@ from sluice.orchestration.trigger import Burst, Driving, last_run_began
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import GenerationInfo
 from tests.states import make_snapshot
 
 LINGERING = 1_200
@@ -66,7 +66,7 @@ def test_a_minimum_interval_also_counts_from_a_run_that_an_earlier_triggerer_has
 def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite") as ledger:
         assert last_run_began(ledger, "orders") is None
-        ledger.jobs.register(JobInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
+        ledger.generations.register(GenerationInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
         assert last_run_began(ledger, "orders") is None
         # A run that lingers for an hour publishes thousands of batches.
         for number, run in enumerate(["a", *["b"] * LINGERING]):

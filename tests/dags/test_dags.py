@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.job.run import JobRun
 from sluice.examples.orders import totals_of_topic
 from sluice.orchestration.dags import pipeline_dags
-from sluice.orchestration.operator import POINTS, SluiceJobOperator
+from sluice.orchestration.operator import POINTS, SluiceOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import load_plan
 from sluice.settings import settings
@@ -83,7 +83,7 @@ def test_the_trigger_starts_the_pipeline_for_its_topics(bag: DagBag) -> None:
 
 def test_jobs_are_retried_with_backoff_and_have_a_timeout(bag: DagBag) -> None:
     task = dag(bag, "orders").task_dict["main"]
-    assert isinstance(task, SluiceJobOperator)
+    assert isinstance(task, SluiceOperator)
     assert task.retries == 2
     assert task.retry_exponential_backoff
     assert task.execution_timeout
@@ -252,7 +252,7 @@ def test_sample_orders_from_the_ui_are_read_by_the_pipeline(
     job = load_plan(settings().pipelines, "orders").job
     JobRun(spark, job, replace(settings(), kafka=connections.kafka)).run()
     with Ledger.open(settings().ledger) as ledger:
-        snapshot = ledger.snapshots.latest("orders", "main")
+        snapshot = ledger.snapshots.latest("orders")
         positions = ledger.positions("orders")
     assert snapshot is not None
     assert snapshot.counts["read"] == 305

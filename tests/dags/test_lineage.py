@@ -12,12 +12,12 @@ import pytest
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
 
 from sluice.orchestration.lineage import Lineage, store_namespace
-from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
 from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef, Snapshot
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from tests.states import NOON
 
 RUN = "pages/manual__1/main"
@@ -44,7 +44,7 @@ def told(action: str, *, failed: bool = False) -> Lineage:
     """The lineage of an ended run."""
     task = SimpleNamespace(dag_id="pages", run_id="manual__1", task_id="main")
     task.get_template_context = lambda: {"ti": task, "params": {"action": action}}
-    operator = SluiceJobOperator(task_id="main", pipeline="pages", databases=["warehouse"])
+    operator = SluiceOperator(task_id="main", pipeline="pages", databases=["warehouse"])
     extractor = DefaultExtractor(operator)
     extract = extractor.extract_on_failure if failed else extractor.extract_on_complete
     return cast(Lineage, extract(task))
@@ -53,9 +53,9 @@ def told(action: str, *, failed: bool = False) -> Lineage:
 def publish(generation: int, *batches: int, run: str = RUN) -> None:
     """Publish batches of ten records, of which two are dead letters and one is dropped."""
     of: dict[str, Any] = {"pipeline": "pages", "job": "main", "generation": generation}
-    ref = JobRef(**of)
+    ref = GenerationRef(**of)
     with Ledger.open(settings().ledger) as ledger:
-        ledger.jobs.register(JobInfo(**of, workers=(), stores=(), topics=("views",)))
+        ledger.generations.register(GenerationInfo(**of, workers=(), stores=(), topics=("views",)))
         lease = ledger.leases.take(ref, Holder(host="h", pid=1, process=""), ledger.leases.get(ref))
         assert lease is not None
         for batch in batches:

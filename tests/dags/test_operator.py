@@ -20,7 +20,7 @@ from airflow.sdk.observability import stats
 
 from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
-from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.submission import APPLICATION, LARGE_BACKLOG
@@ -83,7 +83,7 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, events: Any = N
         "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1"),
     }
     context["outlet_events"] = events
-    operator = SluiceJobOperator(task_id="main", **({"pipeline": "orders"} | arguments))
+    operator = SluiceOperator(task_id="main", **({"pipeline": "orders"} | arguments))
     operator.render_template_fields(cast(Any, context))
     operator.execute(cast(Any, context))
     # Each submission has its own temporary folder.
@@ -237,7 +237,7 @@ def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkey
 @pytest.mark.attack("S8", "templates in an operator's arguments")
 def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
-    assert SluiceJobOperator.template_fields == ()
+    assert SluiceOperator.template_fields == ()
     assert submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1] == "{{ conn.kafka_default.extra }}"
 
 
@@ -366,7 +366,7 @@ def test_the_log_omits_javas_warning_about_sparks_module(
     program = recorder.parent / "bin" / "spark2-submit"
     warning = "WARNING: Using incubator modules: jdk.incubator.vector"
     program.write_text(f"#!/bin/sh\necho '{warning}'\necho job done\ntouch $SLUICE_FINISHED\n")
-    operator_of = SluiceJobOperator(task_id="main", pipeline="orders")
+    operator_of = SluiceOperator(task_id="main", pipeline="orders")
     with caplog.at_level("INFO"):
         operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
     logged = caplog.text + "".join(capfd.readouterr())
@@ -381,7 +381,7 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
     monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
     with Ledger.open(settings().ledger) as ledger:
         states = States(f"sqlite:///{tmp_path}/state")
-        ledger.jobs.register(states.info())
+        ledger.generations.register(states.info())
         counts = {"read": 10, "applied": 7, "dead_letter/contract": 3}
         ledger.snapshots.publish(make_snapshot(0, counts=counts, run="orders/manual__1/main"))
     gauges: list[tuple[str, float, dict[str, str]]] = []

@@ -72,7 +72,7 @@ def held(settings: Settings, name: str) -> list[tuple[str, Any]]:
     async def ask() -> list[tuple[str, Any]]:
         with Ledger.open(settings.ledger) as ledger:
             reader = Reader(ledger)
-            store = next(one for one in ledger.jobs.stores("pages") if one.name == name)
+            store = next(one for one in ledger.generations.stores("pages") if one.name == name)
             answer = await reader.all(await reader.catalogue.pin(store))
             return [(entry.key, json.loads(bytes(entry.value))) for entry in answer.entries]
 

@@ -22,7 +22,7 @@ from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.snapshots import Snapshots
-from sluice.state.model import JobRef, Snapshot, StoreInfo
+from sluice.state.model import GenerationRef, Snapshot, StoreInfo
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
@@ -62,17 +62,17 @@ class Running:
         """The values of a store in the newest snapshot, by key, or by key and the window's start in ms."""
         with self.ledger() as ledger:
             (info,) = [
-                store for store in ledger.jobs.stores(self.pipeline.name) if store.name in (name, self.names(name))
+                store for store in ledger.generations.stores(self.pipeline.name) if store.name in (name, self.names(name))
             ]
-            workers = ledger.jobs.workers(self.pipeline.name, "main")
+            workers = ledger.generations.workers(self.pipeline.name)
         snapshot = self.snapshot()
         return {key: value for worker in workers for key, value in state_rows(worker.location, info, snapshot.batch)}
 
     def owned(self, name: str, worker: int) -> set[Any]:
         """The keys of a store that a worker owns."""
         with self.ledger() as ledger:
-            (info,) = [store for store in ledger.jobs.stores(self.pipeline.name) if store.name == name]
-            location = ledger.jobs.workers(self.pipeline.name, "main")[worker].location
+            (info,) = [store for store in ledger.generations.stores(self.pipeline.name) if store.name == name]
+            location = ledger.generations.workers(self.pipeline.name)[worker].location
         return {key for key, _ in state_rows(location, info, self.snapshot().batch)}
 
     def ledger(self) -> Ledger:
@@ -81,7 +81,7 @@ class Running:
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, oldest first."""
         with self.ledger() as ledger:
-            return ledger.snapshots.recent(self.pipeline.name, "main", limit=1000)[::-1]
+            return ledger.snapshots.recent(self.pipeline.name, limit=1000)[::-1]
 
     def snapshot(self) -> Snapshot:
         return self.snapshots()[-1]
@@ -142,7 +142,7 @@ class Running:
 
     def take_lease(self) -> None:
         """Another driver takes the job's lease."""
-        ref = JobRef(self.pipeline.name, "main", 1)
+        ref = GenerationRef(self.pipeline.name, 1)
         with self.ledger() as ledger:
             # The lease is not taken if its holder renews it between these two calls.
             while ledger.leases.take(ref, this_process("another"), ledger.leases.get(ref)) is None:
@@ -151,7 +151,7 @@ class Running:
     def everything(self) -> dict[str, Any]:
         """All results of the pipeline."""
         with self.ledger() as ledger:
-            stores = [store.name for store in ledger.jobs.stores(self.pipeline.name)]
+            stores = [store.name for store in ledger.generations.stores(self.pipeline.name)]
         topics = plan(self.pipeline).job.outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
         dead_letters = [(message.key(), message.value(), message.headers()) for message in self.dead_letters()]

@@ -22,7 +22,7 @@ from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import LeaseError
 from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 
@@ -186,7 +186,7 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
     assert {batch: running.snapshots()[batch].positions for batch in ends} == ends
     assert max(sizes(running)[3:]) <= 15
     with running.ledger() as ledger:
-        audits = ledger.audits.recent(JobRef(running.pipeline.name, "main", 1), 100)
+        audits = ledger.audits.recent(GenerationRef(running.pipeline.name, 1), 100)
     published = {snapshot.batch: snapshot.published_at for snapshot in running.snapshots()}
     # Batch 3 and the following ones have the same clock. The phases of each begin after the batch before.
     following = [audit for audit in audits if audit.batch > 3]
@@ -245,5 +245,5 @@ def test_a_rebuild_without_the_history_divides_the_records_in_order(start: Start
     assert Rebuild(running.spark, job, settings).run() == 2  # the rebuild compares the checksums
     assert results(running) == expected
     with running.ledger() as ledger:
-        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 2))
+        audits = ledger.audits.all(GenerationRef(running.pipeline.name, 2))
     assert [sum(source.read for source in audit.sources) <= 60 for audit in audits] == [True] * 3

@@ -23,8 +23,8 @@ from sluice.engine.job.replay import Step
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
-from sluice.state.ledger.jobs import Jobs
-from sluice.state.model import JobRef
+from sluice.state.ledger.generations import Jobs
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
 from tests.engine.shop import GRACE, Amount, Build, Names, Shop, address, by_shop, millis, sale, sales_of
@@ -296,7 +296,7 @@ def run_before(start: Start, build: Build) -> Running:
 
 def generations(running: Running) -> list[int]:
     with running.ledger() as ledger:
-        return ledger.jobs.generations(running.pipeline.name, "main")
+        return ledger.generations.numbers(running.pipeline.name)
 
 
 def delete_records(running: Running, offset: int) -> None:
@@ -312,8 +312,8 @@ def test_a_changed_store_is_computed_again_and_a_removed_one_is_gone(start: Star
     begin = millis("08:00:00")
     assert changed.store("n_window") == {("a", begin): 2, ("b", begin): 1, ("c", begin): 1}
     with changed.ledger() as ledger:
-        assert [store.name for store in ledger.jobs.stores(changed.pipeline.name)] == ["n", "n_window"]
-        (note,) = ledger.notes.all(changed.pipeline.name, "main")
+        assert [store.name for store in ledger.generations.stores(changed.pipeline.name)] == ["n", "n_window"]
+        (note,) = ledger.notes.all(changed.pipeline.name)
     assert note.text == "Computed from the topics: n_window. Removed: most, n_window, others."
     assert generations(changed) == [1, 3], "the changed stores' own generation is removed"
     assert changed.run() == 0
@@ -438,7 +438,7 @@ def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.
         changing.run()
     assert "--changed-only" in caught.value.next_step
 
-    def go_on(rebuild: Rebuild, ref: JobRef, steps: Sequence[Step]) -> None:
+    def go_on(rebuild: Rebuild, ref: GenerationRef, steps: Sequence[Step]) -> None:
         for records in islice(rest, 1):
             for each in (fresh, changing):
                 each.send("sales", *records)

@@ -17,7 +17,7 @@ from sluice.auditing import report
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import transaction
 from sluice.state.ledger.tables import LEASES
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sums
 
@@ -54,7 +54,7 @@ def undone(running: Running) -> Iterator[None]:
         with worker_0(running) as shard:
             kept.backup(shard)
     with running.ledger() as ledger:
-        ref = JobRef(running.pipeline.name, "main", 1)
+        ref = GenerationRef(running.pipeline.name, 1)
         assert ledger.quarantine.get(ref)
         ledger.quarantine.settle(ledger.quarantine.inspect(ref), 0)
 

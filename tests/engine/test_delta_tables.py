@@ -11,7 +11,7 @@ from sluice import DeltaTable, Pipeline
 from sluice.engine.job.rebuild import Rebuild
 from sluice.errors import EngineError
 from sluice.plan import plan
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.delta import delta_rows, written_snapshot
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of
@@ -44,7 +44,7 @@ def appended(lake: Path) -> str:
 def audited(running: Running, lake: Path, rows: dict[str, int]) -> None:
     """The audits of all batches count these rows, and the tables have the newest snapshot."""
     with running.ledger() as ledger:
-        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+        audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     for table, number in rows.items():
         assert sum(audit.outputs.get(f"delta:{lake}/{table}", 0) for audit in audits) == number
         assert written_snapshot(lake / table) == running.snapshot().id

@@ -38,7 +38,7 @@ def run(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
     """Run a pipeline on its current generation."""
     job = plan(pipeline).job
     with Ledger.open(settings.ledger) as ledger:
-        generation = ledger.jobs.generation(pipeline.name, job.name) or 1
+        generation = ledger.generations.current_number(pipeline.name) or 1
     JobRun(spark, job, settings, generation).run()
 
 
@@ -46,10 +46,10 @@ def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
     """The values of every store, by key, or by key and the window's start and end."""
     results: dict[str, dict[Any, Any]] = {}
     with Ledger.open(settings.ledger) as ledger:
-        for store in ledger.jobs.stores(pipeline.name):
-            snapshot = ledger.snapshots.latest(pipeline.name, store.job)
+        for store in ledger.generations.stores(pipeline.name):
+            snapshot = ledger.snapshots.latest(pipeline.name)
             assert snapshot is not None
-            places = [worker.location for worker in ledger.jobs.workers(pipeline.name, store.job)]
+            places = [worker.location for worker in ledger.generations.workers(pipeline.name)]
             results[store.name] = {
                 key: value for place in places for key, value in _entries(place, store, snapshot.batch)
             }

@@ -21,9 +21,9 @@ from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
 from sluice.snapshot_retention import retain
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.generations import Jobs
 from sluice.state.ledger.snapshots import Snapshots
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 
@@ -126,7 +126,7 @@ def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> Non
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
-    writer = Writer(JobRef(running.pipeline.name, "main", 1), running.pipeline.markers)
+    writer = Writer(GenerationRef(running.pipeline.name, 1), running.pipeline.markers)
     batch = Batch(number=1, begun=0, partitions={}, ends={})
     with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": TopicLimits()}) as stopped:
         rebuild(running)

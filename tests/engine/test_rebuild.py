@@ -21,8 +21,8 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.jobs import Jobs
-from sluice.state.model import JobRef
+from sluice.state.ledger.generations import Jobs
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
@@ -36,7 +36,7 @@ def rebuild(running: Running, **how: Any) -> int:
 
 def run(running: Running) -> int:
     with running.ledger() as ledger:
-        generation = ledger.jobs.generation(running.pipeline.name, "main") or 1
+        generation = ledger.generations.current_number(running.pipeline.name) or 1
     return running.run(generation=generation)
 
 
@@ -94,12 +94,12 @@ def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: p
     before = running.everything()
     job = plan(running.pipeline).job
     with running.ledger() as ledger:
-        target = ledger.snapshots.latest(running.pipeline.name, "main").positions  # type: ignore[union-attr]
+        target = ledger.snapshots.latest(running.pipeline.name).positions  # type: ignore[union-attr]
         JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
         sizes = [
-            sum(s.read for s in audit.sources) for audit in ledger.audits.all(JobRef(running.pipeline.name, "main", 2))
+            sum(s.read for s in audit.sources) for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 2))
         ]
-        audits = [ledger.audits.newest(JobRef(running.pipeline.name, "main", number)) for number in (1, 2)]
+        audits = [ledger.audits.newest(GenerationRef(running.pipeline.name, number)) for number in (1, 2)]
         sums = [audit.checksums for audit in audits if audit is not None]
     assert len(sizes) > 2
     assert max(sizes) <= 20 + 4  # rounded up in each partition
@@ -173,10 +173,10 @@ def test_a_rebuild_is_rejected_while_a_driver_works(start: Start) -> None:
     running.send("sales", sale("a"))
     running.run()
     with running.ledger() as ledger:
-        working = Lease(ledger.leases, JobRef(running.pipeline.name, "main", 1), this_process("another"))
+        working = Lease(ledger.leases, GenerationRef(running.pipeline.name, 1), this_process("another"))
         with working, pytest.raises(LeaseError, match="run another"):
             rebuild(running)
-        assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
+        assert ledger.generations.numbers(running.pipeline.name) == [1]
 
 
 def test_expired_windows_are_missing_after_a_rebuild_too(start: Start) -> None:
@@ -232,7 +232,7 @@ def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(
     written = len(running.output("copies"))
     build = Rebuild.build
 
-    def run_meanwhile(rebuild: Rebuild, ref: JobRef, steps: Sequence[Step]) -> None:
+    def run_meanwhile(rebuild: Rebuild, ref: GenerationRef, steps: Sequence[Step]) -> None:
         build(rebuild, ref, steps[:1])
         running.send("sales", sale("meanwhile", at="08:30:30"))
         assert running.run(generation=1) == 1
@@ -242,14 +242,14 @@ def test_a_replay_is_seen_only_after_it_was_promoted_and_misses_nothing(
         patch.setattr(Rebuild, "build", run_meanwhile)
         assert rebuilding.replay() == 2
     with running.ledger() as ledger:
-        assert ledger.jobs.generation(running.pipeline.name, "main") == 1
-        assert ledger.jobs.generations(running.pipeline.name, "main") == [1, 2]
+        assert ledger.generations.current_number(running.pipeline.name) == 1
+        assert ledger.generations.numbers(running.pipeline.name) == [1, 2]
     running.send("sales", sale("late", at="08:31:00"))
     assert running.run(generation=1) == 1
     if end == "drop":
         assert drop_built(rebuilding.job, running.settings) == 2
         with running.ledger() as ledger:
-            assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
+            assert ledger.generations.numbers(running.pipeline.name) == [1]
         assert not [*running.settings.home.rglob("g2/*.sqlite")]
     else:
         assert rebuilding.promote() == 2

@@ -191,7 +191,7 @@ def test_a_lost_shard_is_an_error(start: Start) -> None:
     running.send("sales", sale("a"), sale("b"), sale("c"))
     running.run()
     with running.ledger() as ledger:
-        (lost, _) = ledger.jobs.workers(running.pipeline.name, "main")
+        (lost, _) = ledger.generations.workers(running.pipeline.name)
     for file in list(running.settings.home.rglob("worker-0.sqlite*")):
         file.unlink()
     running.send("sales", sale("a"))

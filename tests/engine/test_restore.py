@@ -17,7 +17,7 @@ from sluice.engine.job.restore import RestoringRun
 from sluice.errors import DamagedState, LeaseError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.generations import Jobs
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
@@ -31,7 +31,7 @@ def run(running: Running) -> int:
 def damage(running: Running, how: Callable[[bytes], bytes] | None) -> None:
     """Change a worker's shard, or remove it."""
     with running.ledger() as ledger:
-        generation = ledger.jobs.generation(running.pipeline.name, "main")
+        generation = ledger.generations.current_number(running.pipeline.name)
     (file,) = running.settings.home.rglob(f"g{generation}/worker-0.sqlite")
     for beside in file.parent.glob("worker-0.sqlite-*"):
         beside.unlink()
@@ -43,7 +43,7 @@ def damage(running: Running, how: Callable[[bytes], bytes] | None) -> None:
 
 def notes(running: Running) -> list[str]:
     with running.ledger() as ledger:
-        return [note.text for note in ledger.notes.all(running.pipeline.name, "main")]
+        return [note.text for note in ledger.notes.all(running.pipeline.name)]
 
 
 async def answer(running: Running) -> tuple[dict[str, int], bool]:
@@ -99,7 +99,7 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
     assert (result, partial) == (whole | {"a": 2}, False)
     assert len(running.output("copies")) == 7
     with running.ledger() as ledger:
-        old, new = ledger.jobs.generations(running.pipeline.name, "main")
+        old, new = ledger.generations.numbers(running.pipeline.name)
     assert old == 1 < new
 
 

@@ -16,7 +16,7 @@ from sluice.errors import EngineError
 from sluice.kafka.topics import text_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import SourceAudit
-from sluice.state.model import JobRef, owner
+from sluice.state.model import GenerationRef, owner
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.topology.loading.file import load_file
 from sluice.values.records import OnError
@@ -174,7 +174,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     running.run()
 
     with running.ledger() as ledger:
-        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+        audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     sales = running.names("sales")
     sources = [
         [msgspec.structs.replace(source, last=-1, fingerprint="") for source in audit.sources] for audit in audits
@@ -193,7 +193,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     assert audits[0].outputs == {running.pipeline.dead_letters: 2}
     assert [audit.wrong for audit in audits] == [[], []]
     with running.ledger() as ledger:
-        workers = ledger.jobs.workers(running.pipeline.name, "main")
+        workers = ledger.generations.workers(running.pipeline.name)
     for worker in workers:
         with open_shard(worker.location) as shard:
             shard.verify(1)
@@ -274,7 +274,7 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
     assert running.store("rides") == {"U1": 1}
     assert running.reasons() == ["contract"]
     with running.ledger() as ledger:
-        (job,) = ledger.jobs.current(running.pipeline.name)
+        (job,) = ledger.generations.current(running.pipeline.name)
     assert job.topics == (running.names("rides"),)
     assert job.stores[0].value == "bigint"
     assert job.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
@@ -293,7 +293,7 @@ def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> Non
     copies, with_city = running.names("copies"), running.names("with_city")
     assert (running.snapshot().counts[f"output/{copies}"], running.snapshot().counts[f"output/{with_city}"]) == (2, 1)
     with running.ledger() as ledger:
-        (audit,) = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+        (audit,) = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
     assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
     assert len(running.output("with_city")) == 2

@@ -21,7 +21,7 @@ from sluice.plan import plan
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import note_last_records
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.values.records import fingerprint
 from tests.engine.conftest import Start
@@ -29,7 +29,7 @@ from tests.engine.shop import sale, shop
 from tests.ports import free_port
 from tests.states import make_audit, make_snapshot
 
-REF = JobRef("shop", "main", 1)
+REF = GenerationRef("shop", 1)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_deleted_topic_is_rejected(topic: Input) -> None:
 
 def test_a_missing_topic_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
     guard = SourceIdentity(
-        {"bootstrap.servers": kafka.bootstrap}, ledger.sources, JobRef("shop", "main", 1), ("nowhere",)
+        {"bootstrap.servers": kafka.bootstrap}, ledger.sources, GenerationRef("shop", 1), ("nowhere",)
     )
     with pytest.raises(InputError, match=r"Topic nowhere does not exist\. Create the topic"):
         guard.check({}, {})
@@ -256,7 +256,7 @@ def test_a_run_and_a_rebuild_refuse_a_partition_that_went_back(start: Start) -> 
     running.run()
     running.send("sales", sale("c"))
     running.run()
-    config, ref = {"bootstrap.servers": running.bootstrap}, JobRef(running.pipeline.name, "main", 1)
+    config, ref = {"bootstrap.servers": running.bootstrap}, GenerationRef(running.pipeline.name, 1)
     with running.ledger() as ledger:
         noted = {(each.topic, each.partition): each for each in ledger.sources.get(ref)}[sales, 0]
         assert (noted.last, noted.fingerprint) == (

@@ -17,7 +17,7 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.values.points import Span
 from tests.api_client import Api, User
 from tests.engine.conftest import Running, Start, state_rows
@@ -92,9 +92,9 @@ def totals(sold: Iterable[Sold]) -> dict[str, dict[str, float]]:
 
 def built(running: Running, store: str = "spent", generation: int = 2) -> dict[str, Any]:
     """A store's values in a generation's newest snapshot."""
-    ref = JobRef(running.pipeline.name, "main", generation)
+    ref = GenerationRef(running.pipeline.name, generation)
     with running.ledger() as ledger:
-        info, batch = ledger.jobs.get(ref), ledger.snapshots.last_batch(ref)
+        info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
     assert info is not None
     assert batch is not None
     (found,) = [one for one in info.stores if one.name == store]
@@ -191,7 +191,7 @@ def test_a_part_without_records_is_not_replayed(start: Start) -> None:
         with pytest.raises(EngineError, match=why):
             rebuilding(running).replay(Span.parse(begin, until))
     with running.ledger() as ledger:
-        assert ledger.jobs.generations(running.pipeline.name, "main") == [1]
+        assert ledger.generations.numbers(running.pipeline.name) == [1]
 
 
 def test_a_promoted_part_goes_on_and_is_rebuilt_from_where_it_began(start: Start) -> None:

@@ -55,14 +55,14 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
         printed = StringIO()
         assert report(configuration.ledger, name, "", Console(file=printed, width=200), verify=True)
         assert "✓ worker 0's standby, at snapshot 1.1: all state rows and operator states match" in printed.getvalue()
-        (old,) = (worker.location for worker in ledger.jobs.workers(name, "main"))
+        (old,) = (worker.location for worker in ledger.generations.workers(name))
 
         answered_by_standby = asyncio.run(query_while_killed(ledger, name, first))
         assert 0 < answered_by_standby < QUERIES
 
         assert sent(running, 10) == {"k": {"last": 10, "sum": 16}}
         assert ledger.placements.of(name)[0].port == second.port
-        (note,) = ledger.notes.all(name, "main")
+        (note,) = ledger.notes.all(name)
         assert note.text.startswith(f"Worker 0: the standby at 127.0.0.1:{second.port}, which had snapshot 1.1, took")
 
         again = ServerProcess(

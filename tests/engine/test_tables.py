@@ -16,7 +16,7 @@ from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers, EngineError, SettingsError
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sale, sales_of
 from tests.postgres import new_database
@@ -215,7 +215,7 @@ def test_rows_of_timers_are_appended_once(
 def audited(running: Running, rows: dict[str, int], query: Query) -> None:
     """The audits of all batches count these rows, and the database has the newest snapshot."""
     with running.ledger() as ledger:
-        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+        audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     for table, number in rows.items():
         assert sum(audit.outputs.get(f"warehouse:{table}", 0) for audit in audits) == number
     assert query("SELECT concat(generation, '.', batch) FROM sluice_batches") == [(running.snapshot().id,)]

@@ -15,7 +15,7 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import BatchDiffers
 from sluice.kafka.topics import read_topic
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.testing.kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.engine
@@ -27,7 +27,7 @@ class Topic:
     def __init__(self, kafka: EmbeddedKafka, name: str) -> None:
         self.name, self.config = name, {"bootstrap.servers": kafka.bootstrap}
         kafka.create_topics({name: 1, f"{name}_markers": 1})
-        self.writer = Writer(JobRef(name, "main", 1), f"{name}_markers")
+        self.writer = Writer(GenerationRef(name, 1), f"{name}_markers")
 
     def output(self) -> TransactionalOutput:
         return TransactionalOutput(self.config, self.writer, {self.name: TopicLimits()})

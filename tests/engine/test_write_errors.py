@@ -56,7 +56,7 @@ def test_a_record_too_large_for_its_topic_fails_the_run_with_the_options(start: 
     assert 'on_error="dead_letter"' in failed.value.next_step
     assert running.output("copies") == []
     with running.ledger() as ledger:
-        assert ledger.snapshots.latest(running.pipeline.name, "main") is None
+        assert ledger.snapshots.latest(running.pipeline.name) is None
 
 
 def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None:

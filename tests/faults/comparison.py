@@ -57,7 +57,7 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     """Raise AssertionError or StateError unless the checksums of each shard equal those in the ledger."""
     audit = ledger.audits.newest(snapshot.ref)
     assert audit is not None
-    for worker in ledger.jobs.workers(snapshot.pipeline, snapshot.job):
+    for worker in ledger.generations.workers(snapshot.pipeline):
         published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
         with open_shard(worker.location) as shard:
             shard.verify(snapshot.batch, published)

@@ -69,9 +69,9 @@ def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
 def switch(ledger: str, pipeline: str, job: str, generation: str) -> Callable[[], object]:
     """Make a generation the current one, as the last step of promoting it."""
     from sluice.state.ledger.ledger import Ledger
-    from sluice.state.model import JobRef
+    from sluice.state.model import GenerationRef
 
-    return lambda: Ledger.open(ledger).jobs.promote(JobRef(pipeline, job, int(generation)), note="promoted")
+    return lambda: Ledger.open(ledger).generations.promote(GenerationRef(pipeline, int(generation)), note="promoted")
 
 
 def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], object]:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql as postgres
 from sqlalchemy import make_url
 
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.addresses import location
 from tests.faults.comparison import Comparison
 from tests.faults.truth import Feed, Watcher, compare
@@ -125,7 +125,7 @@ class Kills:
         """The locations of the shards of `jobs`, or of all jobs."""
         settings, workers = self.world.settings, WORKERS[self.world.name]
         return [
-            location(settings.shards, JobRef(self.world.name, job, 1), worker)
+            location(settings.shards, GenerationRef(self.world.name, 1), worker)
             for job in jobs or self.world.jobs
             for worker in range(workers)
         ]

@@ -19,7 +19,7 @@ from sluice.kafka.topics import read_topic, text_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.model import GenerationRef, Snapshot
 from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 
@@ -45,7 +45,7 @@ def topics() -> dict[str, int]:
 
 def check_snapshot(ledger: Ledger, _: World, snapshot: Snapshot) -> None:
     """Raise AssertionError unless the counts of a snapshot equal those in the audits of all batches up to it."""
-    audits = ledger.audits.all(JobRef(NAME, JOB, snapshot.generation))
+    audits = ledger.audits.all(GenerationRef(NAME, snapshot.generation))
     applied = sum(s.applied for a in audits if a.batch <= snapshot.batch for s in a.sources if s.topic == "orders")
     counted = sum(sum(contents(ledger, f"{kind.lower()}_orders_count", snapshot).values()) for kind in TYPES)
     assert counted == applied, f"snapshot {snapshot.id} counts {counted} orders, and its audits {applied}"
@@ -73,11 +73,11 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
     for message in messages:
         totals.add(message.value(), message.partition() or 0, NOW_MS)
     with world.ledger() as ledger:
-        snapshot = ledger.snapshots.latest(NAME, JOB)
+        snapshot = ledger.snapshots.latest(NAME)
         assert snapshot is not None
         keys = _stores(ledger, snapshot, totals)
-        audits = ledger.audits.all(JobRef(NAME, JOB, snapshot.generation))
-        snapshots = batches(earlier, ledger.snapshots.recent(NAME, JOB, limit=sys.maxsize)[::-1])
+        audits = ledger.audits.all(GenerationRef(NAME, snapshot.generation))
+        snapshots = batches(earlier, ledger.snapshots.recent(NAME, limit=sys.maxsize)[::-1])
     _audits(audits, messages, totals)
     records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, snapshots)
     dead_letters = _dead_letters(world, messages)
@@ -96,9 +96,9 @@ def _stores(ledger: Ledger, snapshot: Snapshot, totals: Totals) -> int:
 
 def contents(ledger: Ledger, name: str, snapshot: Snapshot) -> dict[Any, Any]:
     """The values of a store in a snapshot, in the form of `Totals.stores`."""
-    info = next(store for store in ledger.jobs.stores(NAME) if store.name == name)
+    info = next(store for store in ledger.generations.stores(NAME) if store.name == name)
     values: dict[Any, Any] = {}
-    for worker in ledger.jobs.workers(NAME, JOB):
+    for worker in ledger.generations.workers(NAME):
         with open_shard(worker.location) as shard:
             for row in shard.scan(info.group_id, snapshot.batch, limit=sys.maxsize):
                 value = json.loads(row.value or "", parse_float=Decimal)[info.store_column]

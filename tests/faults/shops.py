@@ -64,7 +64,7 @@ class Shops(World):
         copies = [json.loads(message.value() or b"")["number"] for message in read_topic(self.config, "copies")]
         assert sorted(copies) == [*range(self.sent)]
         with self.ledger() as ledger:
-            snapshot = ledger.snapshots.latest(self.name, "main")
+            snapshot = ledger.snapshots.latest(self.name)
             assert snapshot is not None
             audits = ledger.audits.all(snapshot.ref)
         assert sum(audit.outputs.get(self.log, 0) for audit in audits) == self.sent

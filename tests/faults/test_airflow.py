@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.airflow_server import AirflowServer
 from tests.faults.conftest import Observe
 from tests.faults.truth import compare
@@ -24,11 +24,11 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor")
 DAGS = """
 from datetime import timedelta
 from airflow.sdk import DAG
-from sluice.orchestration.operator import SluiceJobOperator
+from sluice.orchestration.operator import SluiceOperator
 
 for name, bound in (("patient", 1800), ("hasty", 45)):
     dag = DAG(name, schedule=None, max_active_runs=1, catchup=False)
-    SluiceJobOperator(
+    SluiceOperator(
         dag=dag, task_id="main", pipeline="orders", retries=2, retry_delay=timedelta(seconds=3),
         execution_timeout=timedelta(seconds=bound),
     )
@@ -115,7 +115,7 @@ def test_a_killed_task(scheduled: Scheduled, observe: Observe) -> None:
     tries = scheduled.task("patient", "killed")["try_number"]
     assert tries == 2
     with orders.ledger() as ledger:
-        lease = ledger.leases.get(JobRef("orders", "main", 1))
+        lease = ledger.leases.get(GenerationRef("orders", 1))
     assert lease is not None
     observe(
         f"the driver kept running; try {tries} waited for it and succeeded with epoch {lease.epoch}; {compare(orders)}"

@@ -67,7 +67,7 @@ class DeltaShops(Shops):
         """Compare also the snapshots of the tables with the newest one."""
         comparison = super().compare()
         with self.ledger() as ledger:
-            snapshot = ledger.snapshots.latest(self.name, "main")
+            snapshot = ledger.snapshots.latest(self.name)
         assert snapshot is not None
         assert {written_snapshot(self.lake / table) for table in ("totals", "log")} == {snapshot.id}
         return comparison

@@ -195,7 +195,7 @@ def test_clocks(orders: World, tmp_path: Path, observe: Observe) -> None:
     assert driver.runs, "the first driver ended before the second one started"
     assert driver.wait() == 0, driver.output[-3000:]
     with orders.ledger() as ledger:
-        times = [snapshot.published_at for snapshot in ledger.snapshots.recent("orders", "main", limit=1000)[::-1]]
+        times = [snapshot.published_at for snapshot in ledger.snapshots.recent("orders", limit=1000)[::-1]]
     back = sum(later < earlier for earlier, later in pairwise(times))
     assert back == 2, "the clock did not jump"
     jumps = f"{len(times)} batches, two of them published at an earlier hour than the batch before"

@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
 from sluice.engine.read.identity import InputError
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale, shop
 from tests.faults.conftest import Observe
@@ -141,7 +141,7 @@ def test_a_backlog(orders: World, observe: Observe) -> None:
         time.sleep(0.3)
     assert driver.wait() == 0, driver.output[-2000:]
     with orders.ledger() as ledger:
-        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots.recent("orders", "main", limit=1000)]
+        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots.recent("orders", limit=1000)]
     assert max(reads) <= bound + 200 + 4  # records of the global table `stores` come in addition
     early = max(size for batch, size in sizes if batch in (1, 2, 3))
     late = max(size for batch, size in sizes if batch >= 6)
@@ -163,7 +163,7 @@ def test_no_data(start: Start, observe: Observe) -> None:
     for _ in range(2):
         assert running.run() == 0
         with running.ledger() as ledger:
-            leases.append(ledger.leases.get(JobRef(running.pipeline.name, "main", 1)))
+            leases.append(ledger.leases.get(GenerationRef(running.pipeline.name, 1)))
     assert running.everything() == before
     assert leases[0] is not None
     assert leases[1] is not None

@@ -23,7 +23,7 @@ from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
 from sluice.query import AsOf, Reader
 from sluice.query.differences import compare as differences
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.model import GenerationRef, Snapshot
 from sluice.testing.kafka import running as running_broker
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Observe, small_disk
@@ -140,7 +140,7 @@ def test_a_killed_replay(subject: World, observe: Observe) -> None:
     start_to_end(subject)
     watcher.check()
     with subject.ledger() as ledger:
-        snapshot = ledger.snapshots.latest(subject.name, "main")
+        snapshot = ledger.snapshots.latest(subject.name)
         assert snapshot is not None
         keys = orders_pipeline.stores_equal(ledger, subject, snapshot, begin)
     observe(
@@ -177,7 +177,7 @@ def differing_keys(world: World, store: str) -> dict[object, str]:
         with world.ledger() as ledger:
             reader = Reader(ledger)
             (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
-            numbers = ledger.jobs.generations(world.name, "main")
+            numbers = ledger.generations.numbers(world.name)
             pins = [await reader.catalogue.pin(info, AsOf(f"{number}.newest")) for number in numbers]
             found = await differences(reader, pins[0], pins[1], examples=sys.maxsize)
         return {(one.key, one.window_start) if info.window_ms else one.key: one.kind for one in found.examples}
@@ -192,7 +192,7 @@ def _await_build(world: World, rebuild: Driver, before: frozenset[Path] = frozen
 def _built(world: World) -> frozenset[Path]:
     """The batches that generations other than the current one have begun."""
     with world.ledger() as ledger:
-        current = {f"{job}/g{ledger.jobs.generation(world.name, job)}" for job in world.jobs}
+        current = {f"{job}/g{ledger.generations.current_number(world.name)}" for job in world.jobs}
     folder = Path(world.settings.checkpoints) / world.name
     begun = (file.relative_to(folder) for file in folder.glob("*/g*/spark/offsets/[0-9]*"))
     return frozenset(batch for batch in begun if "/".join(batch.parts[:2]) not in current)
@@ -207,7 +207,7 @@ def snapshots(world: World) -> list[Snapshot]:
     """All published snapshots, oldest first."""
     with world.ledger() as ledger:
         return [
-            snapshot for job in world.jobs for snapshot in ledger.snapshots.recent(world.name, job, limit=10**6)[::-1]
+            snapshot for job in world.jobs for snapshot in ledger.snapshots.recent(world.name, limit=10**6)[::-1]
         ]
 
 
@@ -289,10 +289,10 @@ def test_killed_retention(subject: World, observe: Observe) -> None:
     subject.run()
     calls("retain", subject.settings.ledger, subject.name, "1", environment=environment)
     with subject.ledger() as ledger:
-        kept = {job: len(ledger.snapshots.recent(subject.name, job)) for job in subject.jobs}
+        kept = {job: len(ledger.snapshots.recent(subject.name)) for job in subject.jobs}
         assert set(kept.values()) == {1}, kept
         for job in subject.jobs:
-            snapshot = ledger.snapshots.latest(subject.name, job)
+            snapshot = ledger.snapshots.latest(subject.name)
             assert snapshot is not None
             keys = check_stores(subject, snapshot)
     observe(
@@ -438,7 +438,7 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     start_to_end(orders)
     comparison = compare(orders)
     with orders.ledger() as opened:
-        snapshot = opened.snapshots.latest("orders", "main")
+        snapshot = opened.snapshots.latest("orders")
         assert snapshot is not None
         audited = sum(audit.outputs.get("dear_orders", 0) for audit in opened.audits.all(snapshot.ref))
     written = sum(1 for _ in read_topic(orders.config, "dear_orders"))
@@ -450,7 +450,7 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
 
 def marker(world: World) -> int:
     """The last batch whose output is written, -1 if none."""
-    writer = Writer(JobRef(world.name, world.jobs[-1], 1), f"{world.name}_markers")
+    writer = Writer(GenerationRef(world.name, 1), f"{world.name}_markers")
     try:
         last = read_marker(world.config, writer)
     except EngineError:

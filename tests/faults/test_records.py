@@ -8,7 +8,7 @@ import pytest
 
 from sluice import Pipeline, tumbling
 from sluice.kafka.topics import text_headers
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, millis, sale, sales_of, shop
 from tests.faults.conftest import Observe
@@ -119,7 +119,7 @@ def test_declared_rules(start: Start, observe: Observe) -> None:
     running.send("sales", sale("a"), sale("a", -1), sale("a", kind="unheard of"))
     running.run()
     with running.ledger() as ledger:
-        ((source,),) = [audit.sources for audit in ledger.audits.all(JobRef(running.pipeline.name, "main", 1))]
+        ((source,),) = [audit.sources for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 1))]
     assert (source.read, source.applied, source.filtered) == (3, 2, 1)
     assert running.store("n") == {"a": 2}
     observe("the audit counts 1 filtered record; a field that the contract does not name is ignored")

@@ -32,7 +32,7 @@ def states(tmp_path: Path) -> Iterator[States]:
     states = States(f"sqlite:///{tmp_path}/home", workers=2)
     states.publish({key: f"[{value},0]" for key, value in BEFORE.items()})
     shadow = replace(states, generation=2, stores=states.stores)
-    shadow.ledger.jobs.promote(states.ref)
+    shadow.ledger.generations.promote(states.ref)
     shadow.publish({key: f"[{value},0]" for key, value in AFTER.items()})
     yield states
     states.ledger.close()

@@ -22,7 +22,7 @@ def test_kills_while_a_shard_is_restored(orders: World, observe: Observe) -> Non
     orders.produce(3_000)
     orders.run()
     with orders.ledger() as ledger:
-        lost = Path(database_url(ledger.jobs.workers("orders", "main")[0].location).database or "")
+        lost = Path(database_url(ledger.generations.workers("orders")[0].location).database or "")
     for file in lost.parent.glob(f"{lost.name}*"):
         file.unlink()
     orders.produce(500, seed=8, start_ms=1_670_230_527_000 + 600_000)
@@ -39,7 +39,7 @@ def test_kills_while_a_shard_is_restored(orders: World, observe: Observe) -> Non
     Watcher(orders).check()
     assert _generations(orders)[-1] > 1
     with orders.ledger() as ledger:
-        notes = [note.text for note in ledger.notes.all("orders", "main")]
+        notes = [note.text for note in ledger.notes.all("orders")]
     assert [note[:42] for note in notes] == ["State was damaged, and restored from the t"]
     observe(f"{killed} drivers were killed; the next one noted: {notes[0].split(':')[0]}; {comparison}")
 
@@ -52,4 +52,4 @@ def _await_restoring(driver: Driver) -> None:
 
 def _generations(orders: World) -> list[int]:
     with orders.ledger() as ledger:
-        return ledger.jobs.generations("orders", "main")
+        return ledger.generations.numbers("orders")

@@ -11,7 +11,7 @@ import pytest
 
 from sluice import Pipeline
 from sluice.errors import SluiceError
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of, simple_shop
 from tests.faults.conftest import Observe, fill, small_disk
@@ -44,7 +44,7 @@ def test_a_run_that_ends_before_the_ledgers_commit(start: Start, observe: Observ
     assert running.store("n") == {"a": 2, "b": 2, "c": 1, "d": 1}
     assert sorted(key or "" for key, _ in running.output("copies")) == [*"aabbcd"]
     with running.ledger() as ledger:
-        audits = ledger.audits.all(JobRef(running.pipeline.name, "main", 1))
+        audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     audited = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
     assert len(running.output("more")) == audited
     observe(f"each output record is written once, and the new output has {audited} records, as audited")

@@ -20,7 +20,7 @@ from sluice.kafka.topics import read_topic
 from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobRef, owner
+from sluice.state.model import GenerationRef, owner
 from sluice.testing.kafka import EmbeddedKafka
 from sluice.testing.kafka import running as running_broker
 from tests.faults.conftest import Observe
@@ -38,12 +38,12 @@ from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import NO_WINDOW, JobRef
+from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.remote.opening import open_shard
 
 ledger, location, key, beat = sys.argv[1:]
 with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard:
-    with Lease(opened.leases, JobRef("orders", "totals", 1), this_process(""), Patience(beat_s=float(beat))) as lease:
+    with Lease(opened.leases, GenerationRef("orders", 1), this_process(""), Patience(beat_s=float(beat))) as lease:
         print("holds the lease", flush=True)
         sys.stdin.readline()
         try:
@@ -72,7 +72,7 @@ def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: 
         assert writer.stdout.readline() == "holds the lease\n"
         # Its next renewal is seconds away: if it were paused during a renewal, it would hold SQLite's lock.
         psutil.Process(writer.pid).suspend()
-        with Lease(states.ledger.leases, JobRef("orders", "totals", 1), this_process("other"), QUICK) as lease:
+        with Lease(states.ledger.leases, GenerationRef("orders", 1), this_process("other"), QUICK) as lease:
             with open_shard(location, to_write=True) as shard:
                 shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
@@ -121,7 +121,7 @@ def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, ob
     chosen = [rng.randrange(1, steps) for _ in range(3)]
     died = [step for step in chosen if not calls(*move, dying_after=step, environment=token)]
     calls(*move, environment=token)
-    worker = states.ledger.jobs.workers("orders", "totals")[0]
+    worker = states.ledger.generations.workers("orders")[0]
     assert worker.port == host.port
     with open_shard(worker.location) as shard:
         assert {row.key: row.value for row in shard.scan(0, 2, limit=99)} == dict.fromkeys(keys, "[2]")
@@ -138,16 +138,16 @@ def test_killed_retention(states: States, observe: Observe) -> None:
     for step in (rng.randrange(1, 150) for _ in range(4)):
         if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
             died.append(step)
-        for snapshot in states.ledger.snapshots.recent("orders", "totals"):
+        for snapshot in states.ledger.snapshots.recent("orders"):
             assert values_of(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
     calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [7, 6]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders")] == [7, 6]
     observe(f"retention was killed at calls {died}; every remaining snapshot was complete; two are kept in the end")
 
 
 def values_of(states: States, batch: int) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
-    for worker in states.ledger.jobs.workers("orders", "totals"):
+    for worker in states.ledger.generations.workers("orders"):
         with open_shard(worker.location) as shard:
             values |= {row.key: row.value for row in shard.scan(0, batch, limit=99)}
     return values
@@ -161,7 +161,7 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> N
     with EmbeddedKafka(tmp_path / "kafka", free_port()) as kafka:
         kafka.create_topics({"out": 1, "markers": 1})
         config = {"bootstrap.servers": kafka.bootstrap, "log_level": "0"}
-        writer = Writer(JobRef("p", "main", 1), "markers")
+        writer = Writer(GenerationRef("p", 1), "markers")
         with TransactionalOutput(config, writer, {"out": TopicLimits()}) as output:
             output.send(batch(0), [("out", records("a"))])
             broker = running_broker(kafka.folder)

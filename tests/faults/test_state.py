@@ -123,7 +123,7 @@ def test_a_damaged_shard(start: Start, observe: Observe) -> None:
         with pytest.raises(StateError, match="Worker 0's shard is damaged"):
             running.run()
         with running.ledger() as ledger:
-            (worker, other) = ledger.jobs.workers(running.pipeline.name, "main")
+            (worker, other) = ledger.generations.workers(running.pipeline.name)
         assert worker.unavailable
         assert not other.unavailable
         rebuild(running)

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.conftest import Observe
 from tests.faults.world import ROOT, wait_until
@@ -96,10 +96,10 @@ class Adder:
     def sums(self) -> dict[str, str | None]:
         """The values of the store, after a check of the operator states' checksum."""
         with Ledger.open(Settings.read(self.settings).ledger) as ledger:
-            snapshot = ledger.snapshots.latest("adder", "main")
-            (info,) = (store for store in ledger.jobs.stores("adder") if store.name == "sums")
-            (worker,) = ledger.jobs.workers("adder", "main")
-            audit = ledger.audits.newest(JobRef("adder", "main", 1))
+            snapshot = ledger.snapshots.latest("adder")
+            (info,) = (store for store in ledger.generations.stores("adder") if store.name == "sums")
+            (worker,) = ledger.generations.workers("adder")
+            audit = ledger.audits.newest(GenerationRef("adder", 1))
         assert snapshot is not None
         assert audit is not None
         with open_shard(worker.location) as shard:

@@ -81,7 +81,7 @@ class Watcher:
         """Raise AssertionError if the newest snapshot of a job is incomplete, or older than an earlier one."""
         with self._world.ledger() as ledger:
             for job in self._world.jobs:
-                if (snapshot := ledger.snapshots.latest(self._world.name, job)) is not None:
+                if (snapshot := ledger.snapshots.latest(self._world.name)) is not None:
                     self._check(ledger, snapshot)
 
     def _check(self, ledger: Ledger, snapshot: Snapshot) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka import Message
 from sluice.kafka.topics import produce, read_topic, text_headers
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.model import GenerationRef, Snapshot
 from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 
@@ -193,16 +193,16 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
     keys = audits = 0
     with world.ledger() as ledger:
         for job in world.jobs:
-            snapshot = ledger.snapshots.latest(NAME, job)
+            snapshot = ledger.snapshots.latest(NAME)
             assert snapshot is not None
             replaced = [old for old in earlier if old.job == job]
-            snapshots = batches(replaced, ledger.snapshots.recent(NAME, job, limit=sys.maxsize)[::-1])
+            snapshots = batches(replaced, ledger.snapshots.recent(NAME, limit=sys.maxsize)[::-1])
             truth = Truth()
             for record in _in_order(records, snapshots):
                 truth.add(record)
             keys += _stores(ledger, snapshot, truth)
             verify_shards(ledger, snapshot)
-            of_job = ledger.audits.all(JobRef(NAME, job, snapshot.generation))
+            of_job = ledger.audits.all(GenerationRef(NAME, snapshot.generation))
             count = records_read(of_job, TOPICS)
             assert count == len(records), f"{job} has read {count} of {len(records)} records"
             audits += len(of_job)
@@ -232,9 +232,9 @@ def _in_order(records: Iterable[TopicRecord], snapshots: Sequence[Snapshot]) -> 
 
 def _stores(ledger: Ledger, snapshot: Snapshot, truth: Truth) -> int:
     keys = 0
-    for store in (info for info in ledger.jobs.stores(NAME) if info.job == snapshot.job):
+    for store in (info for info in ledger.generations.stores(NAME) if info.job == snapshot.job):
         actual: dict[str, Any] = {}
-        for worker in ledger.jobs.workers(NAME, snapshot.job):
+        for worker in ledger.generations.workers(NAME):
             with open_shard(worker.location) as shard:
                 for row in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
                     actual[row.key] = json.loads(row.value or "")[store.store_column]

@@ -129,7 +129,7 @@ class World:
         """Spark's folder in the current generation of a job; by default of the last job."""
         job = job or self.jobs[-1]
         with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.jobs.generation(self.name, job) or 1
+            generation = ledger.generations.current_number(self.name) or 1
         return Path(self.settings.checkpoints) / self.name / job / f"g{generation}" / "spark"
 
     def produce(self, count: int, **options: Any) -> None:
@@ -168,7 +168,7 @@ class World:
         """The newest published batch of a job, -1 if none; by default of the last job."""
         try:
             with self.ledger() as ledger:
-                latest = ledger.snapshots.latest(self.name, job or self.jobs[-1])
+                latest = ledger.snapshots.latest(self.name)
         except Exception:
             return -1
         return -1 if latest is None else latest.batch

@@ -20,7 +20,7 @@ def test_unread_records_are_counted_before_a_run(kafka: EmbeddedKafka, tmp_path:
     kafka.create_topics({"counted": 2})
     produce(config, "counted", ((str(number), b"{}", 0) for number in range(20)))
     states = States(f"sqlite:///{tmp_path}", pipeline="counting")
-    states.ledger.jobs.register(states.info(topics=("counted",)))
+    states.ledger.generations.register(states.info(topics=("counted",)))
     states.publish(positions={"counted": {"0": 1, "1": 2}})
 
     def unread(**changed: object) -> int:

@@ -20,7 +20,7 @@ from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import Watch
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, Snapshot
+from sluice.state.model import GenerationInfo, Snapshot
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 from tests.soak.sizes import assert_flat, own_size
@@ -63,7 +63,7 @@ def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
 
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
     """Publish positions, as a run of the pipeline `p` does."""
-    ledger.jobs.register(JobInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
+    ledger.generations.register(GenerationInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
     snapshot = Snapshot(
         pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
         positions={topic: positions}, stream_times={}, counts={},

@@ -126,7 +126,7 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     storage = Storage.of(job, 1, settings)
     query = JobQuery(spark, storage, NoRecords(spark), dict.fromkeys(job.topics, 1))
     with Ledger.open(settings.ledger) as ledger:
-        ledger.jobs.register(query.info)
+        ledger.generations.register(query.info)
         ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
 
 

@@ -27,7 +27,7 @@ from sluice.client import Change, ChangedKey
 from sluice.client.queries import Connection, Query
 from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, SettingsError, StateError
 from sluice.settings import settings
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.api.states import totals, windows
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
@@ -162,7 +162,7 @@ def test_many_long_keys_are_read_from_one_snapshot(
 
 def test_the_client_raises_the_servers_errors(client: Client, states: States, hosts: list[Host]) -> None:
     states.publish(totals("general", {"store_1": (5, "1.00")}))
-    states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 1)
+    states.ledger.snapshots.forget(GenerationRef("orders", 1), 1)
     cases = {NotFound: {"key": "none"}, NotReached: {"min_snapshot": "9.9"}, QueryError: {"as_of": "x"}}
     for kind, asked in cases.items():
         with pytest.raises(kind):

@@ -81,7 +81,7 @@ class Commands:
         self.publish()
         audit = self.ledger.audits.newest(self.states.ref)
         assert audit is not None
-        for worker in self.ledger.jobs.workers("orders", self.states.job):
+        for worker in self.ledger.generations.workers("orders"):
             with open_shard(worker.location) as shard:
                 shard.verify(audit.batch, audit.published(worker.number))
                 rows = shard.scan(KINDS.index("general"), audit.batch, limit=99)
@@ -136,7 +136,7 @@ def test_a_paused_move_changes_nothing(
 
 def test_a_move_is_refused_if_a_generation_appears_whose_shards_it_does_not_copy(commands: Commands) -> None:
     def register() -> None:
-        commands.ledger.jobs.register(
+        commands.ledger.generations.register(
             States(commands.states.database, workers=4, generation=2).info(), hidden=True
         )  # a rebuild begins
 

@@ -251,9 +251,9 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
         claim(local.ledger, settings(), Options(1), "local", [0])
     for number in range(2):
         move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
-    assert {worker.port for worker in local.ledger.jobs.workers("local", "totals")} == {hosts[0].port, hosts[1].port}
+    assert {worker.port for worker in local.ledger.generations.workers("local")} == {hosts[0].port, hosts[1].port}
     local.publish({"k3": "[33]"})
-    with open_shard(local.ledger.jobs.workers("local", "totals")[owner("k3", 2)].location) as shard:
+    with open_shard(local.ledger.generations.workers("local")[owner("k3", 2)].location) as shard:
         assert [row.value for row in shard.scan(0, 1, Range.of_key("k3"))] == ["[33]"]
 
 

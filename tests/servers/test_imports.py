@@ -28,12 +28,12 @@ def old(tmp_path: Path) -> States:
 
 def state_rows(ledger: Ledger) -> set[tuple[int, str, int, str | None]]:
     """All state rows of the newest snapshot."""
-    snapshot = ledger.snapshots.latest("orders", "totals")
+    snapshot = ledger.snapshots.latest("orders")
     assert snapshot is not None
     rows = set()
-    for worker in ledger.jobs.workers("orders", "totals"):
+    for worker in ledger.generations.workers("orders"):
         with open_shard(worker.location) as shard:
-            for group in {store.group_id for store in ledger.jobs.stores("orders")}:
+            for group in {store.group_id for store in ledger.generations.stores("orders")}:
                 for row in shard.scan(group, snapshot.batch, limit=1_000):
                     rows.add((group, row.key, row.window_start, row.value))
     return rows
@@ -46,11 +46,11 @@ def test_answers_are_the_same_after_the_import(old: States, postgres: str) -> No
     with Ledger.open(database) as new:
         assert import_state(old.ledger, new, database) >= len(before)
         assert state_rows(new) == before
-        assert new.snapshots.latest("orders", "totals") == old.ledger.snapshots.latest("orders", "totals")
-        lease = new.leases.get(old.ledger.jobs.current("orders")[0].ref)
+        assert new.snapshots.latest("orders") == old.ledger.snapshots.latest("orders")
+        lease = new.leases.get(old.ledger.generations.current("orders")[0].ref)
         assert lease is not None
         assert not lease.held, "the next run need not wait"
-        assert all(worker.location.startswith("postgresql") for worker in new.jobs.workers("orders", "totals"))
+        assert all(worker.location.startswith("postgresql") for worker in new.generations.workers("orders"))
 
 
 def test_a_run_with_the_old_settings_stops(old: States, postgres: str) -> None:
@@ -88,7 +88,7 @@ def test_an_import_that_was_killed_before_it_unsealed_the_shards_is_repeated(
                 import_state(old.ledger, new, database)
         import_state(old.ledger, new, database)
         assert state_rows(new) == before
-        for worker in new.jobs.workers("orders", "totals"):
+        for worker in new.generations.workers("orders"):
             with open_shard(worker.location, to_write=True) as shard:
                 shard.begin(99, 0)
         with pytest.raises(Refused, match="has pipelines already: orders"):
@@ -117,8 +117,8 @@ def test_only_an_empty_ledger_is_filled(old: States, postgres: str) -> None:
 
 def test_nothing_is_copied_while_a_run_is_in_progress(old: States, postgres: str) -> None:
     database = new_database(postgres)
-    ref = old.ledger.jobs.current("orders")[0].ref
+    ref = old.ledger.generations.current("orders")[0].ref
     with Lease(old.ledger.leases, ref, this_process("a run")), Ledger.open(database) as new:
         with pytest.raises(LeaseError):
             import_state(old.ledger, new, database)
-        assert new.jobs.pipelines() == []
+        assert new.generations.pipelines() == []

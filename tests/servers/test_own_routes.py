@@ -241,7 +241,7 @@ def test_a_file_that_hangs_is_an_error(folder: Path) -> None:
 def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}", pipeline="pages")
     states.stores = (states.store("views_count"),)
-    states.ledger.jobs.register(states.info())
+    states.ledger.generations.register(states.info())
     states.publish({"home": "[7]"})
     (text,) = (text for path, text in files(read(PAGE)).items() if path.endswith("pages_routes.py"))
     write(folder, pages=text)

@@ -213,7 +213,7 @@ def test_a_certificate_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) 
         assert unknown.returncode == 1
         trusting = variables | {"SLUICE_SERVER_CA": str(certificate)}
         assert subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
-        (worker,) = states.ledger.jobs.workers("orders", "totals")
+        (worker,) = states.ledger.generations.workers("orders")
         assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
         answer = httpx.post(
             f"{worker.server}/query",

@@ -229,7 +229,7 @@ def test_keys_may_contain_nul(host: Host) -> None:
 
 
 def test_a_job_without_stores_has_workers(hosts: list[Host], states: States) -> None:
-    states.ledger.jobs.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
+    states.ledger.generations.register(msgspec.structs.replace(states.info(), job="steps", stores=()))
     body = hosts[0].get("/sluice/v1/pipelines/orders/workers").json()
     assert [(worker["number"], worker["stores"]) for worker in body if worker["job"] == "steps"] == [
         (n, []) for n in range(4)
@@ -245,7 +245,7 @@ def test_a_deeply_nested_value_is_not_a_500(hosts: list[Host], states: States, l
         msgspec.structs.replace(store, value="") if store.name == "general_orders_count" else store
         for store in states.stores
     )
-    states.ledger.jobs.register(states.info())
+    states.ledger.generations.register(states.info())
     deep = f"[{'[' * levels}{']' * levels},1]"
     states.publish([(0, "deep", -1, -1, deep)])
     results: dict[str, int] = {}

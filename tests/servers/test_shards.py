@@ -9,7 +9,7 @@ import pytest
 from sluice.errors import DamagedState, LeaseError, Refused
 from sluice.remote.opening import create_shard, drop_shard, open_shard
 from sluice.remote.shard import RemoteShard
-from sluice.state.model import NO_WINDOW, JobRef, StateRow
+from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.shard.addresses import location
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.protocol import Checksums, Journal, Shard
@@ -17,7 +17,7 @@ from sluice.state.shard.ranges import Range
 from sluice.state.shard.shard import LocalShard
 from tests.servers.hosts import Host
 
-REF = JobRef("orders", "story", 1)
+REF = GenerationRef("orders", 1)
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -354,7 +354,7 @@ def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], sta
     hosts[1].stop()
     old = states.written_at[1]
     assert f"the standby at 127.0.0.1:{hosts[2].port}, which had snapshot 1.0" in promoted(states)
-    assert "took the place" in states.ledger.notes.all("orders", states.job)[-1].text
+    assert "took the place" in states.ledger.notes.all("orders")[-1].text
     states.publish(totals("general", {of_worker(1): (100, "1.00")}))
     hosts[1].start()
     answer = hosts[0].get("/v1/orders/count/general_orders")
@@ -408,7 +408,7 @@ def test_a_run_promotes_the_standby_of_an_unreachable_worker(
     hosts[1].stop()
     assert promote_standbys(states.ledger, *orders, gone) == ""
     assert states.ledger.placements.of("orders")[1].port == hosts[2].port
-    assert states.ledger.notes.all("orders", states.job)[-1].text.endswith("It does not answer.")
+    assert states.ledger.notes.all("orders")[-1].text.endswith("It does not answer.")
     assert promote_standbys(states.ledger, *orders, gone) == "There is no standby."
 
 

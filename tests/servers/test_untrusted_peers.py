@@ -128,7 +128,7 @@ def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], e
         WorkerInfo(pipeline="local", job="totals", generation=1, number=n, location=at)
         for n, at in enumerate((led_away, local.location(1)))
     ]
-    local.ledger.jobs.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
+    local.ledger.generations.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
     page = hosts[0].get("/sluice/v1/stores/totals?pipeline=local").json()
     assert [worker["status"] for worker in page["workers"]] == ["unavailable", "ok"]
     assert "does not belong to a registered state server" in page["workers"][0]["reason"]
@@ -206,7 +206,7 @@ def test_no_response_or_log_contains_a_database_password(
     away.publish({"a": "[1]"})
     place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
     worker = WorkerInfo(pipeline="away", job="totals", generation=1, number=0, location=place)
-    away.ledger.jobs.register(msgspec.structs.replace(away.info(), workers=(worker,)))
+    away.ledger.generations.register(msgspec.structs.replace(away.info(), workers=(worker,)))
     told = texts_of(hosts)
     assert "unavailable" in told
     assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())

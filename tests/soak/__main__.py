@@ -34,7 +34,7 @@ from sluice.provision.checks import free_port
 from sluice.settings import Settings, settings
 from sluice.snapshot_retention import retain
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.testing.platform import LocalPlatform
 from sluice.testing.service import Service, members, stop
 from tests.soak.sizes import Size, cpu_seconds, growth, mb_in, size_of
@@ -62,7 +62,7 @@ visits.join(sales, within("1 second", grace="1 second")).to("visits_with_sales")
 '''
 TOPICS = ("visits", "sales", "visits_closed", "visits_with_sales")
 KEYS = 2_000
-REF = JobRef("soak", "main", 1)
+REF = GenerationRef("soak", 1)
 
 SAMPLE_S = 20.0
 WARM_UP_MINUTES = 3.0

@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> ApiState:
         states.publish({"a": "[1,2]"})
         if name == "payroll":
             states.stores = (*states.stores, states.store("salaries"))
-            states.ledger.jobs.register(states.info())
+            states.ledger.generations.register(states.info())
     return ApiState(states.ledger, Reader(states.ledger))
 
 

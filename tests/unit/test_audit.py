@@ -8,7 +8,7 @@ from sluice.errors import LeaseError
 from sluice.state.ledger.audits import SourceAudit, total
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
@@ -45,17 +45,17 @@ def test_batches_add_up_by_partition() -> None:
 
 def test_an_audit_is_published_with_its_snapshot(database: str) -> None:
     with Ledger.open(ledger_url(database)) as ledger:
-        lease = ledger.leases.take(JobRef("orders", "totals", 1), Holder(host="h", pid=1, process=""), None)
+        lease = ledger.leases.take(GenerationRef("orders", 1), Holder(host="h", pid=1, process=""), None)
         assert lease is not None
         made = audit(0, lease.epoch, source(read=10, applied=10))
         assert ledger.snapshots.publish(make_snapshot(0), made)
         assert not ledger.snapshots.publish(make_snapshot(0), made)
-        assert ledger.audits.all(JobRef("orders", "totals", 1)) == [made]
-        assert ledger.audits.newest(JobRef("orders", "totals", 1)) == made
+        assert ledger.audits.all(GenerationRef("orders", 1)) == [made]
+        assert ledger.audits.newest(GenerationRef("orders", 1)) == made
         with pytest.raises(LeaseError):
             ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch - 1))
-        assert ledger.audits.all(JobRef("orders", "totals", 1)) == [made]
+        assert ledger.audits.all(GenerationRef("orders", 1)) == [made]
         assert ledger.snapshots.publish(make_snapshot(1), audit(1, lease.epoch))
         # An audit is removed together with its snapshot.
-        ledger.snapshots.forget(JobRef("orders", "totals", 1), before=1)
-        assert [kept.batch for kept in ledger.audits.all(JobRef("orders", "totals", 1))] == [1]
+        ledger.snapshots.forget(GenerationRef("orders", 1), before=1)
+        assert [kept.batch for kept in ledger.audits.all(GenerationRef("orders", 1))] == [1]

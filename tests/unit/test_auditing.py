@@ -15,7 +15,7 @@ from sluice.state.database import transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.tables import WORKERS
-from sluice.state.model import NO_WINDOW, JobRef
+from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.shard import LocalShard
 from tests.states import States, ledger_url, make_audit, make_snapshot
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def states(database: str) -> Iterator[States]:
     made = States(database)
-    assert made.ledger.leases.take(JobRef("orders", "totals", 1), Holder(host="h", pid=1, process=""), None)
+    assert made.ledger.leases.take(GenerationRef("orders", 1), Holder(host="h", pid=1, process=""), None)
     yield made
     made.ledger.close()
 
@@ -73,13 +73,13 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
     fine, text = said(states, verify=True)
     assert not fine
     assert f"is {checksum}, expected 0123456789abcdef" in " ".join(text.split())
-    assert [bool(worker.unavailable) for worker in states.ledger.jobs.workers("orders", "totals")] == [True, False]
+    assert [bool(worker.unavailable) for worker in states.ledger.generations.workers("orders")] == [True, False]
 
     right = make_audit(1, 1, source(read=10, applied=10))
     right.checksums["0"] = checksum
     states.ledger.snapshots.publish(make_snapshot(1), right)
     assert said(states, "1.1", verify=True)[0]
-    assert not any(worker.unavailable for worker in states.ledger.jobs.workers("orders", "totals"))
+    assert not any(worker.unavailable for worker in states.ledger.generations.workers("orders"))
 
 
 def test_a_lost_row_of_a_worker_is_found(states: States) -> None:
@@ -97,12 +97,12 @@ def test_no_audit_reveals_a_password(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
     workers = tuple(msgspec.structs.replace(worker, location=place) for worker in states.info().workers)
-    states.ledger.jobs.register(msgspec.structs.replace(states.info(), workers=workers))
+    states.ledger.generations.register(msgspec.structs.replace(states.info(), workers=workers))
     try:
         _, text = said(states, verify=True)
     except StateError as error:
         text = str(error)
-    assert "hunter2" not in text + str(states.ledger.quarantine.get(JobRef("orders", "totals", 1)))
+    assert "hunter2" not in text + str(states.ledger.quarantine.get(GenerationRef("orders", 1)))
     assert "127.0.0.1" in text, "the error is about the database"
 
 

@@ -24,7 +24,7 @@ from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, WorkerInfo
+from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.installation import OPERATOR, Installation, content, expected, settings_of
@@ -55,7 +55,7 @@ def test_a_backup_is_restored_with_all_snapshots(database: str, tmp_path: Path) 
     assert restore(tmp_path / "backup", new) == made
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
-        assert ledger.snapshots.recent("orders", "main") == old.ledger.snapshots.recent("orders", "main")
+        assert ledger.snapshots.recent("orders") == old.ledger.snapshots.recent("orders")
     assert [*Path(new.checkpoints).rglob("offsets/*")]
 
 
@@ -64,7 +64,7 @@ def test_a_backup_of_files_is_restored_to_postgresql(backup: Path, tmp_path: Pat
     restore(backup, new)
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
-        assert all("postgresql" in worker.location for worker in ledger.jobs.workers("orders", "main"))
+        assert all("postgresql" in worker.location for worker in ledger.generations.workers("orders"))
 
 
 def test_a_lost_ledger_is_not_backed_up(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
-    with Ledger.open(new.ledger) as ledger, open_shard(ledger.jobs.workers("orders", "main")[0].location) as shard:
+    with Ledger.open(new.ledger) as ledger, open_shard(ledger.generations.workers("orders")[0].location) as shard:
         assert shard.journal().newest == 0
         assert {version.batch for version in shard.versions(0, None, 1_000)} == {0}
         assert {version.batch for version in shard.state_versions(0, None, 1_000)} == {0}
@@ -178,7 +178,7 @@ def test_what_an_installation_has_left_is_not_replaced(left: str, error: str, ba
     with pytest.raises(Refused, match=error):
         restore(backup, settings)
     with Ledger.open(settings.ledger) as ledger:
-        assert ledger.jobs.pipelines() == []
+        assert ledger.generations.pipelines() == []
 
 
 @pytest.mark.parametrize("point", ["before a checkpoint", "before the ledger", "after the ledger"])
@@ -202,7 +202,7 @@ def test_an_interrupted_restore_is_repeated(
     restore(backup, new)
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
-        for worker in ledger.jobs.workers("orders", "main"):
+        for worker in ledger.generations.workers("orders"):
             with open_shard(worker.location, to_write=True) as shard:
                 shard.begin(99, 1)
     with pytest.raises(Refused, match="has pipelines already"):
@@ -212,10 +212,10 @@ def test_an_interrupted_restore_is_repeated(
 def test_a_restored_installation_removes_no_shards_of_the_old_one(database: str, tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old", database))
     # A replay is being built, which has not published a batch yet.
-    unfinished = location(old.settings.shards, JobRef("orders", "main", 2), 0)
+    unfinished = location(old.settings.shards, GenerationRef("orders", 2), 0)
     worker = WorkerInfo(pipeline="orders", job="main", generation=2, number=0, location=unfinished)
     info = msgspec.structs.replace(old.states.info(), generation=2, workers=(worker,))
-    old.ledger.jobs.register(info, hidden=True)
+    old.ledger.generations.register(info, hidden=True)
     create_shard(unfinished).close()
     back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
     new = settings_of(tmp_path / "new")

@@ -90,7 +90,7 @@ def test_the_runs_of_a_dag_that_has_published_nothing(api: Api) -> None:
 def test_generations_list_the_current_one_and_unfinished_ones(api: Api, states: States) -> None:
     states.publish({"a": "[1,2]"})
     shadow = replace(states, generation=2)
-    states.ledger.jobs.register(shadow.info(description="another topology"), hidden=True)
+    states.ledger.generations.register(shadow.info(description="another topology"), hidden=True)
     current, other = api.get("/v1/pipelines/orders/generations")
     assert (current["generation"], current["current"], current["snapshot"]["id"]) == (1, True, "1.0")
     assert current["same_topology"]

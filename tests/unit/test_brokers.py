@@ -21,7 +21,7 @@ from sluice.kafka.brokers import producer_of, require_brokers
 from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.ports import free_port
 
 
@@ -29,7 +29,7 @@ def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(topics, "_TIMEOUT_S", 0.5)
     kafka = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": "1", "enable.idempotence": "false"}
     with pytest.raises(SettingsError, match=r"`message\.timeout\.ms` must be greater than `linger\.ms`"):
-        TransactionalOutput(kafka, Writer(JobRef("p", "main", 1), "p_markers"), {"out": TopicLimits()})
+        TransactionalOutput(kafka, Writer(GenerationRef("p", 1), "p_markers"), {"out": TopicLimits()})
     with pytest.raises(BrokersUnreachable, match=r"Kafka at 127\.0\.0\.1:1 does not answer"):
         next(read_topic(kafka, "out"))
 

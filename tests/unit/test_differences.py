@@ -59,7 +59,7 @@ def test_windows_are_compared_one_by_one(states: States, api: Api) -> None:
 
 def test_a_generation_built_beside_the_current_one_is_compared_with_it(states: States, api: Api) -> None:
     shadow = replace(states, generation=2, stores=states.stores)
-    shadow.ledger.jobs.promote(states.ref)  # the first stays what queries read
+    shadow.ledger.generations.promote(states.ref)  # the first stays what queries read
     shadow.publish({"same": "[1,1]", "changed": "[3,1]", "later": "[5,1]"})
     diff = api.get(DIFF, before="1.1", after="2.0")
     assert numbers(diff) == (2, 1, 0, 0)

@@ -15,8 +15,8 @@ from sluice.engine.job.rebuild import drop_built
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job, plan
 from sluice.remote.opening import create_shard
-from sluice.state.ledger.jobs import Jobs
-from sluice.state.model import JobRef, WorkerInfo
+from sluice.state.ledger.generations import Jobs
+from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.shard.addresses import exists
 from tests.installation import Installation, content, expected, settings_of
 from tests.lost_commits import losing
@@ -44,11 +44,11 @@ def built(current: Installation, job: Job) -> Storage:
         WorkerInfo(pipeline="orders", job="main", generation=2, number=number, location=address)
         for number, address in enumerate(storage.locations)
     )
-    current.ledger.jobs.register(
+    current.ledger.generations.register(
         msgspec.structs.replace(current.states.info(), generation=2, workers=workers), hidden=True
     )
     Path(storage.checkpoint).mkdir(parents=True)
-    with Lease(current.ledger.leases, JobRef("orders", "main", 2), this_process("replay")):
+    with Lease(current.ledger.leases, GenerationRef("orders", 2), this_process("replay")):
         for address in storage.locations:
             create_shard(address).close()
     return storage
@@ -66,7 +66,7 @@ def test_a_drop_is_repeated_after_the_connection_was_lost_at_its_commit(
         patch.setattr(Jobs, step, losing(getattr(Jobs, step)))
         with pytest.raises(StateError, match="Removing the generation failed"):
             drop_built(job, current.settings)
-    assert current.ledger.jobs.generations("orders", "main") == [1]
+    assert current.ledger.generations.numbers("orders") == [1]
     assert drop_built(job, current.settings) == 2
     assert is_gone(built)
     assert drop_built(job, current.settings) == 2, "repeating it changes nothing"

@@ -18,11 +18,11 @@ from sluice.engine.job.run import _lease_of_hidden
 from sluice.errors import LeaseError, Refused
 from sluice.remote.server import imports
 from sluice.remote.server.imports import import_state
-from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.generations import Jobs
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.protocol import Checksums
 from sluice.testing.kafka import EmbeddedKafka
 from tests.fences import content, end_lease, paused_before, take_lease
@@ -42,7 +42,7 @@ def go_on(files: Installation) -> None:
     take_lease(files.ledger, files.ref)
     end_lease(files.ledger, files.ref)
     repartition(job_of(5), files.settings)
-    files.states.generation = files.ledger.jobs.generation("orders", "main") or 0
+    files.states.generation = files.ledger.generations.current_number("orders") or 0
     files.states.workers = files.workers = 5
     files.publish()
 
@@ -75,7 +75,7 @@ def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files
         pytest.raises(Refused, match="A worker of 'orders' was moved while generation 2 was filled"),
     ):
         repartition(job_of(3), files.settings)
-    assert files.ledger.jobs.generation("orders", "main") == 1
+    assert files.ledger.generations.current_number("orders") == 1
     files.publish()
     assert values(files.ledger) == expected(0, 1)
 
@@ -84,17 +84,17 @@ def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files
 def test_a_paused_drop_does_not_remove_a_generation_that_was_promoted(files: Installation) -> None:
     with paused_before(Jobs, "promote", killed), pytest.raises(RuntimeError, match="killed"):
         repartition(job_of(3), files.settings)
-    built = JobRef("orders", "main", 2)
+    built = GenerationRef("orders", 2)
 
     def promote() -> None:
         take_lease(files.ledger, files.ref)
         held = files.ledger.leases.get(files.ref)
-        files.ledger.jobs.promote(built, held)
+        files.ledger.generations.promote(built, held)
         end_lease(files.ledger, files.ref)
 
     with paused_before(Jobs, "forget_generation", promote), pytest.raises(LeaseError):
         drop_built(job_of(3), files.settings)
-    assert files.ledger.jobs.generation("orders", "main") == 2
+    assert files.ledger.generations.current_number("orders") == 2
     assert values(files.ledger) == expected(0)
 
 
@@ -107,7 +107,7 @@ def test_every_change_of_a_generation_needs_the_lease(files: Installation) -> No
     with Lease(files.ledger.leases, files.ref, this_process("")) as lease:
         stale = lease.row
     take_lease(files.ledger, files.ref)
-    new = JobRef("orders", "main", 2)
+    new = GenerationRef("orders", 2)
     jobs, info = files.ledger.jobs, files.states.info()
     source = SourcePartition(topic="orders", partition=0, topic_id="other", first=7)
     with Lease(files.ledger.leases, new, this_process("")) as own:
@@ -126,7 +126,7 @@ def test_every_change_of_a_generation_needs_the_lease(files: Installation) -> No
 
 
 def test_a_generation_that_was_removed_is_not_built_any_further(files: Installation) -> None:
-    lease = Lease(files.ledger.leases, JobRef("orders", "main", 2), this_process(""))
+    lease = Lease(files.ledger.leases, GenerationRef("orders", 2), this_process(""))
     with pytest.raises(LeaseError, match="Generation 2 of orders was removed"), _lease_of_hidden(files.ledger, lease):
         pass
 

@@ -17,7 +17,7 @@ from sluice.engine.job.driver_lease import Lease, Patience, is_gone, this_proces
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.states import ledger_url, make_snapshot
 from tests.states import make_audit as audit
 
@@ -34,13 +34,13 @@ def ledger(database: str) -> Iterator[Ledger]:
 
 
 def lease(ledger: Ledger, run: str = "", holder: Holder | None = None, patience: Patience = QUICK) -> Lease:
-    return Lease(ledger.leases, JobRef("orders", "totals", 1), holder or this_process(run), patience)
+    return Lease(ledger.leases, GenerationRef("orders", 1), holder or this_process(run), patience)
 
 
 def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         time.sleep(0.3)
-        row = ledger.leases.get(JobRef("orders", "totals", 1))
+        row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None
         assert (row.epoch, row.held, row.pid) == (mine.epoch, True, os.getpid()) == (1, True, os.getpid())
         assert row.beat >= 2
@@ -71,7 +71,7 @@ def test_one_of_many_concurrent_drivers_gets_the_lease(ledger: Ledger) -> None:
 
 
 def test_a_silent_holder_on_another_host_expires(ledger: Ledger) -> None:
-    assert ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
+    assert ledger.leases.take(GenerationRef("orders", 1), ELSEWHERE, None)
     start = time.monotonic()
     with lease(ledger) as mine:
         assert mine.epoch == 2
@@ -80,7 +80,7 @@ def test_a_silent_holder_on_another_host_expires(ledger: Ledger) -> None:
 
 def test_expiry_does_not_use_the_wall_clock(ledger: Ledger) -> None:
     """`since` is in 2022, but only an unchanged beat over time counts."""
-    row = ledger.leases.take(JobRef("orders", "totals", 1), ELSEWHERE, None)
+    row = ledger.leases.take(GenerationRef("orders", 1), ELSEWHERE, None)
     assert row is not None
 
     def beat() -> None:
@@ -111,7 +111,7 @@ def test_a_live_holder_that_proc_hides_is_not_taken_for_ended(
         monkeypatch.setattr("sluice.engine.job.driver_lease._is_visible", lambda _: False)
         monkeypatch.setattr("sluice.engine.job.driver_lease._started", lambda _: "")
     with _driver(database) as process:
-        row = ledger.leases.get(JobRef("orders", "totals", 1))
+        row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None
         assert not is_gone(row)
         process.kill()
@@ -159,7 +159,7 @@ def test_a_retry_does_not_wait_forever(ledger: Ledger) -> None:
                 orphan.check()
             with pytest.raises(LeaseError, match="has lost its lease"):
                 ledger.snapshots.publish(make_snapshot(0), audit(0, orphan.epoch))
-        assert ledger.snapshots.latest("orders", "totals") is None
+        assert ledger.snapshots.latest("orders") is None
 
 
 def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, database: str) -> None:
@@ -170,7 +170,7 @@ def test_a_paused_driver_cannot_publish_after_it_resumes(ledger: Ledger, databas
             process.send_signal(signal.SIGCONT)
             output, _ = process.communicate(b"\n", timeout=120)
             assert b"has lost its lease" in output
-        assert ledger.snapshots.last_batch(JobRef("orders", "totals", 1)) == 0
+        assert ledger.snapshots.last_batch(GenerationRef("orders", 1)) == 0
 
 
 def test_a_driver_cannot_publish_after_releasing_its_lease(ledger: Ledger) -> None:
@@ -190,11 +190,11 @@ def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
                 raise StateError("The ledger is being restarted.")
             return bool(super().beat(row))
 
-    held = Lease(Restarting(ledger.leases._engine), JobRef("orders", "totals", 1), this_process(""), QUICK)
+    held = Lease(Restarting(ledger.leases._engine), GenerationRef("orders", 1), this_process(""), QUICK)
     with held:
         time.sleep(0.5)
         held.check()
-        row = ledger.leases.get(JobRef("orders", "totals", 1))
+        row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None
         assert row.beat > 0
 
@@ -204,11 +204,11 @@ import sys
 from sluice.engine.job.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.states import make_audit as audit, make_snapshot
 
 with Ledger.open(sys.argv[1]) as ledger:
-    with Lease(ledger.leases, JobRef("orders", "totals", 1), this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
+    with Lease(ledger.leases, GenerationRef("orders", 1), this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:
         print("held", flush=True)
         sys.stdin.readline()
         try:

@@ -95,7 +95,7 @@ def test_a_replayed_generation_stays_one_when_its_note_is_the_only_sign(
         connection.execute(text(note.format("pages", "State was damaged, and restored from the topics in 2 s: gone")))
     monkeypatch.undo()
     with Ledger.open(ledger_url(database)) as ledger:
-        assert [ledger.jobs.is_replayed(name, "main") for name in ("orders", "pages", "words")] == [True, False, False]
+        assert [ledger.generations.is_replayed(name) for name in ("orders", "pages", "words")] == [True, False, False]
 
 
 def test_a_newer_ledger_is_refused_and_stays_as_it_is(old: str, newer: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
         Ledger.open(old)
     newer.undo()
     with Ledger.open(old) as ledger:
-        assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders", "totals")] == [0]
+        assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders")] == [0]
         assert "owner" not in {column["name"] for column in inspect(ledger.engine).get_columns("jobs")}
 
 
@@ -126,7 +126,7 @@ def test_a_ledger_without_a_version_gets_one(database: str, monkeypatch: pytest.
         connection.execute(text(f"DROP TABLE {migrations.TABLE}"))
     monkeypatch.undo()
     with Ledger.open(old) as ledger:
-        assert ledger.jobs.generation("orders", "totals") == 1
+        assert ledger.generations.current_number("orders") == 1
         assert inspect(ledger.engine).has_table(migrations.TABLE)
 
 

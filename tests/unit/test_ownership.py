@@ -134,7 +134,7 @@ def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pyte
         for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
             rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # a table of the ledger
             assert PASSWORD not in str(rows), table
-    workers = states.ledger.jobs.workers("guarded", "totals")
+    workers = states.ledger.generations.workers("guarded")
     assert [make_url(one.location).password for one in workers] == [None, None]
 
     # Every process opens the shards with its own settings.
@@ -156,7 +156,7 @@ def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pyte
 def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     states = States(guarded, pipeline="granted")
     states.publish({"a": "[1,2]"})
-    address = states.ledger.jobs.workers("granted", "totals")[0].location
+    address = states.ledger.generations.workers("granted")[0].location
     schema = str(make_url(address).query["schema"])
     reader = make_url(guarded).set(username="reader", password="r-word")
     monkeypatch.setenv("SLUICE_SHARDS", reader.render_as_string(hide_password=False))

@@ -122,7 +122,7 @@ def test_a_shard_is_compared_with_the_oldest_batch_that_is_kept(states: States, 
 
     async def run() -> None:
         reader = Reader(states.ledger)
-        workers = states.ledger.jobs.workers("orders", "totals")
+        workers = states.ledger.generations.workers("orders")
         assert {status.status for status in await reader.statuses(workers)} == {"ok"}
         await reader.workers.close()
         put_older(states, tmp_path)

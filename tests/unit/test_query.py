@@ -205,14 +205,14 @@ def test_a_lost_row_of_a_worker_makes_the_answer_partial_until_the_next_run(data
     with pytest.raises(StateError, match=f"Worker {number}, which owns the key, is unavailable"):
         ask(reader, next(key for key in keys if owner(key, 3) == number))
 
-    states.ledger.jobs.register(states.info())  # as a run does
+    states.ledger.generations.register(states.info())  # as a run does
     assert set(values(everything(Reader(states.ledger)))) == keys.keys()
 
 
 def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
     states = States(f"sqlite:///{tmp_path}/state", workers=3)
     states.stores = (states.store("stores", "global", group_id=5),)
-    states.ledger.jobs.register(states.info())
+    states.ledger.generations.register(states.info())
     states.publish([(5, "a", NO_WINDOW, NO_WINDOW, '["A"]')])
     reader = Reader(states.ledger)
     for lost in (0, 1):

@@ -33,7 +33,7 @@ from sluice.query.limits import Gate
 from sluice.snapshot_retention import retain
 from sluice.state.deadlines import deadline
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.queries import worker_queries
 from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.ranges import Range
@@ -271,7 +271,7 @@ def test_a_run_without_a_snapshot(states: States) -> None:
 def test_a_removed_snapshot_is_gone_and_lists_the_kept_ones(states: States) -> None:
     for _ in range(3):
         states.publish({"a": "[7,1]"})
-    states.ledger.snapshots.forget(JobRef("orders", "totals", 1), 2)
+    states.ledger.snapshots.forget(GenerationRef("orders", 1), 2)
     for as_of in ("1.0", "1.1", "2026-11-21T11:00:00"):
         with pytest.raises(Gone, match="any more") as gone:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
@@ -402,7 +402,7 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
     with Ledger.open(states.database) as ledger, psycopg.connect(states.database) as other:
         other.execute("LOCK TABLE snapshots")
         with pytest.raises(StateError, match="lock timeout"):
-            ledger.snapshots.recent("orders", "totals")
+            ledger.snapshots.recent("orders")
 
 
 def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:

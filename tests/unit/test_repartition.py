@@ -27,11 +27,11 @@ from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.jobs import Jobs
+from sluice.state.ledger.generations import Jobs
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import JobRef, owner
+from sluice.state.model import GenerationRef, owner
 from sluice.state.shard.operator_states import State
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.dying import calls
@@ -63,16 +63,16 @@ def files(tmp_path: Path, kafka: EmbeddedKafka) -> Installation:
 
 @pytest.mark.parametrize("workers", [5, 1])
 def test_every_value_is_at_the_worker_that_owns_its_key(workers: int, old: Installation) -> None:
-    before = old.ledger.snapshots.latest("orders", "main")
+    before = old.ledger.snapshots.latest("orders")
     made = repartition(job_of(workers), old.settings)
     assert (made.generation, made.workers) == (2, workers)
     assert made.rows == 2 * len(KEYS) + 2
     assert content(old.ledger) == expected(1)
-    assert old.ledger.jobs.generation("orders", "main") == 2
-    after = old.ledger.snapshots.latest("orders", "main")
+    assert old.ledger.generations.current_number("orders") == 2
+    after = old.ledger.snapshots.latest("orders")
     assert before is not None
     assert after == msgspec.structs.replace(before, generation=2)
-    (job,) = old.ledger.jobs.current("orders")
+    (job,) = old.ledger.generations.current("orders")
     assert old.ledger.snapshots.times_before(job.ref, 2) == {"count/orders/0": 1}
     assert [batch.number for batch in old.ledger.history.all(job.ref)] == [0, 1]
     assert last_batch(checkpoint_of(old.settings.checkpoints, job.ref), "commits") == 1
@@ -89,14 +89,14 @@ def test_the_state_can_be_repartitioned_again(old: Installation) -> None:
     for workers in (7, 2):
         repartition(job_of(workers), old.settings)
     assert content(old.ledger) == expected(1)
-    assert old.ledger.jobs.generations("orders", "main") == [2, 3]
+    assert old.ledger.generations.numbers("orders") == [2, 3]
 
 
 def test_nothing_happens_during_a_run(files: Installation) -> None:
     run = Lease(files.ledger.leases, files.ref, this_process("a run"))
     with run, pytest.raises(LeaseError, match="Another driver is running"):
         repartition(job_of(3), files.settings)
-    assert files.ledger.jobs.generations("orders", "main") == [1]
+    assert files.ledger.generations.numbers("orders") == [1]
 
 
 def refused(files: Installation, workers: int, error: str, next_step: str) -> None:
@@ -104,13 +104,13 @@ def refused(files: Installation, workers: int, error: str, next_step: str) -> No
         repartition(job_of(workers), files.settings)
     assert next_step in caught.value.next_step
     assert content(files.ledger) == expected(0)
-    assert files.ledger.jobs.generation("orders", "main") == 1
+    assert files.ledger.generations.current_number("orders") == 1
 
 
 def test_a_repeated_command_changes_nothing(files: Installation) -> None:
     made = repartition(job_of(3), files.settings)
     assert repartition(job_of(3), files.settings) == dataclasses.replace(made, rows=None)
-    assert files.ledger.jobs.generations("orders", "main") == [1, 2]
+    assert files.ledger.generations.numbers("orders") == [1, 2]
     assert content(files.ledger) == expected(0)
 
 
@@ -138,7 +138,7 @@ def test_a_finished_batch_with_records_that_the_ledger_lacks_counts(files: Insta
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_finished_batches_without_a_snapshot_may_only_be_empty(end: int, tmp_path: Path) -> None:
-    settings, ref = settings_of(tmp_path), JobRef("orders", "main", 1)
+    settings, ref = settings_of(tmp_path), GenerationRef("orders", 1)
     storage = Storage.of(job_of(2), 1, settings)
     for log in ("offsets", "commits"):
         folder = Path(storage.checkpoint, log)
@@ -190,7 +190,7 @@ def test_an_altered_row_is_found(files: Installation) -> None:
     with pytest.raises(DamagedState, match="Worker 1's shard is damaged") as caught:
         repartition(job_of(3), files.settings)
     assert "sluice rebuild orders" in caught.value.next_step
-    assert files.ledger.jobs.generation("orders", "main") == 1
+    assert files.ledger.generations.current_number("orders") == 1
 
 
 def test_a_lost_row_is_found(files: Installation) -> None:
@@ -201,7 +201,7 @@ def test_a_lost_row_is_found(files: Installation) -> None:
     database.close()
     with pytest.raises(DamagedState, match="was published"):
         repartition(job_of(3), files.settings)
-    assert files.ledger.jobs.generation("orders", "main") == 1
+    assert files.ledger.generations.current_number("orders") == 1
 
 
 def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
@@ -284,10 +284,10 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(
         killed = Installation(settings_of(tmp_path / f"killed{part}", bootstrap=kafka.bootstrap))
         last, home = total * part // (kills + 1), environment(f"killed{part}")
         assert calls("repartition", "orders", dying_after=last, environment=home) == 0
-        generations.append(killed.ledger.jobs.generation("orders", "main"))
+        generations.append(killed.ledger.generations.current_number("orders"))
         assert content(killed.ledger) == expected(0)
         if generations[-1] == 1:
             repartition(job_of(3), killed.settings)
             assert content(killed.ledger) == expected(0)
-        assert len(killed.ledger.jobs.current("orders")[0].workers) == 3
+        assert len(killed.ledger.generations.current("orders")[0].workers) == 3
     assert generations[0] == 1

@@ -13,7 +13,7 @@ from sluice.errors import SettingsError
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.addresses import location
 
 
@@ -49,7 +49,7 @@ def test_home_moves_every_path_that_is_not_set() -> None:
 def test_all_files_are_in_the_home_whatever_its_name(tmp_path: Path, name: str) -> None:
     values = Settings.read({"SLUICE_HOME": str(tmp_path / name)})
     Ledger.open(values.ledger).close()
-    with create_shard(location(values.shards, JobRef("orders", "main", 1), 0)):
+    with create_shard(location(values.shards, GenerationRef("orders", 1), 0)):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "ledger.sqlite").is_file()

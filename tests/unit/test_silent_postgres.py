@@ -21,7 +21,7 @@ from sluice.query.execution import LocalWorker
 from sluice.query.ledger_reads import read_ledger
 from sluice.state.deadlines import deadline, waits_limited
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef, owner
+from sluice.state.model import GenerationRef, owner
 from sluice.state.postgres import connect
 from sluice.state.queries import worker_queries
 from sluice.state.shard.shard import LocalShard
@@ -66,9 +66,9 @@ def test_an_access_of_the_ledger_ends_and_the_next_one_works_when_the_network_is
     with Ledger.open(url) as ledger:
         network.is_silent = True
         with waits_limited(SHORT):
-            assert seconds(ledger.jobs.pipelines, StateError, "not answered|timeout") < IMMEDIATELY
+            assert seconds(ledger.generations.pipelines, StateError, "not answered|timeout") < IMMEDIATELY
         network.is_silent = False
-        assert ledger.jobs.pipelines() == []
+        assert ledger.generations.pipelines() == []
 
 
 @pytest.mark.fault("F41", "the network to a shard's database is lost without a reset")
@@ -172,7 +172,7 @@ def test_a_lease_is_renewed_again_after_a_silence(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Ledger.open(url) as ledger:
-        ref = JobRef("orders", "totals", 1)
+        ref = GenerationRef("orders", 1)
         limited = ledger.leases.beat
 
         def beat(row: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import LeaseError
-from sluice.state.model import NO_WINDOW, JobRef
+from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.drivers import Row
 from sluice.state.shard.shard import LocalShard
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def shard(database: str) -> LocalShard:
-    return LocalShard.create(location(database, JobRef("clicks", "main", 1), 0))
+    return LocalShard.create(location(database, GenerationRef("clicks", 1), 0))
 
 
 def row(key: str, start: int, value: str | None = "[1]", group_id: int = 0) -> Row:
@@ -58,7 +58,7 @@ def test_a_window_expires_by_its_newest_end(shard: LocalShard) -> None:
 
 
 def test_the_checksum_matches_the_remaining_rows(shard: LocalShard, database: str) -> None:
-    other = LocalShard.create(location(database, JobRef("clicks", "main", 2), 0))
+    other = LocalShard.create(location(database, GenerationRef("clicks", 2), 0))
     other.write(0, [row("a", 20)])
     shard.write(0, [row("a", 0), row("b", 10)])
     shard.write(1, [row("a", 20)])

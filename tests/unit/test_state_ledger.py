@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from sluice.errors import LeaseError, NotFound, SettingsError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from tests.states import NOON, States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
@@ -26,9 +26,9 @@ def states(database: str) -> States:
 
 def test_a_batch_published_twice_changes_nothing(states: States) -> None:
     assert states.ledger.snapshots.publish(make_snapshot(0))
-    before = states.ledger.snapshots.recent("orders", "totals")
+    before = states.ledger.snapshots.recent("orders")
     assert not states.ledger.snapshots.publish(make_snapshot(0, counts={"read": 99}))
-    assert states.ledger.snapshots.recent("orders", "totals") == before == [make_snapshot(0)]
+    assert states.ledger.snapshots.recent("orders") == before == [make_snapshot(0)]
 
 
 def test_a_batch_that_does_not_follow_the_newest_snapshot_is_rejected(states: States) -> None:
@@ -37,51 +37,51 @@ def test_a_batch_that_does_not_follow_the_newest_snapshot_is_rejected(states: St
         states.ledger.snapshots.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
     with pytest.raises(StateError, match=r"Batch 2 .* start a new generation"):
         states.ledger.snapshots.publish(make_snapshot(2))
-    assert states.ledger.snapshots.recent("orders", "totals") == [make_snapshot(4)]
+    assert states.ledger.snapshots.recent("orders") == [make_snapshot(4)]
 
 
 def test_a_registered_job_is_read_back(states: States) -> None:
-    assert states.ledger.jobs.current("orders") == [states.info()]
-    assert states.ledger.jobs.pipelines() == ["orders"]
-    assert [store.name for store in states.ledger.jobs.stores()] == ["revenue", "totals", "windows"]
-    assert states.ledger.jobs.stores("other") == []
-    assert [worker.number for worker in states.ledger.jobs.workers("orders", "totals")] == [0, 1]
+    assert states.ledger.generations.current("orders") == [states.info()]
+    assert states.ledger.generations.pipelines() == ["orders"]
+    assert [store.name for store in states.ledger.generations.stores()] == ["revenue", "totals", "windows"]
+    assert states.ledger.generations.stores("other") == []
+    assert [worker.number for worker in states.ledger.generations.workers("orders")] == [0, 1]
 
 
 def test_registering_again_updates_the_job(states: States) -> None:
-    states.ledger.jobs.register(states.info(description="new"))
-    assert [job.description for job in states.ledger.jobs.current("orders")] == ["new"]
+    states.ledger.generations.register(states.info(description="new"))
+    assert [job.description for job in states.ledger.generations.current("orders")] == ["new"]
 
 
 def test_a_second_generation_is_built_next_to_the_current_one(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(7))
     states.generation = 2
-    states.ledger.jobs.register(states.info(description="second"))
+    states.ledger.generations.register(states.info(description="second"))
     states.ledger.snapshots.publish(make_snapshot(0, generation=2))
-    assert states.ledger.snapshots.latest("orders", "totals") == make_snapshot(7)
-    assert states.ledger.snapshots.last_batch(JobRef("orders", "totals", 2)) == 0
+    assert states.ledger.snapshots.latest("orders") == make_snapshot(7)
+    assert states.ledger.snapshots.last_batch(GenerationRef("orders", 2)) == 0
 
-    states.ledger.jobs.promote(JobRef("orders", "totals", 2))
-    assert states.ledger.snapshots.latest("orders", "totals") == make_snapshot(0, generation=2)
-    assert [job.description for job in states.ledger.jobs.current("orders")] == ["second"]
+    states.ledger.generations.promote(GenerationRef("orders", 2))
+    assert states.ledger.snapshots.latest("orders") == make_snapshot(0, generation=2)
+    assert [job.description for job in states.ledger.generations.current("orders")] == ["second"]
     with pytest.raises(NotFound):
-        states.ledger.jobs.promote(JobRef("orders", "totals", 3))
+        states.ledger.generations.promote(GenerationRef("orders", 3))
 
 
 def test_snapshots_newest_first(states: States) -> None:
     for batch in range(4):
         states.ledger.snapshots.publish(make_snapshot(batch))
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals", limit=2)] == [3, 2]
-    assert states.ledger.snapshots.get(JobRef("orders", "totals", 1), 1) == make_snapshot(1)
-    assert states.ledger.snapshots.get(JobRef("orders", "totals", 1), 9) is None
-    assert states.ledger.snapshots.latest("orders", "nothing") is None
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", limit=2)] == [3, 2]
+    assert states.ledger.snapshots.get(GenerationRef("orders", 1), 1) == make_snapshot(1)
+    assert states.ledger.snapshots.get(GenerationRef("orders", 1), 9) is None
+    assert states.ledger.snapshots.latest("orders") is None
 
 
 def test_the_newest_snapshot_is_never_removed(states: States) -> None:
     for batch in range(4):
         states.ledger.snapshots.publish(make_snapshot(batch))
-    assert states.ledger.snapshots.forget(JobRef("orders", "totals", 1), before=99) == 3
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")] == [3]
+    assert states.ledger.snapshots.forget(GenerationRef("orders", 1), before=99) == 3
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders")] == [3]
 
 
 def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
@@ -130,21 +130,21 @@ def test_a_time_selects_the_same_snapshot_in_every_collation(postgres: str) -> N
     states = States(make_url(postgres).set(database="in_english").render_as_string(hide_password=False))
     for batch, moment in enumerate((NOON - timedelta(minutes=1), NOON + timedelta(milliseconds=500))):
         states.ledger.snapshots.publish(make_snapshot(batch, published_at=moment))
-    at_noon = states.ledger.snapshots.at("orders", "totals", NOON)
+    at_noon = states.ledger.snapshots.at("orders", NOON)
     assert at_noon is not None
     assert at_noon.batch == 0
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.since("orders", "totals", NOON)] == [1]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.since("orders", NOON)] == [1]
 
 
 def test_only_the_lease_s_holder_registers_a_job(states: States) -> None:
     leases, holder = states.ledger.leases, Holder(host="h", pid=1, process="")
     first = leases.take(states.ref, holder, None)
     assert first is not None
-    states.ledger.jobs.register(states.info(description="first"), epoch=first.epoch)
+    states.ledger.generations.register(states.info(description="first"), epoch=first.epoch)
     assert leases.take(states.ref, holder, first) is not None
     with pytest.raises(LeaseError):
-        states.ledger.jobs.register(states.info(description="too late"), epoch=first.epoch)
-    assert [job.description for job in states.ledger.jobs.current("orders")] == ["first"]
+        states.ledger.generations.register(states.info(description="too late"), epoch=first.epoch)
+    assert [job.description for job in states.ledger.generations.current("orders")] == ["first"]
 
 
 def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: States) -> None:
@@ -169,15 +169,15 @@ def test_a_driver_that_lost_its_lease_drops_no_generation(states: States) -> Non
     leases.take(states.ref, holder, lost)
     jobs.register(msgspec.structs.replace(states.info(), generation=2), hidden=True)
     with pytest.raises(LeaseError):
-        jobs.forget_generation(JobRef("orders", "totals", 2), lost)
+        jobs.forget_generation(GenerationRef("orders", 2), lost)
     assert jobs.generations("orders", "totals") == [1, 2]
 
 
 READ_EVERY_SECOND: dict[str, Callable[[Ledger], object]] = {
-    "the newest snapshot": lambda ledger: ledger.snapshots.latest("orders", "totals"),
+    "the newest snapshot": lambda ledger: ledger.snapshots.latest("orders"),
     "the newest snapshots of all pipelines": lambda ledger: ledger.snapshots.of_all_pipelines("totals"),
     "positions": lambda ledger: ledger.positions("orders"),
-    "the newest audit": lambda ledger: ledger.audits.newest(JobRef("orders", "totals", 1)),
+    "the newest audit": lambda ledger: ledger.audits.newest(GenerationRef("orders", 1)),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import DamagedState, EngineError, LeaseError
-from sluice.state.model import NO_WINDOW, JobRef
+from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.operator_states import State
@@ -41,7 +41,7 @@ KEYS_WITH_NUL = [
 
 @pytest.fixture
 def shard(database: str) -> LocalShard:
-    return LocalShard.create(location(database, JobRef("orders", "totals", 1), 0))
+    return LocalShard.create(location(database, GenerationRef("orders", 1), 0))
 
 
 def run(shard: LocalShard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
@@ -142,7 +142,7 @@ def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) 
 
 
 def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard, database: str) -> None:
-    with LocalShard.create(location(database, JobRef("orders", "totals", 2), 0)) as other:
+    with LocalShard.create(location(database, GenerationRef("orders", 2), 0)) as other:
         run(other, 0, a=11, b=2)
         run(other, 0, operator=JOIN, x=1)
         run(shard, 0, operator=JOIN, x=1)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.snapshot_retention import retain
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.shard import LocalShard
 from tests.states import NOON, States
 
@@ -23,7 +23,7 @@ def states(database: str) -> States:
 
 
 def kept(states: States) -> list[int]:
-    return [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", "totals")]
+    return [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders")]
 
 
 def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
@@ -68,8 +68,8 @@ def test_a_generation_that_is_promoted_meanwhile_keeps_its_versions(
         built.publish({"a": f"[{value}]"})
     forget = states.ledger.snapshots.forget
 
-    def promote_first(ref: JobRef, before: int) -> int:
-        states.ledger.jobs.promote(built.ref)
+    def promote_first(ref: GenerationRef, before: int) -> int:
+        states.ledger.generations.promote(built.ref)
         return forget(ref, before)
 
     monkeypatch.setattr(states.ledger.snapshots, "forget", promote_first)

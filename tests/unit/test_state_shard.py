@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
-from sluice.state.model import NO_WINDOW, JobRef, StateRow
+from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.queries.worker_queries import Count, Scan
 from sluice.state.shard import postgres as postgres_driver
 from sluice.state.shard.addresses import location
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def url(database: str) -> str:
-    return location(database, JobRef("orders", "totals", 1), 0)
+    return location(database, GenerationRef("orders", 1), 0)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeyp
 
 def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
-        with LocalShard.create(location(database, JobRef("orders", name, 1), 0)) as shard:
+        with LocalShard.create(location(database, GenerationRef("orders", 1), 0)) as shard:
             for number, rows in enumerate(batches):
                 shard.write(number, rows)
                 shard.verify(number)
@@ -315,14 +315,14 @@ def test_a_replaced_file_is_detected(tmp_path: Path) -> None:
 
 def test_locations() -> None:
     assert (
-        location("sqlite:////data/shards", JobRef("orders", "totals", 2), 3)
+        location("sqlite:////data/shards", GenerationRef("orders", 2), 3)
         == "sqlite:////data/shards/orders/totals/g2/worker-3.sqlite"
     )
     assert (
-        location("postgresql://u:p@h/db", JobRef("orders", "totals", 2), 3)
+        location("postgresql://u:p@h/db", GenerationRef("orders", 2), 3)
         == "postgresql+psycopg://u:p@h/db?schema=sluice_orders_totals_g2_w3"
     )
-    long = location("postgresql://h/db", JobRef("p" * 40, "j" * 40, 1), 0).partition("schema=")[2]
+    long = location("postgresql://h/db", GenerationRef("p" * 40, 1), 0).partition("schema=")[2]
     assert long.endswith("_g1_w0")
     assert len(long) <= 63
 
@@ -331,7 +331,7 @@ def test_locations() -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "a\0b", "x?y"])
 def test_names_cannot_escape_the_folder(name: str) -> None:
     with pytest.raises(SettingsError):
-        location("sqlite:////data/shards", JobRef(name, "totals", 1), 0)
+        location("sqlite:////data/shards", GenerationRef(name, 1), 0)
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
@@ -347,7 +347,7 @@ def test_keys_can_be_any_text(values: dict[str, int]) -> None:
 
 def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_driver, "WRITER_SILENT_S", 1)
-    url = location(new_database(postgres), JobRef("orders", "totals", 1), 0)
+    url = location(new_database(postgres), GenerationRef("orders", 1), 0)
     with LocalShard.create(url) as paused, LocalShard.open(url, to_write=True) as next_writer:
         paused.write(0, [row("a", "[1]")], epoch=1)
 

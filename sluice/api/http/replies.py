@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sluice import answers, monitoring
 from sluice.answers import WorkerStatus
 from sluice.query import Entry, Pin
-from sluice.query.pinning import JobSnapshot
+from sluice.query.pinning import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 from sluice.values.times import moment
 
@@ -109,7 +109,7 @@ def encoded(value: Any) -> bytes:
     return _ENCODER.encode(value)
 
 
-def provenance(pins: Sequence[Pin | JobSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
+def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
     """The headers with the snapshots, unavailable workers and standbys, and the ETag of a complete response."""
     unavailable, standbys = set[int](), set[int]()
     for worker in workers:
@@ -140,7 +140,7 @@ def _provenance(
     return tuple((name.encode(), value.encode()) for name, value in headers.items())
 
 
-def etag(pins: Iterable[Pin | JobSnapshot]) -> str:
+def etag(pins: Iterable[Pin | PipelineSnapshot]) -> str:
     """The weak ETag for the snapshots of a response; weak because `age_seconds` keeps changing."""
     return _etag(pin.name for pin in pins)
 

@@ -20,12 +20,12 @@ from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
 from sluice.query.ledger_reads import read_ledger
-from sluice.query.pinning import JobSnapshot, only_store
+from sluice.query.pinning import PipelineSnapshot, only_store
 from sluice.settings import settings
 from sluice.single_flight import SingleFlightCache
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, StoreInfo
+from sluice.state.model import GenerationInfo, StoreInfo
 
 T = TypeVar("T")
 
@@ -148,22 +148,27 @@ class Access:
         """All stores that this user may read."""
         return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
 
-    async def jobs(self, pipeline: str | None = None) -> list[JobInfo]:
-        """All jobs that this user may read, or one pipeline's jobs. Raises NotFound if the pipeline has none."""
-        jobs = [job for job in await self.reader.catalogue.jobs() if pipeline in (None, job.pipeline)]
-        readable = [job for job in jobs if await self.may_read(job.pipeline)]
-        if pipeline is not None and not readable:
+    async def generations(self) -> list[GenerationInfo]:
+        """The current generations of all pipelines that this user may read."""
+        generations = await self.reader.catalogue.generations()
+        return [info for info in generations if await self.may_read(info.pipeline)]
+
+    async def generation(self, pipeline: str) -> GenerationInfo:
+        """The pipeline's current generation. Raises NotFound if it has none, or if the user may not read it."""
+        generations = await self.reader.catalogue.generations()
+        info = next((info for info in generations if info.pipeline == pipeline), None)
+        if info is None or not await self.may_read(pipeline):
             await self.look_up_all()
             raise NotFound(
                 f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists all pipelines."
             )
-        return readable
+        return info
 
     async def require_pipeline(self, pipeline: str) -> None:
-        """Raise NotFound if the user may not read the pipeline, or if it has neither jobs nor a DAG."""
+        """Raise NotFound if the user may not read the pipeline, or if it has neither a generation nor a DAG."""
         dags = await asyncio.to_thread(self.services.runs.dags)
         if pipeline not in dags or not await self.may_read(pipeline):
-            await self.jobs(pipeline)
+            await self.generation(pipeline)
 
     async def failures(self) -> list[Failure]:
         """The unresolved failures of the pipelines that this user may read."""
@@ -192,14 +197,18 @@ class Access:
         self.require_change([pin])
         return pin
 
-    def require_change(self, pins: Sequence[Pin | JobSnapshot]) -> None:
+    def require_change(self, pins: Sequence[Pin | PipelineSnapshot]) -> None:
         """Raise Unchanged if the client already has the response for these snapshots."""
         etags = header(self.request.scope, b"if-none-match")
         if etags and (current := etag(pins)) in etags.decode("latin-1"):
             raise Unchanged(current)
 
     async def cached(
-        self, pins: Sequence[Pin | JobSnapshot], compute: Callable[[], Awaitable[Payload]], *, complete: bool = False
+        self,
+        pins: Sequence[Pin | PipelineSnapshot],
+        compute: Callable[[], Awaitable[Payload]],
+        *,
+        complete: bool = False,
     ) -> Payload:
         """The cached payload for this path, query and snapshots, or the computed one.
 

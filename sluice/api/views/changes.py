@@ -115,12 +115,11 @@ async def _activity(allowed: Access) -> dict[str, Any]:
 
 def _ledger_activity(ledger: Ledger) -> dict[str, Any]:
     activity: dict[str, list[Any]] = {}
-    for name in ledger.jobs.pipelines():
-        for job in ledger.jobs.current(name):
-            snapshot = ledger.snapshots.latest(name, job.job)
-            activity.setdefault(name, []).append((job.job, snapshot.id if snapshot else ""))
+    for name in ledger.generations.pipelines():
+        snapshot = ledger.snapshots.latest(name)
+        activity[name] = [snapshot.id if snapshot else ""]
     for failure in ledger.failures.all():
-        activity.setdefault(failure.pipeline, []).append((failure.job, failure.kind, failure.at))
+        activity.setdefault(failure.pipeline, []).append((failure.kind, failure.at))
     return activity
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -53,14 +54,14 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
     """The newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
     allowed = await access(request)
-    jobs = await allowed.jobs(query.pipeline)
+    generation = await allowed.generation(query.pipeline)
     chosen = Chosen(query.reason, _time(query.since), query.partition)
     async with _gate:
         kafka = allowed.services.kafka()
         matches = await asyncio.to_thread(dead_letters.find, kafka, query.pipeline, chosen, query.limit)
-    topics = {topic for job in jobs for topic in job.topics}
     letters = [
-        _letter(letter, topics, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters
+        _letter(letter, generation.topics, matches.markers.get((letter.partition, letter.offset)))
+        for letter in matches.letters
     ]
     topic = dead_letters.topic_of(query.pipeline)
     reasons = dict(matches.reasons.most_common())
@@ -72,7 +73,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     """Write the records of dead letters to their source topics again, each once. Needs permission to edit the DAG."""
     allowed = await access(request)
     await allowed.require_edit(query.pipeline)
-    topics = {topic for job in await allowed.jobs(query.pipeline) for topic in job.topics}
+    topics = {*(await allowed.generation(query.pipeline)).topics}
     which = Chosen(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
     async with _gate:
         kafka = allowed.services.kafka()
@@ -80,7 +81,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     return reply(answers.Redriven(done.redriven, dict(done.skipped), done.more))
 
 
-def _letter(letter: DeadLetter, topics: set[str], marker: Marker | None) -> answers.DeadLetter:
+def _letter(letter: DeadLetter, topics: Collection[str], marker: Marker | None) -> answers.DeadLetter:
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",
         at=letter.at,

@@ -20,7 +20,7 @@ from sluice.errors import BrokersUnreachable
 from sluice.kafka.offsets import Lag, Offsets
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, Snapshot
+from sluice.state.model import GenerationInfo, GenerationRef
 
 router = Router("overview", "/v1/overview")
 
@@ -31,10 +31,11 @@ _NO_DAG = DagState(paused=False, last_run=None)
 async def show_overview(request: Request, _query: object) -> Response:
     """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
     allowed = await access(request)
-    jobs, failures, dags = await asyncio.gather(
-        allowed.jobs(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
+    generations, failures, dags = await asyncio.gather(
+        allowed.generations(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
     )
-    names = {job.pipeline for job in jobs} | {failure.pipeline for failure in failures}
+    current = {info.pipeline: info for info in generations}
+    names = {*current} | {failure.pipeline for failure in failures}
     names |= {name for name in dags if await allowed.may_read(name)}
     positions = await allowed.figures("positions", _positions)
     lags, error = await _lags(allowed, {name: read for name, read in positions.items() if name in names})
@@ -42,7 +43,7 @@ async def show_overview(request: Request, _query: object) -> Response:
         await _overview(
             allowed,
             name,
-            [job for job in jobs if job.pipeline == name],
+            current.get(name),
             [failure for failure in failures if failure.pipeline == name],
             dags.get(name, _NO_DAG),
             lags.get(name),
@@ -57,16 +58,16 @@ async def show_overview(request: Request, _query: object) -> Response:
 async def _overview(
     allowed: Access,
     name: str,
-    jobs: list[JobInfo],
+    generation: GenerationInfo | None,
     failures: list[Failure],
     dag: DagState,
     lag: Lag | None,
     error: str,
 ) -> answers.Overview:
-    newest = [await allowed.reader.catalogue.newest(job.pipeline, job.job) for job in jobs]
-    snapshots = [job_snapshot.snapshot for job_snapshot in newest if job_snapshot is not None]
-    snapshot: Snapshot | None = min(snapshots, key=lambda snapshot: snapshot.published_at, default=None)
-    held = await allowed.figures(("held", name), lambda ledger: _is_held(ledger, jobs)) if jobs else False
+    newest = None if generation is None else await allowed.reader.catalogue.newest(name)
+    held = generation is not None and await allowed.figures(
+        ("held", name), lambda ledger: _is_held(ledger, generation.ref)
+    )
     unread = None if lag is None else lag.records
     since = None if lag is None else allowed.services.held_since(lag)
     return answers.Overview(
@@ -78,7 +79,7 @@ async def _overview(
         lag=_partitions(lag) if lag else [],
         held_since=since,
         lag_error="" if lag else (error or "Nothing has been read yet."),
-        snapshot=None if snapshot is None else snapshot_answer(snapshot),
+        snapshot=None if newest is None else snapshot_answer(newest.snapshot),
         last_run=dag.last_run,
         dead_letters=await allowed.figures(
             ("dead letters", name),
@@ -106,7 +107,7 @@ def _health(
 
 
 def _positions(ledger: Ledger) -> dict[str, Offsets]:
-    return {pipeline: ledger.positions(pipeline) for pipeline in ledger.jobs.pipelines()}
+    return {pipeline: ledger.positions(pipeline) for pipeline in ledger.generations.pipelines()}
 
 
 async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
@@ -119,9 +120,10 @@ async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict
         return {}, error.detail
 
 
-def _is_held(ledger: Ledger, jobs: list[JobInfo]) -> bool:
-    """Whether a driver holds a lease of one of the jobs."""
-    return any((lease := ledger.leases.get(job.ref)) is not None and lease.held for job in jobs)
+def _is_held(ledger: Ledger, ref: GenerationRef) -> bool:
+    """Whether a driver holds the generation's lease."""
+    lease = ledger.leases.get(ref)
+    return lease is not None and lease.held
 
 
 def _partitions(lag: Lag) -> list[answers.PartitionLag]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -27,7 +27,7 @@ from sluice.api.http.routes import PATH_PARAMETER, Route
 from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow
 from sluice.query import Entry, Group, Pin
-from sluice.query.pinning import JobSnapshot
+from sluice.query.pinning import PipelineSnapshot
 from sluice.query.reader import Reader
 from sluice.query.times import parse_time
 from sluice.state.model import WorkerInfo, owner
@@ -54,10 +54,11 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Stores:
-    """The stores of a pipeline, in the newest snapshots at the time of the request."""
+    """The stores of a pipeline, in the newest snapshot at the time of the request."""
 
-    def __init__(self, allowed: Access, pipeline: str, snapshots: Sequence[JobSnapshot]) -> None:
-        self.snapshots = snapshots
+    def __init__(self, allowed: Access, pipeline: str, snapshot: PipelineSnapshot | None) -> None:
+        self.snapshots = [] if snapshot is None else [snapshot]
+        """The newest snapshot; empty before the first."""
         self.statuses: list[WorkerStatus] = []
         self._allowed = allowed
         self._pipeline = pipeline
@@ -65,10 +66,7 @@ class Stores:
     @classmethod
     async def open(cls, allowed: Access, pipeline: str) -> Stores:
         """Open the stores for one request."""
-        catalogue = allowed.reader.catalogue
-        jobs = [job.job for job in await catalogue.jobs() if job.pipeline == pipeline]
-        newest = [await catalogue.newest(pipeline, job) for job in jobs]
-        return cls(allowed, pipeline, [snapshot for snapshot in newest if snapshot is not None])
+        return cls(allowed, pipeline, await allowed.reader.catalogue.newest(pipeline))
 
     async def get(self, store: str, key: Any) -> Entry | None:
         """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""

@@ -1,4 +1,4 @@
-"""Routes for pipelines: health, jobs, snapshots, batches, runs, workers and topology."""
+"""Routes for pipelines: health, snapshots, batches, runs, workers and topology."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluice.api.views.access import Access, access
 from sluice.errors import NotFound, QueryError
 from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.failures import Failure
-from sluice.state.model import JobInfo, Snapshot, WorkerInfo
+from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.points import MOST, Span
 
@@ -46,13 +46,13 @@ class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
 class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest snapshots of a pipeline."""
 
-    limit: Annotated[int, Meta(description="Maximum number of snapshots of each job.", ge=1, le=1_000)] = 20
+    limit: Annotated[int, Meta(description="Maximum number of snapshots.", ge=1, le=1_000)] = 20
 
 
 class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest batches of a pipeline."""
 
-    limit: Annotated[int, Meta(description="Maximum number of batches of each job.", ge=1, le=1_000)] = 100
+    limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=1_000)] = 100
 
 
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -95,44 +95,35 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
-    """All pipelines that you may read, with their jobs and unresolved failures."""
+    """All pipelines that you may read, with their current generations and unresolved failures."""
     allowed = await access(request)
-    jobs, failures = await allowed.jobs(), await allowed.failures()
-    names = sorted({job.pipeline for job in jobs} | {failure.pipeline for failure in failures})
-    return reply([await _pipeline(allowed, name, jobs, failures) for name in names])
+    current = {info.pipeline: info for info in await allowed.generations()}
+    failures = await allowed.failures()
+    names = sorted({*current} | {failure.pipeline for failure in failures})
+    return reply([await _pipeline(allowed, name, current.get(name), failures) for name in names])
 
 
 @router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
 async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
-    """The newest snapshots of each of the pipeline's jobs, newest first."""
+    """The newest snapshots of the pipeline, newest first."""
     allowed = await access(request)
-    snapshots = [
-        snapshot
-        for job in await allowed.jobs(query.pipeline)
-        for snapshot in await _snapshots(allowed, job, query.limit)
-    ]
+    await allowed.generation(query.pipeline)
+    snapshots = await allowed.reader.catalogue.snapshots(query.pipeline, query.limit)
     return reply(
-        [
-            answers.CountedSnapshot(snapshot.job, snapshot_answer(snapshot), snapshot.run, snapshot.counts)
-            for snapshot in snapshots
-        ]
+        [answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots]
     )
 
 
 @router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
 async def list_batches(request: Request, query: BatchesQuery) -> Response:
-    """The newest batches of each of the pipeline's jobs with their audits, newest first."""
+    """The newest batches of the pipeline with their audits, newest first."""
     allowed = await access(request)
-    jobs, root = await allowed.jobs(query.pipeline), allowed.services.runs.root
-    batches = [
-        batch
-        for job in jobs
-        for batch in await allowed.figures(
-            ("batches", job.ref, query.limit),
-            lambda ledger, job=job: monitoring.batches(ledger, job, query.limit, root),  # type: ignore[misc]
+    info, root = await allowed.generation(query.pipeline), allowed.services.runs.root
+    return reply(
+        await allowed.figures(
+            ("batches", info.ref, query.limit), lambda ledger: monitoring.batches(ledger, info, query.limit, root)
         )
-    ]
-    return reply(sorted(batches, key=lambda batch: batch.published_at, reverse=True))
+    )
 
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
@@ -163,17 +154,17 @@ async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) ->
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """The current generation of each of the pipeline's jobs, and the generations of unfinished rebuilds and replays."""
+    """The current generation of the pipeline, and those of unfinished rebuilds and replays."""
     allowed = await access(request)
-    await allowed.jobs(query.pipeline)
+    await allowed.generation(query.pipeline)
     return reply(await read_ledger(lambda: monitoring.generations(allowed.state.ledger, query.pipeline)))
 
 
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
 async def list_workers(request: Request, query: PipelineQuery) -> Response:
-    """The workers of each of the pipeline's jobs: address, stores and status."""
+    """The workers of the pipeline: address, stores and status."""
     allowed = await access(request)
-    return reply([worker for job in await allowed.jobs(query.pipeline) for worker in await _workers(allowed, job)])
+    return reply(await _workers(allowed, await allowed.generation(query.pipeline)))
 
 
 @router.get(
@@ -182,8 +173,8 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
     """The pipeline's topology as text, as a Mermaid flowchart, or as an SVG drawing."""
     allowed = await access(request)
-    job = (await allowed.jobs(query.pipeline))[0]  # every job of a pipeline stores the whole topology
-    content = {Form.TEXT: job.description, Form.MERMAID: job.drawing, Form.SVG: job.picture}[query.form]
+    info = await allowed.generation(query.pipeline)
+    content = {Form.TEXT: info.description, Form.MERMAID: info.drawing, Form.SVG: info.picture}[query.form]
     if not content:
         raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
     if query.form is Form.SVG:
@@ -196,53 +187,57 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 def failure_answer(failure: Failure) -> answers.Failure:
     """A failure with its age."""
     age = age_seconds(failure.at)
-    return answers.Failure(failure.kind, failure.job, failure.run, failure.at, age, failure.title, failure.detail)
+    return answers.Failure(failure.kind, failure.run, failure.at, age, failure.title, failure.detail)
 
 
-async def _pipeline(allowed: Access, name: str, jobs: list[JobInfo], failures: list[Failure]) -> answers.PipelineStatus:
+async def _pipeline(
+    allowed: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
+) -> answers.PipelineStatus:
     own_failures = [failure for failure in failures if failure.pipeline == name]
     kinds = {failure.kind for failure in own_failures}
     return answers.PipelineStatus(
         pipeline=name,
         status=Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK,
         failures=[failure_answer(failure) for failure in own_failures],
-        jobs=[await _job(allowed, job) for job in jobs if job.pipeline == name],
+        generation=None if info is None else info.generation,
+        topics=() if info is None else info.topics,
+        stores=[] if info is None else [store.name for store in info.stores],
+        workers=0 if info is None else len(info.workers),
+        snapshot=None if info is None else await _newest_snapshot(allowed, name),
     )
 
 
-async def _job(allowed: Access, job: JobInfo) -> answers.Job:
-    newest = await _snapshots(allowed, job, 1)
-    stores = [store.name for store in job.stores]
-    snapshot = snapshot_answer(newest[0]) if newest else None
-    return answers.Job(job.job, job.generation, job.topics, stores, len(job.workers), snapshot)
+async def _newest_snapshot(allowed: Access, pipeline: str) -> answers.Snapshot | None:
+    newest = await allowed.reader.catalogue.newest(pipeline)
+    return None if newest is None else snapshot_answer(newest.snapshot)
 
 
-async def _workers(allowed: Access, job: JobInfo) -> list[answers.Worker]:
-    if await _snapshots(allowed, job, 1):
-        statuses = await allowed.reader.statuses(job.workers)
+async def _workers(allowed: Access, info: GenerationInfo) -> list[answers.Worker]:
+    if await allowed.reader.catalogue.newest(info.pipeline) is None:
+        nothing = "Nothing is published yet."
+        statuses = tuple(WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers)
     else:
-        statuses = tuple(WorkerStatus(info.number, "unavailable", "Nothing is published yet.") for info in job.workers)
-    stores = [store.name for store in job.stores]
+        statuses = await allowed.reader.statuses(info.workers)
+    stores = [store.name for store in info.stores]
     return [
         answers.Worker(
-            job.job,
-            info.number,
-            info.host,
-            info.port,
+            worker.number,
+            worker.host,
+            worker.port,
             stores,
             "degraded" if status.standby else status.status,
             status.reason,
-            _size(allowed, info),
-            _standby(job, info),
+            _size(allowed, worker),
+            _standby(info, worker),
         )
-        for info, status in zip(job.workers, statuses, strict=True)
+        for worker, status in zip(info.workers, statuses, strict=True)
     ]
 
 
-def _standby(job: JobInfo, worker: WorkerInfo) -> answers.Standby | None:
+def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None:
     if (standby := worker.standby) is None:
         return None
-    snapshot = f"{job.generation}.{standby.batch}" if standby.batch >= 0 else None
+    snapshot = f"{info.generation}.{standby.batch}" if standby.batch >= 0 else None
     return answers.Standby(standby.host, standby.port, snapshot)
 
 
@@ -250,7 +245,3 @@ def _size(allowed: Access, worker: WorkerInfo) -> int | None:
     """The size of a worker's shard if this server opens it."""
     location = allowed.reader.workers.location(worker)
     return None if location is None else size_of(location)
-
-
-async def _snapshots(allowed: Access, job: JobInfo, limit: int) -> list[Snapshot]:
-    return await allowed.reader.catalogue.snapshots(job.pipeline, job.job, limit)

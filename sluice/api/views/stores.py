@@ -317,7 +317,6 @@ async def _store(allowed: Access, store: StoreInfo, count_entries: bool) -> answ
         pipeline=store.pipeline,
         store=store.name,
         kind=store.kind,
-        job=store.job,
         key=store.key,
         value=store.value,
         window_ms=store.window_ms,

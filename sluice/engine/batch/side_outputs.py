@@ -56,7 +56,7 @@ class Written:
 
 @dataclass(frozen=True)
 class SideOutputs:
-    """The side outputs of a job's generation. `root` is a path, or a URI that pyarrow can open."""
+    """The side outputs of a generation. `root` is a path, or a URI that pyarrow can open."""
 
     root: str
     direct: Callable[[str, pa.Table], Written | None] | None = None

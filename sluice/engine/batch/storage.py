@@ -1,4 +1,4 @@
-"""The persistent storage of a job's generation: checkpoint, side outputs, shards."""
+"""The persistent storage of a generation: checkpoint, side outputs, shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.protocol import Checksums, Shard
 
@@ -42,15 +42,15 @@ class Storage:
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
-        ref = JobRef(job.pipeline.name, job.name, generation)
+        ref = GenerationRef(job.pipeline.name, generation)
         folder = _folder(settings.checkpoints, ref)
         shards = tuple(location(settings.shards, ref, number) for number in range(job.pipeline.workers))
         side_outputs = SideOutputs(f"{folder}/side_outputs")
         return cls(job, generation, folder, checkpoint_of(settings.checkpoints, ref), side_outputs, shards)
 
     @property
-    def ref(self) -> JobRef:
-        return JobRef(self.job.pipeline.name, self.job.name, self.generation)
+    def ref(self) -> GenerationRef:
+        return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
         """The same storage, with the addresses of shards on state servers."""
@@ -90,14 +90,14 @@ class Storage:
     def prepare(self, published: int | None, written: int, ledger: Ledger, epoch: int) -> None:
         """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
 
-        Afterwards, earlier holders of the job's lease, with an epoch below `epoch`, can no longer write to any shard.
+        Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write to any shard.
 
         `published` is the ledger's last batch; `written` is the last batch whose output records were written, or -1.
         If the checkpoint were older than either, Spark would count records twice or omit their output.
         """
         if "://" not in self.folder:  # remote storage controls access itself
             make_folder(Path(self.folder))
-            close_folders(Path(self.folder), levels=3)
+            close_folders(Path(self.folder), levels=2)
         forget_stray_checksums(self.checkpoint)
         begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
         # Without a snapshot, the shards would be emptied, and Spark would not read the finished batches again.
@@ -166,13 +166,13 @@ class Storage:
             raise error
 
 
-def checkpoint_of(checkpoints: str, ref: JobRef) -> str:
+def checkpoint_of(checkpoints: str, ref: GenerationRef) -> str:
     """The folder of a generation's checkpoint, in the folder of all checkpoints."""
     return f"{_folder(checkpoints, ref)}/spark"
 
 
-def _folder(checkpoints: str, ref: JobRef) -> str:
-    return f"{checkpoints}/{ref.pipeline}/{ref.job}/g{ref.generation}"
+def _folder(checkpoints: str, ref: GenerationRef) -> str:
+    return f"{checkpoints}/{ref.pipeline}/g{ref.generation}"
 
 
 def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:

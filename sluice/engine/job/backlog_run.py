@@ -37,7 +37,7 @@ class BacklogRun:
     kafka: Mapping[str, str]
     most: int
     require: Callable[[], None]
-    """Raises LeaseError if this driver may no longer work on the job."""
+    """Raises LeaseError if this driver may no longer work on the pipeline."""
 
     def run(self, publisher: Publisher, firsts: Positions) -> None:
         """Read the whole backlog. `firsts` are the partitions' first offsets."""

@@ -33,7 +33,7 @@ from sluice.plan import FusedJob, Job, OrderedJob, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, Snapshot
+from sluice.state.model import GenerationInfo, Snapshot
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 class _State:
     """The current generation, while its lease is held, and how the pipeline has changed since."""
 
-    info: JobInfo
+    info: GenerationInfo
     published: Snapshot
     storage: Storage
     query: JobQuery
@@ -51,7 +51,7 @@ class _State:
 
 @dataclass(frozen=True)
 class ChangedStores:
-    """Brings a job's state to its changed pipeline. With `from_topics`, new stores may lack records deleted since."""
+    """Adapts a pipeline's state to its changed file. With `from_topics`, new stores may lack records deleted since."""
 
     spark: SparkSession
     job: Job
@@ -94,7 +94,7 @@ class ChangedStores:
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         """The lease of the current generation, when no run holds it."""
-        return current_lease(ledger, self.job.pipeline.name, self.job.name, self._holder, BETWEEN_RUNS)
+        return current_lease(ledger, self.job.pipeline.name, self._holder, BETWEEN_RUNS)
 
     @property
     def _holder(self) -> Holder:
@@ -102,7 +102,7 @@ class ChangedStores:
 
     def _state(self, ledger: Ledger, lease: Lease) -> _State:
         name = self.job.pipeline.name
-        info, published = ledger.jobs.get(lease.ref), ledger.snapshots.newest(lease.ref)
+        info, published = ledger.generations.get(lease.ref), ledger.snapshots.newest(lease.ref)
         if info is None or published is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         storage = Storage.of(self.job, info.generation, self.settings)
@@ -155,26 +155,26 @@ class ChangedStores:
                 next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
             )
         rebuild = Rebuild(self.spark, job, self.settings, self.from_topics)
-        for generation in ledger.jobs.generations(lease.ref.pipeline, lease.ref.job):
-            begun = ledger.jobs.get(structs.replace(lease.ref, generation=generation))
+        for generation in ledger.generations.numbers(lease.ref.pipeline):
+            begun = ledger.generations.get(structs.replace(lease.ref, generation=generation))
             if generation > lease.ref.generation and begun and means_the_same(begun, self._info(job, generation)):
                 log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
                 drop_others(ledger, self.job, lease.row, self.settings, but=[begun.ref])
                 return rebuild, Part(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
         info = self._info(job, ref.generation)
-        ledger.jobs.register(info, hidden=True, lease=lease.row)
+        ledger.generations.register(info, hidden=True, lease=lease.row)
         return rebuild, Part(job, info), steps
 
-    def _info(self, job: Job, generation: int) -> JobInfo:
-        """The description of a job's generation for readers."""
+    def _info(self, job: Job, generation: int) -> GenerationInfo:
+        """The description of a generation for readers."""
         storage = Storage.of(job, generation, self.settings)
         return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
 
     def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: Part) -> _State:
         """The state now. Raises EngineError if another command has replaced it, or removed the changed stores."""
         state = self._state(ledger, lease)
-        is_there = part.info.generation in ledger.jobs.generations(part.info.pipeline, part.info.job)
+        is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
         if not is_there or state.info.ref != before.info.ref or state.changes != before.changes:
             name = state.info.pipeline
             raise EngineError(
@@ -188,10 +188,10 @@ class ChangedStores:
         old, batch, changes = state.info, state.published.batch, state.changes
         self._require_written(state)
         places = ledger.placements.epochs(old.pipeline)
-        ref = ledger.jobs.new_generation(old.pipeline, old.job)
+        ref = ledger.generations.new(old.pipeline)
         target = Storage.of(self.job, ref.generation, self.settings)
         new = self._info(self.job, ref.generation)
-        ledger.jobs.register(new, hidden=True, lease=lease.row)
+        ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as own:
             move_checkpoint(state.storage, target, batch)
             change_sources(target.checkpoint, batch, self.job.topics_of_sources)
@@ -199,11 +199,11 @@ class ChangedStores:
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-            ledger.jobs.continue_as(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
+            ledger.generations.continue_as(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
-        ledger.jobs.promote(ref, lease.row, self.settings.run, note, places=places)
+        ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
         if part is not None:
-            ledger.jobs.forget_generation(part.info.ref, lease.row)
+            ledger.generations.forget(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job, self.settings)
         log.info(
             "stores changed", pipeline=old.pipeline, generation=ref.generation, computed=sorted(changes.added),

@@ -80,13 +80,13 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
     """Check a job against Spark and its stored state. Returns a warning, or an empty string."""
     name = job.pipeline.name
-    storage = Storage.of(job, ledger.jobs.generation(name, job.name) or 1, settings)
+    storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
     query = JobQuery(spark, storage, source, source.partitions(job.topics), max_records=1)
     query.check_changes()
     if (published := ledger.snapshots.newest(storage.ref)) is None:
         return ""
-    before, now = ledger.jobs.get(storage.ref), query.info
+    before, now = ledger.generations.get(storage.ref), query.info
     require_compatible(before, now, lambda: is_interrupted(storage, published))
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from sluice.errors import EngineError
 from sluice.plan import is_of_processor
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, StoreInfo
+from sluice.state.model import GenerationInfo, StoreInfo
 from sluice.values.counts import counted
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
 """The properties of a store that define the meaning of its state and therefore may not change."""
 
 IN_ANY_ORDER = ", in any order"
-"""The end of a store's definition in a job that takes records in any order."""
+"""The end of a store's definition in a pipeline that takes records in any order."""
 
 
 class CompatibilityError(EngineError):
@@ -30,10 +30,10 @@ class CompatibilityError(EngineError):
     title = "The pipeline has changed"
 
 
-def require_compatible(before: JobInfo | None, now: JobInfo, interrupted: Callable[[], bool]) -> None:
-    """Raise CompatibilityError if the state of the job `before` has another meaning for the job `now`.
+def require_compatible(before: GenerationInfo | None, now: GenerationInfo, interrupted: Callable[[], bool]) -> None:
+    """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
 
-    `interrupted`: whether the last run was, so that its batch still needs the job `before`.
+    `interrupted`: whether the last run was, so that its batch still needs `before`.
     """
     changes = [] if before is None else [*_changes(before, now)]
     if before is None or not changes:
@@ -71,7 +71,7 @@ class StoreChanges:
     """The stores and operators that are gone or have changed, by their earlier names."""
 
     @classmethod
-    def between(cls, before: JobInfo, now: JobInfo, processors: Mapping[str, str]) -> Self:
+    def between(cls, before: GenerationInfo, now: GenerationInfo, processors: Mapping[str, str]) -> Self:
         """Compare a pipeline with the one that computed its state. `processors`: their stores → their names now.
 
         Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
@@ -102,7 +102,7 @@ class StoreChanges:
         )
 
 
-def stores_to_come(ledger: Ledger, before: JobInfo, now: JobInfo) -> frozenset[str]:
+def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
     """The stores and steps that a changed pipeline adds, if a generation beside the current one computes them.
 
     Empty if the pipeline has changed in other ways, too, so that it must wait for that generation.
@@ -112,9 +112,7 @@ def stores_to_come(ledger: Ledger, before: JobInfo, now: JobInfo) -> frozenset[s
     changes = StoreChanges.between(before, now, {})
     if changes.removed:
         return frozenset()
-    beside = [
-        info for info in ledger.jobs.all(now.pipeline) if info.job == now.job and info.generation > before.generation
-    ]
+    beside = [info for info in ledger.generations.all(now.pipeline) if info.generation > before.generation]
     return changes.added if any(changes.added <= {*_steps(info)} for info in beside) else frozenset()
 
 
@@ -123,7 +121,7 @@ def number_of(definition: str) -> int:
     return int(definition.split(" ")[1])
 
 
-def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
+def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
     """The functions whose code has changed since the state was computed.
 
     The state stays valid. Only the author knows whether the new code gives other results, and can rebuild the state.
@@ -132,13 +130,13 @@ def changed_functions(before: JobInfo | None, now: JobInfo) -> list[str]:
     return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)
 
 
-def is_compatible(before: JobInfo, now: JobInfo) -> bool:
-    """Whether the job `now` can continue with the state of the job `before`."""
+def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
+    """Whether the pipeline `now` can continue with the state of `before`."""
     return not [*_changes(before, now)]
 
 
-def means_the_same(before: JobInfo, now: JobInfo) -> bool:
-    """Whether both jobs compute the same state from the same records."""
+def means_the_same(before: GenerationInfo, now: GenerationInfo) -> bool:
+    """Whether both compute the same state from the same records."""
     return is_compatible(before, now) and not changed_functions(before, now)
 
 
@@ -150,7 +148,7 @@ def functions_changed(pipeline: str, functions: list[str]) -> str:
     )
 
 
-def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
+def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
     yield from _changes_of_all(before, now)
     old, new = ({store.name: store for store in info.stores} for info in (before, now))
     for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
@@ -166,7 +164,7 @@ def _changes(before: JobInfo, now: JobInfo) -> Iterator[str]:
             yield f"step {name} has changed or moved: {_difference(was, is_now)}"
 
 
-def _changes_of_all(before: JobInfo, now: JobInfo) -> Iterator[str]:
+def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
     """The changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
@@ -176,7 +174,7 @@ def _changes_of_all(before: JobInfo, now: JobInfo) -> Iterator[str]:
         yield f"now also reads {', '.join(added)}"
 
 
-def _same_operators(before: JobInfo, now: JobInfo) -> Iterator[tuple[str, str]]:
+def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tuple[str, str]]:
     """The names, before and now, of the operators with the same definition. Generated names may have changed."""
     named: dict[str, list[str]] = defaultdict(list)
     for name, definition in sorted(before.operators.items(), key=lambda each: number_of(each[1])):
@@ -192,7 +190,7 @@ def _same_operators(before: JobInfo, now: JobInfo) -> Iterator[tuple[str, str]]:
             yield renamed, name
 
 
-def _steps(info: JobInfo) -> Iterator[str]:
+def _steps(info: GenerationInfo) -> Iterator[str]:
     """The stores and operators that are steps of the pipeline, so without the stores of processors."""
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
@@ -219,7 +217,7 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or that the job has become one that takes records in another order."""
+    """Describe the first step that differs, or that the pipeline has become one that takes records in another order."""
     if was.endswith(IN_ANY_ORDER) != is_now.endswith(IN_ANY_ORDER):
         old, new = ("in any order", "in order") if was.endswith(IN_ANY_ORDER) else ("in order", "in any order")
         return f"the pipeline's other steps took records {old}, and now take them {new}"

@@ -1,4 +1,4 @@
-"""The job's lease, which the Spark driver takes before it writes anything and renews until it has finished.
+"""The lease of a generation, which the Spark driver takes before it writes anything and renews until it has finished.
 
 If another driver holds the lease, a driver
 
@@ -30,7 +30,7 @@ import structlog
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder, LeaseRow, Leases, lost
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ class Lease:
     """The lease of one generation of a job. As a context manager, it takes the lease or raises LeaseError."""
 
     leases: Leases
-    ref: JobRef
+    ref: GenerationRef
     holder: Holder
     patience: Patience = PATIENCE
 
@@ -160,7 +160,7 @@ class Lease:
 
     def _refused(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
-            f"Another driver is running job {self.ref.job!r} of pipeline {self.ref.pipeline!r}: {seen}.",
+            f"Another driver is running {self.ref.pipeline!r}: {seen}.",
             next_step="Wait until it has finished, or end that process. Its lease becomes free "
             f"{self.patience.silence_s:.0f} s after the last renewal.",
         )
@@ -180,24 +180,23 @@ class Lease:
 
 @contextmanager
 def current_lease(
-    ledger: Ledger, pipeline: str, job: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
+    ledger: Ledger, pipeline: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
 ) -> Iterator[Lease]:
     """The lease of the current generation; before the first run, of generation 1.
 
     The generation stays current while the lease is held. Raises LeaseError if `only` is not the current generation.
     """
     while True:
-        generation = only or ledger.jobs.generation(pipeline, job) or 1
-        with Lease(ledger.leases, JobRef(pipeline, job, generation), holder, patience) as lease:
-            current = ledger.jobs.generation(pipeline, job)
+        generation = only or ledger.generations.current_number(pipeline) or 1
+        with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience) as lease:
+            current = ledger.generations.current_number(pipeline)
             if current in (None, generation):
                 yield lease
                 return
         if only is not None:
             raise LeaseError(
-                f"Generation {only} of job {job!r} of pipeline {pipeline!r} was replaced by generation {current} in a "
-                "rebuild.",
-                next_step="Run the job again.",
+                f"Generation {only} of {pipeline!r} was replaced by generation {current} in a rebuild.",
+                next_step="Run the pipeline again.",
             )
         # Meanwhile, a rebuild has replaced this lease's generation.
 

@@ -25,7 +25,7 @@ from sluice.plan.operators import Suppress
 from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, StoreInfo
+from sluice.state.model import GenerationInfo, StoreInfo
 from sluice.state.shard.checksums import row_digest, state_digest
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.protocol import Checksums, Shard, Version
@@ -39,7 +39,7 @@ class Part:
     """The job of the changed stores, and its generation."""
 
     job: Job
-    info: JobInfo
+    info: GenerationInfo
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 class Merge:
     """Fills the shards of a new generation from those of the old one and of the changed stores."""
 
-    def __init__(self, job: Job, old: JobInfo, part: Part | None, new: JobInfo, changes: StoreChanges) -> None:
+    def __init__(
+        self, job: Job, old: GenerationInfo, part: Part | None, new: GenerationInfo, changes: StoreChanges
+    ) -> None:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None and isinstance(part.job, OrderedJob):
@@ -244,7 +246,7 @@ def _renumbered(state: StateVersion, operator: int, batch: int) -> StateVersion:
     return msgspec.structs.replace(state, operator=operator, batch=batch, digest=digest)
 
 
-def _by_name(info: JobInfo) -> dict[str, StoreInfo]:
+def _by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
 
 

@@ -15,7 +15,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobInfo, Snapshot, WorkerInfo
+from sluice.state.model import GenerationInfo, Snapshot, WorkerInfo
 from sluice.state.shard.addresses import is_remote
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import StateVersion
@@ -91,13 +91,13 @@ class Target:
         return checksums
 
 
-def require_local(job: JobInfo) -> None:
+def require_local(info: GenerationInfo) -> None:
     """Raise EngineError unless this process opens the shards itself."""
-    if remote := [worker for worker in job.workers if is_remote(worker.location)]:
+    if remote := [worker for worker in info.workers if is_remote(worker.location)]:
         raise EngineError(
-            f"Worker {remote[0].number} of {job.pipeline} is at a state server: {remote[0].location}. State is only "
+            f"Worker {remote[0].number} of {info.pipeline} is at a state server: {remote[0].location}. State is only "
             "moved between shards that this command opens itself.",
-            next_step=f"Compute the state again from the topics: sluice rebuild {job.pipeline}.",
+            next_step=f"Compute the state again from the topics: sluice rebuild {info.pipeline}.",
         )
 
 

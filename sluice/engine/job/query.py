@@ -16,7 +16,7 @@ from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.dataframes import Frames, Input
-from sluice.engine.job.registration import job_info
+from sluice.engine.job.registration import generation_info
 from sluice.engine.job.replay import Sink, begin
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
@@ -28,7 +28,7 @@ from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job
 from sluice.sinks.protocol import TableSink
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo
+from sluice.state.model import GenerationInfo
 
 
 @dataclass
@@ -58,9 +58,9 @@ class JobQuery:
         return self.storage.job
 
     @property
-    def info(self) -> JobInfo:
-        """The job's description for readers."""
-        return job_info(self.storage, self.frames)
+    def info(self) -> GenerationInfo:
+        """The generation's description for readers."""
+        return generation_info(self.storage, self.frames)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
@@ -104,7 +104,7 @@ class JobQuery:
 
     def run(self, sink: Sink, *, once: bool = False) -> None:
         """Run the streaming query until it has read all available records, or for one batch if `once`."""
-        writer = self._writer(sink, self.storage.checkpoint).queryName(f"{self.job.pipeline.name}.{self.job.name}")
+        writer = self._writer(sink, self.storage.checkpoint).queryName(self.job.pipeline.name)
         self._run(writer.trigger(once=True) if once else writer.trigger(availableNow=True))
 
     def pattern(self) -> list[str]:

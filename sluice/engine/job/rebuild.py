@@ -1,4 +1,4 @@
-"""Rebuilds a job's state from its topics, in a new generation, while readers use the old one.
+"""Rebuilds a pipeline's state from its topics, in a new generation, while readers use the old one.
 
 The rebuild reads the topics up to the old generation's last snapshot, and writes no output, because it has been written
 already. Then the new generation is promoted, and the next run continues from it. A rebuild repairs a lost checkpoint
@@ -38,7 +38,7 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.model import GenerationRef, Snapshot
 from sluice.values.points import EVERYTHING, Point, Span
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Rebuilds a job's state. With `from_topics`, it may read fewer records than before, if some have been deleted.
+    """Rebuilds a pipeline's state. With `from_topics`, it may read fewer records than before, if some were deleted.
 
     `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the current one while
     runs go on. It stays there until `promote`, which first repeats the batches published since, or until it is dropped.
@@ -66,16 +66,15 @@ class Rebuild:
         """Build and promote a new generation. Returns the generation's number.
 
         Raises InputError if the topics no longer have all records that were read, unless `from_topics`; LeaseError
-        while a driver works on the job; EngineError if the result differs from what was published.
+        while a driver works on the pipeline; EngineError if the result differs from what was published.
         """
-        name, job = self.job.pipeline.name, self.job.name
-        begun = time.monotonic()
+        name, begun = self.job.pipeline.name, time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             drop_others(ledger, self.job, lease.row, self.settings)
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
-            new = ledger.jobs.new_generation(name, job, self._newest_writer(old))
+            new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
             places = ledger.placements.epochs(name)
             self.build(new, history.published)
@@ -83,9 +82,9 @@ class Rebuild:
             self.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
-            ledger.jobs.promote(new, lease.row, self.settings.run, note, places=places)
+            ledger.generations.promote(new, lease.row, self.settings.run, note, places=places)
         log.info(
-            "generation promoted", pipeline=name, job=job, generation=new.generation, before=old.generation,
+            "generation promoted", pipeline=name, generation=new.generation, before=old.generation,
             seconds=seconds,
         )  # fmt: skip
         return new.generation
@@ -105,7 +104,9 @@ class Rebuild:
         log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
         return new.generation
 
-    def begin_beside(self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING) -> tuple[JobRef, Sequence[Step]]:
+    def begin_beside(
+        self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING
+    ) -> tuple[GenerationRef, Sequence[Step]]:
         """Remove other generations. Returns a new one, and the batches to `build` it with when the lease is released.
 
         `lease` is that of the current generation.
@@ -115,15 +116,15 @@ class Rebuild:
         history = self._history(ledger, old, sources, now, span.until)
         _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
         drop_others(ledger, self.job, lease.row, self.settings)
-        new = ledger.jobs.new_generation(old.pipeline, old.job, self._newest_writer(old))
+        new = ledger.generations.new(old.pipeline, self._newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
         return new, history.published
 
-    def build(self, ref: JobRef, steps: Sequence[Step]) -> None:
+    def build(self, ref: GenerationRef, steps: Sequence[Step]) -> None:
         """Run batches of a generation that is not the current one, without output."""
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
-    def steps_since(self, ledger: Ledger, old: JobRef, new: JobRef) -> History:
+    def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
         """The batches of the current generation with which a generation beside it catches up. Needs its lease.
 
         Raises InputError if the topics have lost records that the generation has not read yet.
@@ -147,15 +148,15 @@ class Rebuild:
             self.build(new, history.published)
             self.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
-            ledger.jobs.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
+            ledger.generations.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
         log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
         return new.generation
 
     def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        name, job = self.job.pipeline.name, self.job.name
-        if ledger.jobs.generation(name, job) is None:
+        name = self.job.pipeline.name
+        if ledger.generations.current_number(name) is None:
             raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
-        return current_lease(ledger, name, job, this_process(self.settings.run or "rebuild"), only=self.only)
+        return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
 
     def _divided(self, begin: Positions, target: Positions) -> list[Step]:
         return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
@@ -166,7 +167,7 @@ class Rebuild:
         return [source.topic for source in self.job.streams if source.kind == "stream"]
 
     def _sources(
-        self, ledger: Ledger, old: JobRef, begin: Point | None = None
+        self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
         """Where a new generation begins to read, by default where the old one began, and the topics as they are now.
 
@@ -190,7 +191,7 @@ class Rebuild:
         return sources, now
 
     def _sources_of(
-        self, ledger: Ledger, old: JobRef, new: JobRef
+        self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
         """Where a generation that was built began to read, and the topics as they are now.
 
@@ -205,17 +206,17 @@ class Rebuild:
         self._require_last_records(ledger, old, now)
         return sources, now
 
-    def _require_last_records(self, ledger: Ledger, ref: JobRef, now: Mapping[str, Topic]) -> None:
+    def _require_last_records(self, ledger: Ledger, ref: GenerationRef, now: Mapping[str, Topic]) -> None:
         """Raise InputError if a partition went back and grew again since a generation has read it."""
         identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
         identity.require_last_records(now)
 
-    def _recorded(self, ledger: Ledger, ref: JobRef) -> list[SourcePartition]:
+    def _recorded(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
         """Where a generation began to read the topics that the job still reads."""
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
-        self, ledger: Ledger, old: JobRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
+        self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
         until: Point | None = None, built: Positions | None = None,
     ) -> History:  # fmt: skip
         """The old generation's batches, of which only the records of `sources` before `until` are read.
@@ -233,7 +234,7 @@ class Rebuild:
         # A join needs a global table's records before all others. Those of streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
         first = {topic: added[topic] for topic in added if topic in tables or built is not None}
-        latest = ledger.snapshots.latest(old.pipeline, old.job)
+        latest = ledger.snapshots.latest(old.pipeline)
         read = within(ends, {**(latest.positions if latest else {}), **added})
         batches, unpublished = ledger.history.all(old), self._unpublished(latest, old, ledger.audits.newest(old))
         steps = [*steps_of([*batches, *unpublished])]
@@ -243,16 +244,16 @@ class Rebuild:
             return History(published, rest, complete=True)
         if added.keys() == first.keys():
             log.warning(
-                "history lost", pipeline=old.pipeline, job=old.job, generation=old.generation, batches=len(batches),
+                "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
                 note=_NO_HISTORY,
             )  # fmt: skip
         else:
-            log.warning("new topics", pipeline=old.pipeline, job=old.job, topics=sorted(added), note=_NEW_TOPICS)
+            log.warning("new topics", pipeline=old.pipeline, topics=sorted(added), note=_NEW_TOPICS)
         begin = {topic: {str(number): start for number, (start, _) in enumerate(ends[topic])} for topic in ends}
         published = [replace(step, ends={**step.ends, **first}) for step in self._divided(begin, read)]
         return History(published, rest, complete=False)
 
-    def _unpublished(self, latest: Snapshot | None, old: JobRef, newest: Audit | None) -> list[Batch]:
+    def _unpublished(self, latest: Snapshot | None, old: GenerationRef, newest: Audit | None) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
         If the ledger was restored from a backup, it is the last batch written since, with the records of all others.
@@ -268,7 +269,7 @@ class Rebuild:
             return []
         return [marker.with_earlier]
 
-    def _require_no_batch_between(self, old: JobRef, latest: Snapshot | None) -> None:
+    def _require_no_batch_between(self, old: GenerationRef, latest: Snapshot | None) -> None:
         """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
         storage, markers = Storage.of(self.job, old.generation, self.settings), self.job.pipeline.markers
         published, begun = -1 if latest is None else latest.batch, last_batch(storage.checkpoint, "offsets")
@@ -284,13 +285,13 @@ class Rebuild:
                 f"sluice rebuild {old.pipeline} --from-topics.",
             )
 
-    def _newest_writer(self, old: JobRef) -> int:
+    def _newest_writer(self, old: GenerationRef) -> int:
         """The newest generation that has written output. A ledger that was restored from a backup may not know it."""
         return max(read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0)
 
-    def _compare(self, ledger: Ledger, old: JobRef, new: JobRef, history: History) -> None:
+    def _compare(self, ledger: Ledger, old: GenerationRef, new: GenerationRef, history: History) -> None:
         """Raise EngineError if the same topology and records do not reproduce the published state."""
-        before, after = ledger.jobs.get(old), ledger.jobs.get(new)
+        before, after = ledger.generations.get(old), ledger.generations.get(new)
         assert before is not None
         assert after is not None
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
@@ -349,20 +350,20 @@ def _require_records(history: History, sources: Iterable[SourcePartition], span:
         )
 
 
-def _read(ledger: Ledger, ref: JobRef) -> Positions:
+def _read(ledger: Ledger, ref: GenerationRef) -> Positions:
     """The offsets up to which a generation has read and published."""
     batch = ledger.snapshots.last_batch(ref)
     snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
     return {} if snapshot is None else snapshot.positions
 
 
-def _same_topics(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
     """The topics that still are those that a generation reads, rather than new ones of the same names."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
-def _added(ledger: Ledger, old: JobRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _added(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
     """The topics that a generation does not read, because they were added to the pipeline later."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _read(ledger, old).keys()
     return {name: topic for name, topic in now.items() if name not in earlier}
@@ -372,16 +373,16 @@ def _ends(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, 
     return {topic: {str(number): end for number, (_, end) in enumerate(bounds)} for topic, bounds in ends.items()}
 
 
-def is_promoted(ledger: Ledger, current: JobRef) -> bool:
+def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Whether the current generation is the last that a replay has built, so that nothing is left to be promoted."""
-    new = ledger.jobs.new_generation(current.pipeline, current.job)
+    new = ledger.generations.new(current.pipeline)
     is_last = new.generation == current.generation + 1
-    return is_last and ledger.jobs.is_replayed(current.pipeline, current.job)
+    return is_last and ledger.generations.is_replayed(current.pipeline)
 
 
-def built_beside(ledger: Ledger, current: JobRef) -> JobRef:
+def built_beside(ledger: Ledger, current: GenerationRef) -> GenerationRef:
     """The generation that a replay has built beside the current one. Raises EngineError before a replay."""
-    numbers = ledger.jobs.generations(current.pipeline, current.job)
+    numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
         raise EngineError(
             f"{current.pipeline} has no generation beside the current one, {current.generation}.",
@@ -397,33 +398,35 @@ def drop_built(job: Job, settings: Settings) -> int:
     """
     name = job.pipeline.name
     holder = this_process(settings.run or "drop")
-    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, job.name, holder) as lease:
-        last = ledger.jobs.new_generation(name, job.name).generation - 1
-        is_dropped = last > max([lease.ref.generation, *ledger.jobs.generations(name, job.name)])
+    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, holder) as lease:
+        last = ledger.generations.new(name).generation - 1
+        is_dropped = last > max([lease.ref.generation, *ledger.generations.numbers(name)])
         dropped = last if is_dropped else built_beside(ledger, lease.ref).generation
         drop_others(ledger, job, lease.row, settings)
     log.info("generation dropped already" if is_dropped else "generation dropped", pipeline=name, generation=dropped)
     return dropped
 
 
-def drop_others(ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[JobRef] = ()) -> None:
-    """Remove all generations of a job except that of the `lease` and some others, even unfinished ones.
+def drop_others(
+    ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[GenerationRef] = ()
+) -> None:
+    """Remove all generations of a pipeline except that of the `lease` and some others, even unfinished ones.
 
     Raises LeaseError, and deletes nothing, if the lease is no longer held: one of them may be the current one by now.
     """
     name = job.pipeline.name
-    for generation in ledger.jobs.generations(name, job.name):
+    for generation in ledger.generations.numbers(name):
         # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
-        ref = JobRef(name, job.name, generation)
+        ref = GenerationRef(name, generation)
         if generation != lease.generation and ref not in but:
-            ledger.jobs.forget_generation(ref, lease)
+            ledger.generations.forget(ref, lease)
     remove_forgotten(ledger, job, settings)
 
 
 def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
     """Remove the shards and folders of the generations that the ledger has forgotten."""
     name = job.pipeline.name
-    for ref, workers in ledger.jobs.forgotten(name, job.name).items():
+    for ref, workers in ledger.generations.forgotten(name).items():
         try:
             for worker in workers:
                 drop_shard(worker.location)
@@ -432,4 +435,4 @@ def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
             log.warning("shards not removed", pipeline=name, generation=ref.generation, why=error.detail)
             continue
         delete_folder(Storage.of(job, ref.generation, settings).folder)
-        ledger.jobs.forget_workers(ref)
+        ledger.generations.forget_workers(ref)

@@ -1,4 +1,4 @@
-"""Builds a job's entry in the ledger: stores, workers, topics, drawing."""
+"""Builds a generation's entry in the ledger: stores, workers, topics, drawing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sluice.engine.job.compatibility import IN_ANY_ORDER
 from sluice.engine.job.dataframes import Frames
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Process
-from sluice.state.model import JobInfo, StoreInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
 
-def job_info(storage: Storage, frames: Frames) -> JobInfo:
-    """The job's description for readers. Call it after `frames.state_rows`, which sets the types."""
+def generation_info(storage: Storage, frames: Frames) -> GenerationInfo:
+    """The generation's description for readers. Call it after `frames.state_rows`, which sets the types."""
     job, types = storage.job, frames.types
     pipeline = job.pipeline
     stores: list[StoreInfo] = []
@@ -25,14 +25,11 @@ def job_info(storage: Storage, frames: Frames) -> JobInfo:
         case OrderedJob():
             stores = [*_ordered_stores(job, types), *_processor_stores(job)]
             operators = dict(_operators(job, frames.input_types))
-    return JobInfo(
+    return GenerationInfo(
         pipeline=pipeline.name,
-        job=job.name,
         generation=storage.generation,
         workers=tuple(
-            WorkerInfo(
-                pipeline=pipeline.name, job=job.name, generation=storage.generation, number=number, location=address
-            )
+            WorkerInfo(pipeline=pipeline.name, generation=storage.generation, number=number, location=address)
             for number, address in enumerate(storage.locations)
         ),
         stores=(*stores, *_table_stores(job)),
@@ -50,7 +47,6 @@ def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[
         for number, store_column in enumerate(group.store_columns):
             yield StoreInfo(
                 pipeline=job.pipeline.name,
-                job=job.name,
                 name=store_column.store,
                 kind="window" if group.window else "key-value",
                 group_id=group.number,
@@ -70,7 +66,6 @@ def _ordered_stores(job: OrderedJob, types: Mapping[str, str]) -> Iterator[Store
             window = operator.window
             yield StoreInfo(
                 pipeline=job.pipeline.name,
-                job=job.name,
                 name=operator.store,
                 kind="window" if window else "key-value",
                 group_id=operator.number,
@@ -90,7 +85,6 @@ def _processor_stores(job: OrderedJob) -> Iterator[StoreInfo]:
             assert store.group_id is not None
             yield StoreInfo(
                 pipeline=job.pipeline.name,
-                job=job.name,
                 name=name,
                 kind="key-value",
                 group_id=store.group_id,
@@ -114,7 +108,6 @@ def _table_stores(job: Job) -> Iterator[StoreInfo]:
     for table in job.tables:
         yield StoreInfo(
             pipeline=job.pipeline.name,
-            job=job.name,
             name=table.source.topic,
             kind="global",
             group_id=table.group,

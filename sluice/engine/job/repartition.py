@@ -1,4 +1,4 @@
-"""Spreads a job's state over another number of workers, in a new generation, while readers use the old one.
+"""Spreads a pipeline's state over another number of workers, in a new generation, while readers use the old one.
 
 The newest snapshot's rows and states go to the worker that owns their key, and the checkpoint is copied, so the topics
 are not read. Spark's own state and its logs do not depend on the number of workers. The new generation becomes current
@@ -29,7 +29,7 @@ from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, WorkerInfo, owner
+from sluice.state.model import GenerationInfo, WorkerInfo, owner
 from sluice.state.shard.addresses import shown
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.protocol import Checksums, Version
@@ -44,25 +44,25 @@ _Divide = Callable[[list[Moved]], dict[int, list[Moved]]]
 
 @dataclass(frozen=True)
 class Repartitioned:
-    """The current generation of a job, and the number of rows and states that its shards have."""
+    """The current generation, and the number of rows and states that its shards have."""
 
     generation: int
     workers: int
     rows: int | None
-    """None if the job already had this number of workers, so that nothing was moved."""
+    """None if the pipeline already had this number of workers, so that nothing was moved."""
 
 
 def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> Repartitioned:
-    """Spread a job's state over the workers that its pipeline now has. Returns the new generation.
+    """Spread a pipeline's state over the workers that it now has. Returns the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated. Raises EngineError
     without published state, after an interrupted batch, without a broker, or for a state that cannot be divided by key;
     LeaseError during a run; DamagedState if the state is not as published.
     """
-    begun, (name, of_job) = time.monotonic(), (job.pipeline.name, job.name)
+    begun, name = time.monotonic(), job.pipeline.name
     holder = this_process(settings.run or "repartition")
-    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, of_job, holder) as lease:
-        old = ledger.jobs.get(lease.ref)
+    with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, holder) as lease:
+        old = ledger.generations.get(lease.ref)
         places = ledger.placements.epochs(name)
         published = ledger.snapshots.newest(lease.ref)
         if old is None or published is None:
@@ -70,10 +70,10 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         batch = published.batch
         if len(old.workers) == job.pipeline.workers:
             return Repartitioned(old.generation, len(old.workers), None)
-        ref = ledger.jobs.new_generation(name, of_job)
+        ref = ledger.generations.new(name)
         storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
         workers = tuple(
-            WorkerInfo(pipeline=name, job=of_job, generation=ref.generation, number=number, location=address)
+            WorkerInfo(pipeline=name, generation=ref.generation, number=number, location=address)
             for number, address in enumerate(storage.locations)
         )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
@@ -90,15 +90,15 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(old_storage, published, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
-        ledger.jobs.register(new, hidden=True, lease=lease.row)
+        ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
             move_checkpoint(old_storage, storage, batch)
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
-            ledger.jobs.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
+            ledger.generations.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
         before = counted(len(old.workers), "worker")
         note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
-        ledger.jobs.promote(new.ref, lease.row, settings.run, note, places=places)
+        ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)
     log.info(
         "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
         seconds=round(time.monotonic() - begun, 1),
@@ -123,7 +123,7 @@ def _errors(name: str, settings: Settings) -> Iterator[None]:
 
 
 def _divide(
-    ledger: Ledger, old: JobInfo, new: JobInfo, batch: int, epoch: int, progress: Progress
+    ledger: Ledger, old: GenerationInfo, new: GenerationInfo, batch: int, epoch: int, progress: Progress
 ) -> tuple[list[Checksums], int]:
     """Fill the new shards from the old ones. Returns the new shards' checksums, and the number of rows and states."""
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
@@ -155,7 +155,7 @@ def _divide(
 class _Division:
     """Divides the rows of an old worker among the new ones."""
 
-    job: JobInfo
+    old: GenerationInfo
     worker: int
     workers: int
     """The new number of workers."""
@@ -181,12 +181,12 @@ class _Division:
         return divided
 
     def _owner(self, key: str) -> int:
-        if owner(key, len(self.job.workers)) != self.worker:
+        if owner(key, len(self.old.workers)) != self.worker:
             raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
         return owner(key, self.workers)
 
     def _indivisible(self, why: str) -> EngineError:
         return EngineError(
-            f"The state of {self.job.pipeline} cannot be divided by key. {why}",
-            next_step=f"Compute it again from the topics: sluice rebuild {self.job.pipeline}.",
+            f"The state of {self.old.pipeline} cannot be divided by key. {why}",
+            next_step=f"Compute it again from the topics: sluice rebuild {self.old.pipeline}.",
         )

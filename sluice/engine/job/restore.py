@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RestoringRun:
-    """A run of a job's current generation, which restores damaged state first."""
+    """A run of a pipeline's current generation, which restores damaged state first."""
 
     spark: Starting
     job: Job
@@ -46,27 +46,26 @@ class RestoringRun:
         run = JobRun(
             self.spark, self.job, self.settings, max_records=self.settings.max_records, plan_without=self.plan_without
         )
-        of = (self.job.pipeline.name, self.job.name)
+        name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.jobs.generation(*of)
+            generation = ledger.generations.current_number(name)
             try:
                 return run.run()
             except DamagedState as damaged:
-                if promote_standbys(ledger, *of, self.settings.run, damaged):
+                if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:
-                if why := promote_standbys(ledger, *of, self.settings.run, gone):
+                if why := promote_standbys(ledger, name, self.settings.run, gone):
                     raise Unreachable(f"{gone.detail} {why}", next_step=gone.next_step) from gone
         return run.run()
 
     def _restore(self, damaged: int | None, why: DamagedState) -> None:
-        of = {"pipeline": self.job.pipeline.name, "job": self.job.name}
-        begun = time.monotonic()
-        log.warning("state damaged, restoring it from the topics", **of, why=why.detail)
+        name, begun = self.job.pipeline.name, time.monotonic()
+        log.warning("state damaged, restoring it from the topics", pipeline=name, why=why.detail)
         try:
             generation = Rebuild(started(self.spark), self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
                 f"{why.detail} The state cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
             ) from lost
-        log.warning("state restored", **of, generation=generation, seconds=round(time.monotonic() - begun, 1))
+        log.warning("state restored", pipeline=name, generation=generation, seconds=round(time.monotonic() - begun, 1))

@@ -38,7 +38,7 @@ from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.protocol import BatchId, Published
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobInfo, JobRef, Snapshot
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
 from sluice.submission import is_local
 
@@ -87,11 +87,11 @@ class JobRun:
         return self.job.pipeline.linger_ms if self.settings.linger_ms is None else self.settings.linger_ms
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        pipeline, job, holder = self.job.pipeline.name, self.job.name, this_process(self.settings.run)
+        pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
         if self.steps is not None and self.generation is not None:
-            ref = JobRef(pipeline, job, self.generation)
+            ref = GenerationRef(pipeline, self.generation)
             return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))
-        return current_lease(ledger, pipeline, job, holder, self.patience, self.generation)
+        return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
@@ -116,7 +116,7 @@ class JobRun:
         query = JobQuery(spark, storage, source, partitions, lease.epoch, most)
         info, newest = query.info, ledger.snapshots.newest(storage.ref)
         published = None if newest is None else newest.batch
-        before = None if newest is None else ledger.jobs.get(storage.ref)
+        before = None if newest is None else ledger.generations.get(storage.ref)
         if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
@@ -154,7 +154,7 @@ class JobRun:
                     else:
                         publisher.begin()
                         query.run(publisher)
-                    ledger.failures.clear(pipeline.name, self.job.name)
+                    ledger.failures.clear(pipeline.name)
                     standbys.refresh_if_due()
                     news = linger.wait(ledger.positions(pipeline.name))
         return publisher.read, news == "partitions"
@@ -175,11 +175,11 @@ class JobRun:
         steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
         replay(query.storage, steps, firsts, publisher, again)
 
-    def _register(self, ledger: Ledger, before: JobInfo | None, info: JobInfo, epoch: int) -> None:
+    def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
         if before is not None and (changed := changed_functions(before, info)):
-            log.warning("functions changed", pipeline=info.pipeline, job=info.job, functions=changed)
+            log.warning("functions changed", pipeline=info.pipeline, functions=changed)
             ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
-        ledger.jobs.register(info, hidden=self.steps is not None, epoch=epoch)
+        ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
         """Create the missing topics. Returns the records that each output topic accepts."""

@@ -34,7 +34,7 @@ class StandbyCopies:
     def refresh(self) -> None:
         """Refresh the standbys that do not hold the newest snapshot."""
         ref, begun = self._lease.ref, time.monotonic()
-        of = {"pipeline": ref.pipeline, "job": ref.job}
+        of = {"pipeline": ref.pipeline}
         try:
             for done in refresh(self._ledger, ref, self._lease.epoch, only_behind=True):
                 if isinstance(done, Failed):
@@ -50,7 +50,7 @@ class StandbyCopies:
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 
-def promote_standbys(ledger: Ledger, pipeline: str, job: str, run: str, why: StateError) -> str:
+def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
     """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
 
     Returns why they cannot take the workers' places; empty if they have.
@@ -61,10 +61,10 @@ def promote_standbys(ledger: Ledger, pipeline: str, job: str, run: str, why: Sta
     if lost is not None and not lost:
         return "The damage is not in a worker's shard."
     try:
-        with current_lease(ledger, pipeline, job, this_process(run)) as lease:
+        with current_lease(ledger, pipeline, this_process(run)) as lease:
             notes = promote_lost(ledger, lease.ref, lease.epoch, lost, run, why.detail)
     except (NotFound, Refused, StateError) as error:
         return str(error)
     for note in notes:
-        log.warning("standby promoted", pipeline=pipeline, job=job, note=note)
+        log.warning("standby promoted", pipeline=pipeline, note=note)
     return ""

@@ -31,7 +31,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
     """
     with Ledger.open(settings.ledger) as ledger:
-        generation = ledger.jobs.generation(job.pipeline.name, job.name) or 1
+        generation = ledger.generations.current_number(job.pipeline.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
         servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
     partitions = partition_counts(settings.kafka, job.topics)

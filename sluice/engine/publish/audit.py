@@ -19,7 +19,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 @dataclass
 class Auditor:
-    """Audits a run's batches. `firsts` are the offsets at which the job's generation began."""
+    """Audits a run's batches. `firsts` are the offsets at which the generation began."""
 
     storage: Storage
     run: str
@@ -32,7 +32,6 @@ class Auditor:
         job = self.storage.job
         audit = Audit(
             pipeline=job.pipeline.name,
-            job=job.name,
             generation=self.storage.generation,
             batch=batch,
             run=self.run,

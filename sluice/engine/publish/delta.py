@@ -1,6 +1,6 @@
-"""Writes the rows of a job's batches to a Delta Lake table, each batch once, in one commit.
+"""Writes the rows of a pipeline's batches to a Delta Lake table, each batch once, in one commit.
 
-Every commit has a transaction identifier (`SetTransaction`): the pipeline and the job as application, and a version
+Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a version
 that grows with each commit. Delta Lake skips a commit whose version is not above the table's, and rejects one if
 another commit has changed the version since it began. A version consists of the writer's epoch, which each run
 increases when it begins, a random number, which tells two writers apart that begin at the same moment, and the number
@@ -39,7 +39,7 @@ from sluice.values.tables import DeltaTable
 log = structlog.get_logger()
 
 WRITER = "sluice.writer"
-"""The table property with the pipeline and the job that write the table."""
+"""The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
 """The table property with a snapshot, before which the table may lack rows."""
 
@@ -61,7 +61,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """What the table has after a commit."""
 
     pipeline: str
-    job: str
     snapshot: str | None = None
     """The last batch written, as the id of the snapshot with which it is published; None before the first."""
     begun: int = 0
@@ -90,7 +89,7 @@ class _Commit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class DeltaTarget(Target):
-    """A Delta table to which a job writes."""
+    """A Delta table to which a pipeline writes."""
 
     table: DeltaTable
 
@@ -124,11 +123,10 @@ def _arrow(kind: str) -> pa.DataType | None:
 
 @dataclass
 class DeltaSink:
-    """A Delta table to which a job writes. Implements `TableSink`, whose promise it keeps."""
+    """A Delta table to which a pipeline writes. Implements `TableSink`, whose promise it keeps."""
 
     spark: SparkSession
     pipeline: str
-    job: str
     target: DeltaTarget
     columns: Mapping[str, tuple[DeltaColumn, ...]] = field(default_factory=dict)
     version: int = -1
@@ -136,7 +134,7 @@ class DeltaSink:
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = State(pipeline=self.pipeline, job=self.job)
+        self.state = State(pipeline=self.pipeline)
 
     def begin(self, published: Published | None) -> None:
         """Create or check the table, and fence off earlier writers. Raises EngineError if another writes the table."""
@@ -292,12 +290,12 @@ class DeltaSink:
             f"{backticked(name)} {self.target.created[name]}{' NOT NULL' if name in identity else ''}"
             for name in (column.name for column in declared)
         )
-        writer = f"TBLPROPERTIES ('{WRITER}' = '{self._writer}')"
+        writer = f"TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         self.spark.sql(f"CREATE TABLE {self._table} ({columns}) USING delta {writer}")
         log.info("table created", table=self.target.output)
 
     def _checked(self) -> tuple[DeltaColumn, ...]:
-        """The columns that the job writes. Raises EngineError that lists all problems of the table."""
+        """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
         target, snapshot = self.target, self._snapshot()
         if snapshot.version() < 0:
             raise EngineError(
@@ -337,8 +335,8 @@ class DeltaSink:
         return tuple(columns)
 
     def _claim(self) -> None:
-        """Note in the table that this job writes it. Raises EngineError if another one does."""
-        own = self._writer
+        """Note in the table that this pipeline writes it. Raises EngineError if another one does."""
+        own = self.pipeline
         writer = self._property(WRITER)
         if not writer:
             self.spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}')")
@@ -361,19 +359,19 @@ class DeltaSink:
         )
 
     def _last_state(self) -> State | None:
-        """The state after the last commit of this job; None if it is not among the last commits."""
+        """The state after the last commit of this pipeline; None if it is not among the last commits."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}").select("userMetadata").collect()
         for (metadata,) in commits:
             try:
                 state = msgspec.json.decode(metadata or "", type=_Commit).sluice
             except msgspec.DecodeError:
                 continue
-            if (state.pipeline, state.job) == (self.pipeline, self.job):
+            if state.pipeline == self.pipeline:
                 return state
         return None
 
     def _committed(self) -> int:
-        """The version of the job's last commit, -1 before the first."""
+        """The version of the pipeline's last commit, -1 before the first."""
         version = self._snapshot().transactions().get(self._application)
         return int(version.get()) if version.isDefined() else -1
 
@@ -389,12 +387,8 @@ class DeltaSink:
         return delta_log.update(False, none, none)
 
     @property
-    def _writer(self) -> str:
-        return f"{self.pipeline}/{self.job}"
-
-    @property
     def _application(self) -> str:
-        return f"sluice/{self._writer}"
+        return f"sluice/{self.pipeline}"
 
     @property
     def _table(self) -> str:

@@ -46,7 +46,7 @@ _OUTPUT = "output/"
 
 
 class HeldLease(Protocol):
-    """The job's lease, or a test driver's stand-in."""
+    """The generation's lease, or a test driver's stand-in."""
 
     @property
     def epoch(self) -> int:
@@ -410,7 +410,6 @@ class Publisher:
         job = self.storage.job
         return Snapshot(
             pipeline=job.pipeline.name,
-            job=job.name,
             generation=self.storage.generation,
             batch=batch,
             published_at=datetime.now(UTC),

@@ -18,7 +18,7 @@ from sluice.values.tables import DeltaTable, PostgresTable, connection_variable
 def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
     """Destination → the writer of its tables. Raises SettingsError if a connection has no URL."""
     targets = (delta_target(sink) for sink in job.sinks if isinstance(sink.table, DeltaTable))
-    lake = {target.output: DeltaSink(spark, job.pipeline.name, job.name, target) for target in targets}
+    lake = {target.output: DeltaSink(spark, job.pipeline.name, target) for target in targets}
     return {**databases_of(job, settings), **lake}
 
 
@@ -34,9 +34,7 @@ def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
                 f"connection of type Postgres with the id {connection}.",
             )
         targets = [postgres_target(sink) for sink in job.written_tables[connection]]
-        databases[connection] = PostgresTables(
-            connection, checked_url(connection, url), job.pipeline.name, job.name, targets
-        )
+        databases[connection] = PostgresTables(connection, checked_url(connection, url), job.pipeline.name, targets)
     return databases
 
 

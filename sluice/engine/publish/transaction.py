@@ -29,7 +29,7 @@ from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
 from sluice.sinks.protocol import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 COMMIT_TIMEOUT_S = 120
 """After this time the run fails without knowing the transaction's outcome; the next run reads it from the marker."""
@@ -62,25 +62,25 @@ _MARKER_READER = {
 
 @dataclass(frozen=True)
 class Writer:
-    """A generation of a job, as a writer of output."""
+    """A generation, as a writer of output."""
 
-    ref: JobRef
+    ref: GenerationRef
     markers: str
     """The topic of the pipeline's markers."""
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id, shared by all generations of a job so that a newer producer fences an older one."""
-        return f"sluice.{self.ref.pipeline}.{self.ref.job}"
+        """The transactional id. A pipeline's generations share it, so that a newer producer fences an older one."""
+        return f"sluice.{self.ref.pipeline}"
 
     @property
     def name(self) -> str:
         return f"{self.transactional_id}.{self.ref.generation}"
 
     def generation_of(self, key: bytes | None) -> int | None:
-        """The generation whose marker has this key; None for a key of another job."""
-        job, _, generation = (key or b"").decode(errors="replace").rpartition(".")
-        return int(generation) if job == self.transactional_id and generation.isdecimal() else None
+        """The generation whose marker has this key; None for a key of another pipeline."""
+        writer, _, generation = (key or b"").decode(errors="replace").rpartition(".")
+        return int(generation) if writer == self.transactional_id and generation.isdecimal() else None
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -289,7 +289,7 @@ class TransactionalOutput:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the job that have not noticed the loss of their lease from writing any more output.
+    """Keep drivers of the pipeline that have not noticed the loss of their lease from writing any more output.
 
     Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
     """
@@ -305,7 +305,7 @@ def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
 
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Generation → its newest committed marker, for all generations of the writer's job."""
+    """Generation → its newest committed marker, for all generations of the writer's pipeline."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
     with kafka_errors("Reading the markers", kafka), contextlib.closing(consumer):
         # Reading the watermarks makes the client find the partition's leader at once instead of after 0.5 s.

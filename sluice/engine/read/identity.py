@@ -20,7 +20,7 @@ from sluice.kafka.brokers import quiet
 from sluice.kafka.topics import records_at, topic_ids
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.values.records import fingerprint
 
 Positions = Mapping[str, Mapping[str, int]]
@@ -28,7 +28,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 class InputError(EngineError):
-    """A topic was replaced since the job began to read it, or has lost records that the job has not read yet."""
+    """A topic was replaced since the pipeline began to read it, or has lost records that were not read yet."""
 
     status = 409
     title = "The input has changed"
@@ -45,11 +45,11 @@ class Topic:
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """The source topics of a job's generation, identified by topic ids and offsets."""
+    """The source topics of a generation, identified by topic ids and offsets."""
 
     kafka: Mapping[str, str]
     sources: Sources
-    ref: JobRef
+    ref: GenerationRef
     topics: tuple[str, ...]
     audits: Audits | None = None
     """Tell up to where a partition that went back is unchanged."""
@@ -79,7 +79,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, Topic]) -> None:
-        """Raise InputError if another record is where the last one was that the job has read.
+        """Raise InputError if another record is where the last one was that the pipeline has read.
 
         Nothing is known about a record that retention or compaction has removed.
         """
@@ -158,8 +158,8 @@ class SourceIdentity:
             raise InputError(f"Topic {topic} {problem}.", next_step=step)
         if recorded and recorded[0].topic_id != current.id:
             raise InputError(
-                f"Topic {topic} was deleted and created again: its id is {current.id}, and job {self.ref.job!r} of "
-                f"pipeline {self.ref.pipeline!r} has read {recorded[0].topic_id}. The published state is unchanged.",
+                f"Topic {topic} was deleted and created again: its id is {current.id}, and {self.ref.pipeline!r} "
+                f"has read {recorded[0].topic_id}. The published state is unchanged.",
                 next_step=self._choices(topic),
             )
 

@@ -11,7 +11,7 @@ from sluice.engine.read.identity import InputError, Positions, Topic
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.values.points import Partition, Point
 
 
@@ -62,7 +62,9 @@ def still_there(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -
             yield SourcePartition(topic=name, partition=number, topic_id=topic.id, first=first)
 
 
-def require_all(old: JobRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> None:
+def require_all(
+    old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions
+) -> None:
     """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
     if lost := list(_lost(sources, now, read)):
         raise InputError(

@@ -29,7 +29,7 @@ from sluice.remote import identity
 from sluice.remote.identity import Card
 from sluice.remote.server.protocol import PROVEN
 from sluice.remote.server.shards import OwnShards
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.drivers import Row, RowId
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHARD = "/local/{pipeline}/{job}/{generation:small}/{number:small}"
+SHARD = "/local/{pipeline}/{generation:small}/{number:small}"
 MAX_QUERY_BYTES = 4 * 2**20
 MAX_WRITE_BYTES = 4 * 2**30
 """Size limit of one worker's share of a batch."""
@@ -318,11 +318,11 @@ _JSON = "application/json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
-def _shard(request: Request) -> tuple[JobRef, int]:
+def _shard(request: Request) -> tuple[GenerationRef, int]:
     path = request.path_params
-    if not (_NAME.fullmatch(path["pipeline"]) and _NAME.fullmatch(path["job"])):
-        raise NotFound("No such shard: the name of the pipeline or job is invalid.")
-    return JobRef(path["pipeline"], path["job"], path["generation"]), path["number"]
+    if not _NAME.fullmatch(path["pipeline"]):
+        raise NotFound("No such shard: the name of the pipeline is invalid.")
+    return GenerationRef(path["pipeline"], path["generation"]), path["number"]
 
 
 def _number(request: Request, name: str) -> int:

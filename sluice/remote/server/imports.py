@@ -1,7 +1,7 @@
 """Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
 
-The leases of all jobs are held meanwhile, so that no run writes. The old shards stay sealed: a run that still has the
-old settings stops, instead of continuing from a state that is no longer read.
+The leases of all generations are held meanwhile, so that no run writes. The old shards stay sealed: a run that still
+has the old settings stops, instead of continuing from a state that is no longer read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice.remote.opening import create_shard, open_shard
 from sluice.remote.server.moves import copy_shard
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.addresses import exists, is_file, location, shown
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import LocalShard
@@ -27,29 +27,29 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
     Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state server has a worker;
     LeaseError if a run is in progress.
     """
-    if there := target.jobs.pipelines():
+    if there := target.generations.pipelines():
         if unseal_copies(source, target, shards):
             return 0
         raise Refused(
             f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
             next_step="Set SLUICE_LEDGER to an empty database.",
         )
-    jobs = [job for pipeline in source.jobs.pipelines() for job in source.jobs.all(pipeline)]
-    workers = [(job, worker) for job in jobs for worker in job.workers]
-    copied, locations = 0, dict[tuple[JobRef, int], str]()
+    generations = source.generations.of_all_pipelines()
+    workers = [worker for info in generations for worker in info.workers]
+    copied, locations = 0, dict[tuple[GenerationRef, int], str]()
     with ExitStack() as stack:
-        for job in jobs:
-            stack.enter_context(Lease(source.leases, job.ref, this_process("")))
+        for info in generations:
+            stack.enter_context(Lease(source.leases, info.ref, this_process("")))
         arrived = []
-        for job, worker in workers:
+        for worker in workers:
             if not is_file(worker.location):
                 raise Refused(
-                    f"Worker {worker.number} of {job.pipeline!r} is not in a SQLite file of this host: "
+                    f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of this host: "
                     f"{shown(worker.location)}.",
                     next_step="Run without state servers first, or rebuild the state in the new database.",
                 )
-            locations[job.ref, worker.number] = address = location(shards, job.ref, worker.number)
-            if source.snapshots.last_batch(job.ref) is None:
+            locations[worker.ref, worker.number] = address = location(shards, worker.ref, worker.number)
+            if source.snapshots.last_batch(worker.ref) is None:
                 continue  # its first run has published nothing, and creates its shards again
             old = stack.enter_context(open_shard(worker.location, to_write=True))
             new = stack.enter_context(create_shard(address, anew=True))
@@ -65,13 +65,13 @@ def unseal_copies(source: Ledger, target: Ledger, shards: str) -> bool:
     """Finish a copy that was interrupted after the ledger was copied. Returns whether there was one."""
     sealed = []
     with ExitStack() as stack:
-        for job in (job for pipeline in target.jobs.pipelines() for job in target.jobs.all(pipeline)):
-            batch = source.snapshots.last_batch(job.ref)
-            if batch is None or source.snapshots.get(job.ref, batch) != target.snapshots.get(job.ref, batch):
+        for info in target.generations.of_all_pipelines():
+            batch = source.snapshots.last_batch(info.ref)
+            if batch is None or source.snapshots.get(info.ref, batch) != target.snapshots.get(info.ref, batch):
                 continue
-            for worker in job.workers:
+            for worker in info.workers:
                 # A shard at another address, such as that of a state server, is not a copy of this source.
-                its_place = without_password(location(shards, job.ref, worker.number))
+                its_place = without_password(location(shards, info.ref, worker.number))
                 if worker.location == its_place and exists(its_place):
                     shard = stack.enter_context(LocalShard.open(worker.location, to_write=True))
                     sealed += [shard] if shard.is_sealed() else []

@@ -43,11 +43,11 @@ class MetricsApp:
             return {}
 
     def _positions(self) -> dict[str, Offsets]:
-        return {name: self._ledger.positions(name) for name in self._ledger.jobs.pipelines()}
+        return {name: self._ledger.positions(name) for name in self._ledger.generations.pipelines()}
 
     def _text(self, lags: Mapping[str, Lag]) -> str:
         ledger = self._ledger
-        names = ledger.jobs.pipelines()
+        names = ledger.generations.pipelines()
         return prometheus({name: [*gauges(ledger, name, lags.get(name), location=self._location)] for name in names})
 
     def _location(self, worker: WorkerInfo) -> str | None:

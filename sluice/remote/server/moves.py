@@ -19,7 +19,7 @@ from sluice.remote.copying import Progress, copy_versions
 from sluice.remote.opening import create_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import JobInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.protocol import Journal, Shard
 from sluice.values.addresses import address_of
 
@@ -31,10 +31,10 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     server is the worker's standby, or if another command has changed the worker's place meanwhile.
     """
     require_server(ledger, place)
-    jobs = ledger.jobs.all(place.pipeline)
+    generations = ledger.generations.all(place.pipeline)
     # A worker can have a server before the pipeline's first run.
     is_placed = place.number in ledger.placements.of(place.pipeline)
-    if not is_placed and place.number >= max((len(job.workers) for job in jobs), default=0):
+    if not is_placed and place.number >= max((len(info.workers) for info in generations), default=0):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
     if (standby := ledger.standbys.of(place.pipeline).get(place.number)) and standby.address == place.address:
         raise Refused(
@@ -45,8 +45,8 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     copied = 0
     with ExitStack() as stack:
         left, arrived = [], []
-        for job in ledger.jobs.all(place.pipeline):
-            if (pair := _shards(ledger, job, place)) is not None:
+        for info in ledger.generations.all(place.pipeline):
+            if (pair := _shards(ledger, info, place)) is not None:
                 source, target = (stack.enter_context(shard) for shard in pair)
                 if source is not target:
                     copied += copy_shard(source, target, progress, lambda: ledger.placements.require_newest(change))
@@ -88,18 +88,18 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         raise Refused(f"The state server at {address} keeps its shards in {card.database}, not in {database}.")
 
 
-def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shard] | None:
+def _shards(ledger: Ledger, info: GenerationInfo, place: Placement) -> tuple[Shard, Shard] | None:
     """Source and target of the move: the same shard after an earlier move; None if there is no shard."""
-    worker = next((one for one in job.workers if one.number == place.number), None)
+    worker = next((one for one in info.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None
     try:
         source = open_shard(worker.location, to_write=True)
     except StateError:
-        if ledger.snapshots.last_batch(job.ref) is None:
+        if ledger.snapshots.last_batch(info.ref) is None:
             return None
         raise
-    there = place.shard(job.ref)
+    there = place.shard(info.ref)
     if worker.location == there:
         return source, source
     try:
@@ -107,7 +107,7 @@ def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shar
     except Refused:
         with suppress(StateError, Refused):
             target = open_shard(there, to_write=True)
-            if not _difference(ledger, job, place.number, target) and _difference(ledger, job, place.number, source):
+            if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
                 source.close()
                 return target, target
             target.close()
@@ -115,9 +115,9 @@ def _shards(ledger: Ledger, job: JobInfo, place: Placement) -> tuple[Shard, Shar
         raise
 
 
-def _difference(ledger: Ledger, job: JobInfo, worker: int, shard: Shard) -> str:
+def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
     """How a shard differs from the published state; empty if it does not."""
-    audit = ledger.audits.newest(job.ref)
+    audit = ledger.audits.newest(info.ref)
     published = None if audit is None else audit.published(worker)
     if audit is None or published is None:
         return "Nothing is published."

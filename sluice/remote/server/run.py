@@ -28,7 +28,7 @@ from sluice.remote.server.shards import OwnShards, identity_of
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.shard import LocalShard
 from sluice.values.addresses import address_of, is_host
@@ -81,8 +81,8 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
 
     Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
     """
-    jobs = ledger.jobs.all(pipeline)
-    most = max((len(job.workers) for job in jobs), default=None)
+    generations = ledger.generations.all(pipeline)
+    most = max((len(info.workers) for info in generations), default=None)
     placed = ledger.placements.of(pipeline)
     for number in numbers:
         is_here = number in placed and placed[number].address == (options.name, options.port)
@@ -90,14 +90,14 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
             raise Refused(
                 f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
             )
-        for job in jobs:
-            if ledger.snapshots.last_batch(job.ref) is not None:
-                place = location(known.shards, job.ref, number)
+        for info in generations:
+            if ledger.snapshots.last_batch(info.ref) is not None:
+                place = location(known.shards, info.ref, number)
                 try:
                     if is_here:  # a damaged shard does not keep its server from starting
                         LocalShard.open(place).close()
                     else:
-                        _require_published(ledger, job.ref, number, place)
+                        _require_published(ledger, info.ref, number, place)
                 except StateError as error:
                     raise Refused(
                         f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
@@ -107,7 +107,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
         ledger.placements.claim(options.place(pipeline, number))
 
 
-def _require_published(ledger: Ledger, ref: JobRef, worker: int, address: str) -> None:
+def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
     """Raise StateError unless there is a shard that was not moved away and, by its journal, has the published state."""
     audit = ledger.audits.newest(ref)
     published = None if audit is None else audit.published(worker)

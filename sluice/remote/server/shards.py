@@ -18,7 +18,7 @@ from sluice.remote.identity import Card
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import JobRef, WorkerInfo
+from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.shard.addresses import location
 
 IDENTITY_FILE = ".state-server"
@@ -44,7 +44,7 @@ class OwnShards:
         self._refreshed_at = float("-inf")
         self._served: set[tuple[str, int]] = set()
         self._served_before: set[tuple[str, int]] = set()
-        self._arriving: set[tuple[JobRef, int]] = set()
+        self._arriving: set[tuple[GenerationRef, int]] = set()
         self._open = OpenWorkers[LocalWorker](clock)
 
     @property
@@ -52,13 +52,13 @@ class OwnShards:
         """What this server says about itself."""
         return Card(self.host, self.port, self.database, self.identity)
 
-    async def location(self, ref: JobRef, number: int) -> str:
+    async def location(self, ref: GenerationRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
         if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
         return location(self._base_url, ref, number)
 
-    async def worker(self, ref: JobRef, number: int) -> LocalWorker:
+    async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
         """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
         address = await self.location(ref, number)
         await self._open.close_unused()
@@ -67,13 +67,13 @@ class OwnShards:
             (ref, number), LocalWorker(address, partial(self._ledger.audits.checksum, ref, number))
         )
 
-    async def expect(self, ref: JobRef, number: int) -> str:
+    async def expect(self, ref: GenerationRef, number: int) -> str:
         """Accept a shard that is about to be moved here. Returns its address.
 
         Raises Refused if the ledger has no such worker.
         """
-        job = await read_ledger(lambda: self._ledger.jobs.get(ref))
-        if job is None or number >= len(job.workers):
+        info = await read_ledger(lambda: self._ledger.generations.get(ref))
+        if info is None or number >= len(info.workers):
             raise Refused(f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}.")
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
@@ -83,7 +83,7 @@ class OwnShards:
         if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
         generation = int(worker.server.split("/")[-2])
-        return location(self._base_url, JobRef(worker.pipeline, worker.job, generation), worker.number)
+        return location(self._base_url, GenerationRef(worker.pipeline, generation), worker.number)
 
     async def _is_served(self, pipeline: str, number: int) -> bool:
         worker = pipeline, number

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping, select
 from sluice.state.database import as_json
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, of_ref
-from sluice.state.model import JobRef, OfJob
+from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.protocol import Checksums
 
@@ -64,7 +64,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
-class Audit(OfJob, frozen=True, kw_only=True):
+class Audit(OfGeneration, frozen=True, kw_only=True):
     """The audit of one batch, published with its snapshot."""
 
     batch: int
@@ -101,28 +101,28 @@ class Audit(OfJob, frozen=True, kw_only=True):
 
 
 class Audits(LedgerPart):
-    """The audits of all jobs."""
+    """The audits of all generations."""
 
-    def all(self, ref: JobRef) -> list[Audit]:
+    def all(self, ref: GenerationRef) -> list[Audit]:
         """The retained audits of a generation, oldest first."""
         return [_audit(row) for row in self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch))]
 
-    def recent(self, ref: JobRef, limit: int) -> list[Audit]:
+    def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
         """The newest audits of a generation, newest first."""
         statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
         return [_audit(row) for row in self._read(statement)]
 
-    def of_run(self, ref: JobRef, run: str) -> list[Audit]:
+    def of_run(self, ref: GenerationRef, run: str) -> list[Audit]:
         """All retained audits of the batches that a run published, oldest first."""
         statement = select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
         return [_audit(row) for row in self._read(statement)]
 
-    def newest(self, ref: JobRef) -> Audit | None:
+    def newest(self, ref: GenerationRef) -> Audit | None:
         """The audit of the newest snapshot; None before the first."""
         rows = self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1))
         return _audit(rows[0]) if rows else None
 
-    def checksum(self, ref: JobRef, worker: int, since: int) -> tuple[int, str] | None:
+    def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
         """The oldest retained batch since batch `since`, and the published checksum of a worker's state rows at it.
 
         None if there is no such batch, or the worker had no shard.

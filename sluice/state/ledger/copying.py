@@ -9,12 +9,14 @@ from sqlalchemy import delete, insert, select, tuple_, update
 from sluice.errors import Refused
 from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import GENERATIONS, JOBS, LEASES, METADATA, WORKERS
-from sluice.state.model import JobRef
+from sluice.state.ledger.tables import GENERATIONS, LEASES, METADATA, PIPELINES, WORKERS
+from sluice.state.model import GenerationRef
 from sluice.state.shard.passwords import without_password
 
 
-def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef, int], str] | None = None) -> None:
+def copy_ledger(
+    source: Ledger, target: Ledger, locations: Mapping[tuple[GenerationRef, int], str] | None = None
+) -> None:
     """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
 
     With addresses, the target must have no pipelines: raises Refused and changes nothing if it has got one meanwhile.
@@ -26,7 +28,7 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
         reading(source.engine) as old,
         transaction(target.engine) as new,
     ):
-        if locations is not None and (there := new.execute(select(JOBS.c.pipeline).limit(1)).scalar()):
+        if locations is not None and (there := new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()):
             raise Refused(
                 f"The ledger has got the pipeline {there!r} meanwhile, from a run or another command. It is unchanged.",
                 next_step="Use that state, or repeat the command with empty places for ledger, shards and checkpoints.",
@@ -44,9 +46,9 @@ def copy_ledger(source: Ledger, target: Ledger, locations: Mapping[tuple[JobRef,
         workers = new.execute(select(WORKERS)).mappings().all()
         new.execute(delete(WORKERS))
         for worker in workers:
-            ref = JobRef(worker["pipeline"], worker["job"], worker["generation"])
+            ref = GenerationRef(worker["pipeline"], worker["generation"])
             if (location := locations.get((ref, worker["number"]))) is not None:
                 new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
-        known = select(WORKERS.c.pipeline, WORKERS.c.job, WORKERS.c.generation)
-        of = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.job, GENERATIONS.c.generation)
+        known = select(WORKERS.c.pipeline, WORKERS.c.generation)
+        of = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         new.execute(update(GENERATIONS).where(of.not_in(known)).values(workers=0))

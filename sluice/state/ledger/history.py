@@ -15,7 +15,7 @@ from sqlalchemy import RowMapping, select
 from sluice.state.database import as_json
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import HISTORY, of_ref
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 _JSON_COLUMNS = ("partitions", "ends")
 
@@ -35,25 +35,25 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(LedgerPart):
-    """The published batches of all jobs."""
+    """The published batches of all pipelines."""
 
-    def all(self, ref: JobRef) -> list[Batch]:
+    def all(self, ref: GenerationRef) -> list[Batch]:
         """The batches of a generation, oldest first."""
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number)
         return [_batch(row) for row in self._read(statement)]
 
-    def recent(self, ref: JobRef, limit: int) -> list[Batch]:
+    def recent(self, ref: GenerationRef, limit: int) -> list[Batch]:
         """The newest batches of a generation, newest first."""
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number.desc()).limit(limit)
         return [_batch(row) for row in self._read(statement)]
 
-    def get(self, ref: JobRef, number: int) -> Batch | None:
+    def get(self, ref: GenerationRef, number: int) -> Batch | None:
         """One batch of a generation; None if it has not been published."""
         rows = self._read(select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number))
         return _batch(rows[0]) if rows else None
 
 
-def history_row(ref: JobRef, batch: Batch) -> dict[str, Any]:
+def history_row(ref: GenerationRef, batch: Batch) -> dict[str, Any]:
     texts = {name: as_json(getattr(batch, name)) for name in _JSON_COLUMNS}
     return msgspec.structs.asdict(ref) | msgspec.structs.asdict(batch) | texts
 

@@ -1,4 +1,4 @@
-"""Leases decide which driver may write: one per generation of a job, with an epoch that fences off earlier holders.
+"""Leases decide which driver may write: one per generation, with an epoch that fences off earlier holders.
 
 Clocks of different machines are never compared. A live holder keeps incrementing the lease's beat; a waiting driver
 measures on its own monotonic clock how long the beat has not changed.
@@ -17,7 +17,7 @@ from sluice.errors import LeaseError, StateError
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import LEASES, current, of_ref
-from sluice.state.model import JobRef, OfJob
+from sluice.state.model import GenerationRef, OfGeneration
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's Airflow run."""
 
 
-class LeaseRow(OfJob, frozen=True, kw_only=True):
+class LeaseRow(OfGeneration, frozen=True, kw_only=True):
     """A lease as recorded in the ledger."""
 
     epoch: int
@@ -49,18 +49,18 @@ class LeaseRow(OfJob, frozen=True, kw_only=True):
 
 
 class Leases(LedgerPart):
-    """The leases of all jobs."""
+    """The leases of all generations."""
 
-    def get(self, ref: JobRef) -> LeaseRow | None:
+    def get(self, ref: GenerationRef) -> LeaseRow | None:
         """The lease, or None if it was never taken."""
         with database_errors("Reading the lease"), self._engine.connect() as connection:
             return _row(connection, ref)
 
-    def of_all_pipelines(self, job: str) -> list[LeaseRow]:
-        """The leases of the current generations of a job."""
-        return [LeaseRow(**dict(row)) for row in self._read(current(LEASES).where(LEASES.c.job == job))]
+    def of_all_pipelines(self) -> list[LeaseRow]:
+        """The leases of the current generations of all pipelines."""
+        return [LeaseRow(**dict(row)) for row in self._read(current(LEASES))]
 
-    def take(self, ref: JobRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
+    def take(self, ref: GenerationRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
         """Take a lease if it still equals `seen`; otherwise return None and change nothing.
 
         The previous holder cannot commit anything afterwards.
@@ -95,7 +95,7 @@ class Leases(LedgerPart):
             return connection.execute(held.values(**values)).rowcount == 1
 
 
-def require_epoch(connection: Connection, ref: JobRef, epoch: int) -> None:
+def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> None:
     """Lock the lease until the transaction ends. Raises LeaseError unless it is held in this epoch."""
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:
@@ -111,7 +111,7 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
     )
 
 
-def _row(connection: Connection, ref: JobRef, *, lock: bool = False) -> LeaseRow | None:
+def _row(connection: Connection, ref: GenerationRef, *, lock: bool = False) -> LeaseRow | None:
     statement = select(LEASES).where(of_ref(LEASES, ref))
     # A SQLite write transaction locks the database when it begins; PostgreSQL locks the row here.
     row = connection.execute(statement.with_for_update() if lock else statement).mappings().first()

@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 from sluice.state.database import database_errors, database_url, open_engine
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.failures import Failures
+from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import History
-from sluice.state.ledger.jobs import Jobs
 from sluice.state.ledger.leases import Leases
 from sluice.state.ledger.migrations import migrate
 from sluice.state.ledger.notes import Notes
@@ -31,7 +31,7 @@ class Ledger:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.jobs = Jobs(engine)
+        self.generations = Generations(engine)
         self.snapshots = Snapshots(engine)
         self.leases = Leases(engine)
         self.audits = Audits(engine)
@@ -68,10 +68,12 @@ class Ledger:
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """Topic → partition → the pipeline's next offset. Omits partitions that the pipeline has not read yet."""
-        positions: dict[str, dict[int, int]] = {}
-        for job in self.jobs.current(pipeline):
-            snapshot = self.snapshots.latest(pipeline, job.job)
-            for topic in job.topics:
-                offsets = snapshot.positions.get(topic, {}) if snapshot else {}
-                positions[topic] = {int(partition): offset for partition, offset in offsets.items()}
-        return positions
+        current = self.generations.current(pipeline)
+        if current is None:
+            return {}
+        snapshot = self.snapshots.latest(pipeline)
+        offsets = snapshot.positions if snapshot else {}
+        return {
+            topic: {int(partition): offset for partition, offset in offsets.get(topic, {}).items()}
+            for topic in current.topics
+        }

@@ -21,12 +21,12 @@ from sluice.errors import Refused
 from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
-from sluice.state.model import JobRef, WorkerInfo
+from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.values.addresses import address_of
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The state server of one worker of a pipeline, for all jobs and generations."""
+    """The state server of one worker of a pipeline, for all generations."""
 
     pipeline: str
     number: int
@@ -48,16 +48,16 @@ class Placement(msgspec.Struct, frozen=True):
         """URL of the state server."""
         return f"{'https' if self.tls else 'http'}://{self.shown}/local"
 
-    def shard(self, ref: JobRef) -> str:
-        """URL of the worker's shard of one job."""
-        return f"{self.url}/{self.pipeline}/{ref.job}/{ref.generation}/{self.number}"
+    def shard(self, ref: GenerationRef) -> str:
+        """URL of the worker's shard of one generation."""
+        return f"{self.url}/{self.pipeline}/{ref.generation}/{self.number}"
 
 
 class Move(Placement, frozen=True):
     """A move that has begun: the worker's new placement, and what the move started from."""
 
     epoch: int = 0
-    generations: frozenset[JobRef] = frozenset()
+    generations: frozenset[GenerationRef] = frozenset()
     """The generations whose shards are moved."""
 
 
@@ -139,14 +139,14 @@ class Placements(LedgerPart):
             for table in (PLACEMENTS, STANDBYS, SERVERS):
                 connection.execute(delete(table))
 
-    def written_at(self, ref: JobRef, locations: Sequence[str]) -> tuple[str, ...]:
+    def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
         """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
         placements = self.of(ref.pipeline)
         return tuple(_written_at(placements.get(n), ref, location) for n, location in enumerate(locations))
 
 
-def place_workers(connection: Connection, ref: JobRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """The workers of a job, combined from their rows and their placements."""
+def place_workers(connection: Connection, ref: GenerationRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
+    """The workers of a generation, combined from their rows and their placements."""
     placements = _of_pipeline(connection, ref.pipeline)
     workers = []
     for row in rows:
@@ -158,7 +158,7 @@ def place_workers(connection: Connection, ref: JobRef, rows: Sequence[RowMapping
     return workers
 
 
-def _written_at(placement: Placement | None, ref: JobRef, location: str) -> str:
+def _written_at(placement: Placement | None, ref: GenerationRef, location: str) -> str:
     if placement is None:
         return location
     if not location.startswith("http") and database_url(location).get_backend_name() == "postgresql":
@@ -193,10 +193,10 @@ def _next_epoch(connection: Connection, placement: Placement) -> int:
     return epoch
 
 
-def _generations(connection: Connection, pipeline: str) -> frozenset[JobRef]:
-    columns = GENERATIONS.c.pipeline, GENERATIONS.c.job, GENERATIONS.c.generation
+def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationRef]:
+    columns = GENERATIONS.c.pipeline, GENERATIONS.c.generation
     rows = connection.execute(select(*columns).where(GENERATIONS.c.pipeline == pipeline))
-    return frozenset(JobRef(*row) for row in rows)
+    return frozenset(GenerationRef(*row) for row in rows)
 
 
 def _overtaken(now: Placement | None, move: Move) -> Refused:

@@ -13,13 +13,13 @@ from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.placement import epochs_of
 from sluice.state.ledger.tables import QUARANTINE, of_ref
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 
 class Inspected(msgspec.Struct, frozen=True):
     """A generation's quarantine, and the places of its shards, before the shards are read."""
 
-    ref: JobRef
+    ref: GenerationRef
     since: Mapping[int, str]
     """Worker → when its quarantine began."""
     places: Mapping[int, int]
@@ -27,17 +27,17 @@ class Inspected(msgspec.Struct, frozen=True):
 
 
 class Quarantine(LedgerPart):
-    def get(self, ref: JobRef) -> dict[int, str]:
+    def get(self, ref: GenerationRef) -> dict[int, str]:
         """Worker → the reason why its shard must not be read."""
         statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))
         return {row["worker"]: row["reason"] for row in self._read(statement)}
 
-    def add(self, ref: JobRef, worker: int, reason: str) -> None:
+    def add(self, ref: GenerationRef, worker: int, reason: str) -> None:
         """Stop readers and writers from opening the worker's shard."""
         with database_errors("Quarantining the shard"), transaction(self._engine) as connection:
             replace_quarantine(connection, ref, worker, reason)
 
-    def inspect(self, ref: JobRef) -> Inspected:
+    def inspect(self, ref: GenerationRef) -> Inspected:
         """What `settle` compares after the shards have been read."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspected(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
@@ -59,12 +59,12 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
 
-def _since(connection: Connection, ref: JobRef) -> dict[int, str]:
+def _since(connection: Connection, ref: GenerationRef) -> dict[int, str]:
     rows = connection.execute(select(QUARANTINE.c.worker, QUARANTINE.c.since).where(of_ref(QUARANTINE, ref)))
     return {row.worker: row.since for row in rows}
 
 
-def replace_quarantine(connection: Connection, ref: JobRef, worker: int, reason: str) -> None:
+def replace_quarantine(connection: Connection, ref: GenerationRef, worker: int, reason: str) -> None:
     """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
     connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
     if reason:

@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 
 from sluice.errors import EngineError, SluiceError
 from sluice.settings import Settings
-from sluice.state.model import JOB
 
 
 @contextmanager
 def note_failure(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the pipeline's failure. A job clears it once it has read all records.
+    """Record the error that ends the block as the pipeline's failure. A run clears it once it has read all records.
 
     An unreachable ledger does not affect how the block ends.
     """
@@ -58,4 +57,4 @@ def _add(known: Settings, error: Exception, pipeline: str, run: str) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.add(Failure.of(error, pipeline, JOB, run=run, secrets=known.secrets))
+        ledger.failures.add(Failure.of(error, pipeline, run=run, secrets=known.secrets))

@@ -1,4 +1,4 @@
-"""The published snapshots. Readers see the newest snapshot of each job's current generation."""
+"""The published snapshots. Readers see the newest snapshot of each pipeline's current generation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.sources import note_last_records
-from sluice.state.ledger.tables import AUDITS, HISTORY, JOBS, SNAPSHOTS, TIMES, current, of_job, of_ref
-from sluice.state.model import JobRef, Snapshot
+from sluice.state.ledger.tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
+from sluice.state.model import GenerationRef, Snapshot
 
 
 class Kept(NamedTuple):
@@ -30,12 +30,12 @@ class Kept(NamedTuple):
 
 PUBLISH_SECONDS = 60.0
 """How long publishing takes at most if the database does not answer. A slow disk must not end a run."""
-_GENERATION = ("pipeline", "job", "generation")
+_GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
 class Snapshots(LedgerPart):
-    """The snapshots of all jobs. Methods that take `pipeline` and `job` read the current generation."""
+    """The snapshots of all pipelines. Methods that take a `pipeline` read its current generation."""
 
     def publish(
         self,
@@ -70,14 +70,14 @@ class Snapshots(LedgerPart):
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
             raise StateError(
-                f"Batch {snapshot.batch} of job {snapshot.job!r} does not continue the published state: "
+                f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published state: "
                 f"the newest snapshot is {snapshot.generation}.{last}.",
                 next_step=f"The checkpoint and the ledger disagree; start a new generation: "
                 f"sluice rebuild {snapshot.pipeline}.",
             )
         return False
 
-    def times_before(self, ref: JobRef, batch: int) -> dict[str, int]:
+    def times_before(self, ref: GenerationRef, batch: int) -> dict[str, int]:
         """The stream times of the preceding snapshot, from which a batch continues. Empty for the first batch.
 
         The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the times are gone.
@@ -88,64 +88,64 @@ class Snapshots(LedgerPart):
             return msgspec.json.decode(rows[0]["times"], type=dict[str, int])
         if self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch < batch).limit(1)):
             raise DamagedState(
-                f"The ledger lacks the stream times from which batch {batch} of job {ref.job!r} continues.",
+                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} continues.",
                 next_step=f"Restore the ledger, or rebuild the state from the topics: sluice rebuild {ref.pipeline}.",
             )
         return {}
 
-    def latest(self, pipeline: str, job: str) -> Snapshot | None:
+    def latest(self, pipeline: str) -> Snapshot | None:
         """The newest snapshot, or None before the first."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            row = connection.execute(_LATEST, {"of_pipeline": pipeline, "of_job": job}).mappings().first()
+            row = connection.execute(_LATEST, {"of_pipeline": pipeline}).mappings().first()
         return None if row is None else _snapshot(row)
 
-    def of_all_pipelines(self, job: str) -> list[Snapshot]:
+    def of_all_pipelines(self) -> list[Snapshot]:
         """The newest snapshot of each pipeline that has published one."""
-        of_generation = [SNAPSHOTS.c[name] == JOBS.c[name] for name in _GENERATION]
-        last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(JOBS).scalar_subquery()
-        newest = select(*(JOBS.c[name] for name in _GENERATION), last).where(JOBS.c.job == job)
+        of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
+        last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery()
+        newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
         # With this condition the database looks only at the newest snapshots; with a join, SQLite would read them all.
         is_newest = tuple_(*(SNAPSHOTS.c[name] for name in (*_GENERATION, "batch"))).in_(newest)
         rows = self._read(select(SNAPSHOTS).where(is_newest))
         return [_snapshot(row) for row in rows]
 
-    def recent(self, pipeline: str, job: str, limit: int = 100) -> list[Snapshot]:
+    def recent(self, pipeline: str, limit: int = 100) -> list[Snapshot]:
         """The newest snapshots, newest first."""
-        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch.desc())
+        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch.desc())
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
-    def since(self, pipeline: str, job: str, moment: datetime, counting: Sequence[str] = ("",)) -> list[Snapshot]:
+    def since(self, pipeline: str, moment: datetime, counting: Sequence[str] = ("",)) -> list[Snapshot]:
         """The snapshots that were published at or after `moment`, newest first.
 
         Only those with a count whose name contains one of the texts in `counting`.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
-        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), published, counted)
+        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline, published, counted)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
 
-    def oldest(self, pipeline: str, job: str) -> Snapshot | None:
+    def oldest(self, pipeline: str) -> Snapshot | None:
         """The oldest snapshot that retention has not removed."""
         rows = self._read(
-            current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job)).order_by(SNAPSHOTS.c.batch).limit(1)
+            current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch).limit(1)
         )
         return _snapshot(rows[0]) if rows else None
 
-    def at(self, pipeline: str, job: str, moment: datetime) -> Snapshot | None:
+    def at(self, pipeline: str, moment: datetime) -> Snapshot | None:
         """The newest snapshot that was published at or before `moment`."""
         published = SNAPSHOTS.c.published_at <= _as_text(moment)
-        return self._newest(of_job(SNAPSHOTS, pipeline, job), published)
+        return self._newest(SNAPSHOTS.c.pipeline == pipeline, published)
 
-    def of_run(self, pipeline: str, job: str, run: str) -> Snapshot | None:
+    def of_run(self, pipeline: str, run: str) -> Snapshot | None:
         """The last snapshot that a run published."""
-        return self._newest(of_job(SNAPSHOTS, pipeline, job), SNAPSHOTS.c.run == run)
+        return self._newest(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
 
-    def all_of_run(self, pipeline: str, job: str, run: str) -> list[Snapshot]:
+    def all_of_run(self, pipeline: str, run: str) -> list[Snapshot]:
         """All snapshots that a run published, oldest first. A run that lingers publishes thousands."""
-        statement = current(SNAPSHOTS).where(of_job(SNAPSHOTS, pipeline, job), SNAPSHOTS.c.run == run)
+        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
 
-    def first_of_newest_run(self, ref: JobRef) -> int | None:
+    def first_of_newest_run(self, ref: GenerationRef) -> int | None:
         """The first kept batch of the run that published a generation's newest snapshot; None before the first."""
         newest = self.newest(ref)
         if newest is None:
@@ -157,33 +157,31 @@ class Snapshots(LedgerPart):
         first: int = next(iter(row.values()))
         return first
 
-    def get(self, ref: JobRef, batch: int) -> Snapshot | None:
+    def get(self, ref: GenerationRef, batch: int) -> Snapshot | None:
         """One snapshot of any generation, or None if retention has removed it or it was never published."""
         rows = self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch))
         return _snapshot(rows[0]) if rows else None
 
-    def newest(self, ref: JobRef) -> Snapshot | None:
+    def newest(self, ref: GenerationRef) -> Snapshot | None:
         """The newest snapshot of any generation, or None before its first."""
         of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
         rows = self._read(of_generation.order_by(SNAPSHOTS.c.batch.desc()).limit(1))
         return _snapshot(rows[0]) if rows else None
 
-    def last_batch(self, ref: JobRef) -> int | None:
+    def last_batch(self, ref: GenerationRef) -> int | None:
         """The newest published batch of a generation."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _last_batch(connection, ref)
 
-    def kept(self) -> dict[JobRef, Kept]:
+    def kept(self) -> dict[GenerationRef, Kept]:
         """The batches of each generation that has published one."""
         c = SNAPSHOTS.c
-        generation = c.pipeline, c.job, c.generation
+        generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
         rows = self._read(select(*generation, *batches).group_by(*generation))
-        return {
-            JobRef(row["pipeline"], row["job"], row["generation"]): Kept(row["oldest"], row["newest"]) for row in rows
-        }
+        return {GenerationRef(row["pipeline"], row["generation"]): Kept(row["oldest"], row["newest"]) for row in rows}
 
-    def forget(self, ref: JobRef, before: int) -> int:
+    def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""
         with database_errors("Removing old snapshots", seconds=None), transaction(self._engine) as connection:
             last = _last_batch(connection, ref)
@@ -200,7 +198,7 @@ class Snapshots(LedgerPart):
         return _snapshot(rows[0]) if rows else None
 
 
-def _last_batch(connection: Connection, ref: JobRef) -> int | None:
+def _last_batch(connection: Connection, ref: GenerationRef) -> int | None:
     return connection.execute(select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))).scalar()
 
 
@@ -231,7 +229,7 @@ def _snapshot(row: RowMapping) -> Snapshot:
 # Built once: every server runs this query many times a second.
 _LATEST = (
     current(SNAPSHOTS)
-    .where(SNAPSHOTS.c.pipeline == bindparam("of_pipeline"), SNAPSHOTS.c.job == bindparam("of_job"))
+    .where(SNAPSHOTS.c.pipeline == bindparam("of_pipeline"))
     .order_by(SNAPSHOTS.c.batch.desc())
     .limit(1)
 )

@@ -1,4 +1,4 @@
-"""The topics that a job's generation reads: Kafka's topic ids, and the first offset of each partition."""
+"""The topics that a generation reads: Kafka's topic ids, and the first offset of each partition."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import SOURCES, of_ref
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 
 class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition of a topic that a job reads."""
+    """One partition of a topic that a pipeline reads."""
 
     topic: str
     partition: int
     topic_id: str
     """Kafka's id of the topic. A topic that is deleted and created again has a new id."""
     first: int
-    """The offset at which the job began to read."""
+    """The offset at which the pipeline began to read."""
     last: int = -1
-    """The offset of the last record that the job has read; -1 before the first."""
+    """The offset of the last record that the pipeline has read; -1 before the first."""
     fingerprint: str = ""
     """The fingerprint of that record."""
 
 
 class Sources(LedgerPart):
-    """The partitions that jobs read."""
+    """The partitions that pipelines read."""
 
-    def get(self, ref: JobRef) -> list[SourcePartition]:
+    def get(self, ref: GenerationRef) -> list[SourcePartition]:
         """The partitions of a generation, sorted by topic and partition."""
         columns = [SOURCES.c[name] for name in SourcePartition.__struct_fields__]
         statement = select(*columns).where(of_ref(SOURCES, ref)).order_by(SOURCES.c.topic, SOURCES.c.partition)
         return [SourcePartition(**dict(row)) for row in self._read(statement)]
 
-    def add(self, ref: JobRef, partitions: Iterable[SourcePartition]) -> None:
+    def add(self, ref: GenerationRef, partitions: Iterable[SourcePartition]) -> None:
         """Add partitions that the generation begins to read."""
         if rows := _rows(ref, partitions):
             with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)
 
-    def replace(self, ref: JobRef, partitions: Iterable[SourcePartition], lease: LeaseRow) -> None:
+    def replace(self, ref: GenerationRef, partitions: Iterable[SourcePartition], lease: LeaseRow) -> None:
         """Set where a generation begins to read. It must not have read anything yet.
 
         `lease` is that of the current generation. Raises LeaseError if it is no longer held: another command may use
@@ -59,7 +59,7 @@ class Sources(LedgerPart):
                 connection.execute(insert(SOURCES), rows)
 
 
-def note_last_records(connection: Connection, ref: JobRef, audits: Iterable[SourceAudit]) -> None:
+def note_last_records(connection: Connection, ref: GenerationRef, audits: Iterable[SourceAudit]) -> None:
     """Store, within a transaction, the last records that a batch has read."""
     for source in audits:
         if source.fingerprint:
@@ -68,5 +68,5 @@ def note_last_records(connection: Connection, ref: JobRef, audits: Iterable[Sour
             connection.execute(update(SOURCES).where(of_ref(SOURCES, ref), *of_partition).values(**values))
 
 
-def _rows(ref: JobRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
+def _rows(ref: GenerationRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]

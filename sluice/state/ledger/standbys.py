@@ -1,7 +1,7 @@
 """Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
 
 A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the standby is promoted.
-Only the holder of the job's lease refreshes or promotes a standby.
+Only the holder of the generation's lease refreshes or promotes a standby.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.placement import Placement, epochs_of, replace_placement
 from sluice.state.ledger.quarantine import replace_quarantine
 from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
-from sluice.state.model import JobRef, StandbyInfo
+from sluice.state.model import GenerationRef, StandbyInfo
 from sluice.values.addresses import address_of
 
-_NO_COPY: dict[str, Any] = {"job": "", "generation": 0, "batch": -1, "copied_at": ""}
+_NO_COPY: dict[str, Any] = {"generation": 0, "batch": -1, "copied_at": ""}
 
 
 class Standby(Placement, frozen=True):
     """The state server of a worker's standby, and the snapshot that its copy holds."""
 
-    job: str = ""
     generation: int = 0
     """The generation whose shard the copy is of; 0 without a complete copy."""
     batch: int = -1
@@ -38,11 +37,11 @@ class Standby(Placement, frozen=True):
     """When the copy was last refreshed, ISO 8601, UTC."""
 
     @property
-    def copied(self) -> JobRef | None:
+    def copied(self) -> GenerationRef | None:
         """The generation whose shard the copy is of; None without a complete copy."""
-        return JobRef(self.pipeline, self.job, self.generation) if self.generation else None
+        return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
-    def info(self, ref: JobRef) -> StandbyInfo:
+    def info(self, ref: GenerationRef) -> StandbyInfo:
         """The standby as readers of a generation see it."""
         batch = self.batch if self.copied == ref else -1
         return StandbyInfo(host=self.host, port=self.port, server=self.shard(ref), batch=batch)
@@ -83,7 +82,7 @@ class Standbys(LedgerPart):
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
 
-    def record_copy(self, standby: Standby, ref: JobRef, batch: int | None, epoch: int) -> Standby:
+    def record_copy(self, standby: Standby, ref: GenerationRef, batch: int | None, epoch: int) -> Standby:
         """Record that a standby has a complete copy up to a batch; with None, that it has none. Returns it changed.
 
         Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch, and Refused if
@@ -92,7 +91,7 @@ class Standbys(LedgerPart):
         values = _NO_COPY
         if batch is not None:
             now = datetime.now(UTC).isoformat(timespec="microseconds")  # two copies never have the same time
-            values = {"job": ref.job, "generation": ref.generation, "batch": batch, "copied_at": now}
+            values = {"generation": ref.generation, "batch": batch, "copied_at": now}
         with database_errors("Refreshing the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
@@ -100,7 +99,7 @@ class Standbys(LedgerPart):
         return msgspec.structs.replace(standby, **values)
 
     def promote(
-        self, standby: Standby, ref: JobRef, epoch: int, place: int, run: str, note: str, quarantined: str = ""
+        self, standby: Standby, ref: GenerationRef, epoch: int, place: int, run: str, note: str, quarantined: str = ""
     ) -> int:
         """Place a worker at its standby's server, which is no standby afterwards, and add a note.
 

@@ -1,7 +1,7 @@
 """The ledger's tables.
 
-Almost every row belongs to one generation of a job, so that a rebuild can fill a new generation while readers use the
-old one. `jobs.generation` is the generation that readers see: the current one.
+Almost every row belongs to one generation of a pipeline's state, so that a rebuild can fill a new generation while
+readers use the old one. `pipelines.generation` is the generation that readers see: the current one.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, false, select
 from sqlalchemy.sql import ColumnElement, Select
 
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 
 METADATA = MetaData()
 
 
-def _job_columns() -> tuple[Column[str], Column[str]]:
-    return Column("pipeline", Text, primary_key=True), Column("job", Text, primary_key=True)
+def _generation_columns() -> tuple[Column[str], Column[int]]:
+    return (
+        Column("pipeline", Text, primary_key=True),
+        Column("generation", Integer, primary_key=True, autoincrement=False),
+    )
 
 
-def _generation_columns() -> tuple[Column[str], Column[str], Column[int]]:
-    return *_job_columns(), Column("generation", Integer, primary_key=True, autoincrement=False)
-
-
-JOBS = Table(
-    "jobs",
+PIPELINES = Table(
+    "pipelines",
     METADATA,
-    *_job_columns(),
+    Column("pipeline", Text, primary_key=True),
     Column("generation", Integer, nullable=False, comment="the current generation, which readers see"),
     Column("replayed", Boolean, nullable=False, server_default=false(), comment="whether a replay has built it"),
 )
@@ -129,8 +128,9 @@ STANDBYS = Table(
     Column("host", Text, nullable=False),
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
-    Column("job", Text, nullable=False, comment="the job whose shard the copy is of"),
-    Column("generation", Integer, nullable=False, comment="0 without a complete copy"),
+    Column(
+        "generation", Integer, nullable=False, comment="the generation of the copied shard; 0 without a complete copy"
+    ),
     Column("batch", BigInteger, nullable=False, comment="the newest batch in the copy"),
     Column("copied_at", Text, nullable=False, comment="ISO 8601, UTC"),
 )
@@ -196,7 +196,7 @@ SOURCES = Table(
     Column("topic", Text, primary_key=True),
     Column("partition", Integer, primary_key=True, autoincrement=False),
     Column("topic_id", Text, nullable=False, comment="Kafka's id; a recreated topic has a new one"),
-    Column("first", BigInteger, nullable=False, comment="the offset at which the job began to read"),
+    Column("first", BigInteger, nullable=False, comment="the offset at which the pipeline began to read"),
     Column("last", BigInteger, nullable=False, server_default="-1", comment="the offset of the last record read"),
     Column("fingerprint", Text, nullable=False, server_default="", comment="a hash of the last record read"),
 )
@@ -206,13 +206,12 @@ NOTES = Table(
     METADATA,
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("pipeline", Text, nullable=False),
-    Column("job", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("noted_at", Text, nullable=False, comment="ISO 8601, UTC"),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""Notes about a job's state, such as that it was restored. Kept as long as the job."""
+"""Notes about a pipeline's state, such as that it was restored. Kept as long as the pipeline."""
 
 QUARANTINE = Table(
     "quarantine",
@@ -226,7 +225,7 @@ QUARANTINE = Table(
 FAILURES = Table(
     "failures",
     METADATA,
-    *_job_columns(),
+    Column("pipeline", Text, primary_key=True),
     Column("kind", Text, primary_key=True, comment="run, file or overdue"),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
@@ -235,17 +234,12 @@ FAILURES = Table(
 )
 
 
-def of_job(table: Table, pipeline: str, job: str) -> ColumnElement[bool]:
-    """Condition that selects the rows of all generations of a job."""
-    return and_(table.c.pipeline == pipeline, table.c.job == job)
-
-
-def of_ref(table: Table, ref: JobRef) -> ColumnElement[bool]:
-    """Condition that selects the rows of one generation of a job."""
-    return and_(of_job(table, ref.pipeline, ref.job), table.c.generation == ref.generation)
+def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
+    """Condition that selects the rows of one generation."""
+    return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
 
 
 def current(table: Table) -> Select[Any]:
     """Select all rows of the current generations, in one statement so that a promotion cannot happen in between."""
-    same = and_(*(JOBS.c[name] == table.c[name] for name in ("pipeline", "job", "generation")))
-    return select(table).join(JOBS, same)
+    same = and_(PIPELINES.c.pipeline == table.c.pipeline, PIPELINES.c.generation == table.c.generation)
+    return select(table).join(PIPELINES, same)

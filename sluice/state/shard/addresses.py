@@ -10,7 +10,7 @@ from sqlalchemy import URL
 
 from sluice.errors import SettingsError, StateError
 from sluice.state.database import database_url
-from sluice.state.model import JobRef
+from sluice.state.model import GenerationRef
 from sluice.state.shard.drivers import Driver, Mode
 from sluice.state.shard.passwords import with_password
 from sluice.state.shard.postgres import PostgresDriver, drop_schema, has_schema
@@ -35,15 +35,15 @@ def exists(url: str) -> bool:
     return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
 
 
-def location(base_url: str, ref: JobRef, worker: int) -> str:
+def location(base_url: str, ref: GenerationRef, worker: int) -> str:
     """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
-    base, pipeline, job, generation = database_url(base_url), _name(ref.pipeline), _name(ref.job), f"g{ref.generation}"
+    base, pipeline, generation = database_url(base_url), _name(ref.pipeline), f"g{ref.generation}"
     if base.get_backend_name() == "sqlite":
-        path = Path(base.database or "") / pipeline / job / generation / f"worker-{worker}.sqlite"
+        path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
         return base.set(database=str(path)).render_as_string(hide_password=False)
-    schema = f"sluice_{pipeline}_{job}_{generation}_w{worker}"
+    schema = f"sluice_{pipeline}_{generation}_w{worker}"
     if len(schema) > _POSTGRES_NAME_BYTES:
-        digest = hashlib.sha256(f"{pipeline}/{job}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(pipeline.encode()).hexdigest()[:16]
         schema = f"sluice_{digest}_{generation}_w{worker}"
     return base.update_query_dict({"schema": schema}).render_as_string(hide_password=False)
 

@@ -160,8 +160,8 @@ class LocalShard(Shard):
             if self._driver.is_sealed():
                 raise Refused(
                     _SEALED,
-                    next_step="Run the job again. A run looks up the workers' placements when it starts. If the error "
-                    "comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
+                    next_step="Run the pipeline again. A run looks up the workers' placements when it starts. If the "
+                    "error comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
                     "sluice workers PIPELINE shows, with a move to that server.",
                 )
             # The update locks the row until the end of the transaction, so writers take turns.

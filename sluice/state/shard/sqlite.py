@@ -62,7 +62,7 @@ class SqliteDriver(Driver):
             demand_format(self._connection.execute(PROBE).fetchall())
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
-                close_folders(path.parent, levels=3)  # the folders of the generation, the job and the pipeline
+                close_folders(path.parent, levels=2)  # the folders of the generation and the pipeline
             self._identity = _identity(path)
 
     def _create(self) -> None:

@@ -35,7 +35,7 @@ function failureLine(pipeline, failure) {
   const what = { file: "cannot be loaded", run: "failed", overdue: "became overdue" }[failure.kind];
   const run = pipeline.last_run;
   return element("li", {},
-    element("b", {}, [pipeline.pipeline, failure.job].filter(Boolean).join(" / ")), ` ${what}, `, ago(failure.at),
+    element("b", {}, pipeline.pipeline), ` ${what}, `, ago(failure.at),
     `: ${failure.title}. ${failure.detail} `, run && run.state === "failed" && airflowLink(run.log, "Open the log"));
 }
 

@@ -13,15 +13,17 @@ from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstrain
 from sluice.errors import StateError
 from sluice.state.database import ANSWER_SECONDS, transaction
 from sluice.state.deadlines import waits_limited
-from sluice.state.ledger.tables import JOBS, METADATA
+from sluice.state.ledger.tables import GENERATIONS, METADATA, PIPELINES
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
-HEAD = "0007"
+HEAD = "1"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 
 _LOCK = 0x51_01_CE
+_BEFORE_RELEASE = "000"
+"""Versions of ledgers from before the first release begin with this."""
 _VERSION = Table(
     TABLE, MetaData(), Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{TABLE}_pkc"),
@@ -32,8 +34,8 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction. Several processes may do so at once.
 
-    Raises StateError, and changes nothing, if a newer version of Sluice has migrated the ledger, or if the ledger has
-    lost its version.
+    Raises StateError, and changes nothing, if the ledger is from before the first release, if a newer version of Sluice
+    has migrated it, or if it has lost its version.
     """
     with waits_limited(ANSWER_SECONDS), engine.connect() as connection:
         if _version(connection) == HEAD:
@@ -43,11 +45,10 @@ def migrate(engine: Engine) -> None:
             # Concurrent `CREATE TABLE` statements collide in PostgreSQL's catalogue.
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         version = _version(connection)
-        if version is None and not inspect(connection).has_table(JOBS.name):
+        if version is None:
+            _require_new(connection)
             _create(connection)
         elif version != HEAD:
-            if version is None:
-                _require_first_version(connection)
             upgrade(connection, version, HEAD)
 
 
@@ -59,27 +60,36 @@ def _version(connection: Connection) -> str | None:
     return version
 
 
-def _require_first_version(connection: Connection) -> None:
-    """Raise StateError if a ledger without a version is newer than the first version, whose tables need none."""
-    if any(column["name"] == "replayed" for column in inspect(connection).get_columns(JOBS.name)):
+def _require_new(connection: Connection) -> None:
+    """Raise StateError if a ledger without a version has tables."""
+    if inspect(connection).has_table(PIPELINES.name):
         raise StateError(
             f"The ledger has lost its version: the table {TABLE} is missing or empty.",
             next_step="Restore the ledger from a backup: sluice restore.",
         )
+    if inspect(connection).has_table(GENERATIONS.name):
+        raise _from_before_release()
+
+
+def _from_before_release() -> StateError:
+    return StateError(
+        "The ledger is from before the first release of Sluice, whose ledgers have other tables.",
+        next_step="Begin with an empty ledger, and empty places for shards and checkpoints: the next runs compute the "
+        "state from the topics. Everything is in the folder of SLUICE_HOME unless other settings say so.",
+    )
 
 
 def _create(connection: Connection) -> None:
     """Create the tables at once, because to repeat their history takes Alembic ten times as long."""
     METADATA.create_all(connection, checkfirst=False)
-    _VERSION.create(connection, checkfirst=False)
+    _VERSION.create(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
 
 
-def upgrade(connection: Connection, version: str | None, to: str) -> None:
-    """Migrate a ledger from one version to another, from none if it is older than versions.
-
-    Raises StateError if this version of Sluice does not know the ledger's version.
-    """
+def upgrade(connection: Connection, version: str, to: str) -> None:
+    """Migrate a ledger from one version to another. Raises StateError if this version of Sluice does not know it."""
+    if version.startswith(_BEFORE_RELEASE):
+        raise _from_before_release()
     # Alembic takes a while to import, and is not needed for a new ledger and one of this version.
     from alembic import command
     from alembic.config import Config
@@ -90,7 +100,7 @@ def upgrade(connection: Connection, version: str | None, to: str) -> None:
     config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if version is not None and version not in known:
+    if version not in known:
         raise StateError(
             f"The ledger has version {version}, but this version of Sluice knows ledgers up to version {HEAD}.",
             next_step="Install the version of Sluice that last opened the ledger, or a newer one.",

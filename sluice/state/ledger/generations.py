@@ -1,4 +1,4 @@
-"""Jobs: their stores and workers per generation, and the current generation, which readers see."""
+"""The generations of pipelines: their stores and workers, and which one is current, which readers see."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sluice.state.ledger.tables import (
     AUDITS,
     GENERATIONS,
     HISTORY,
-    JOBS,
     LEASES,
+    PIPELINES,
     QUARANTINE,
     SNAPSHOTS,
     SOURCES,
@@ -29,49 +29,50 @@ from sluice.state.ledger.tables import (
     TIMES,
     WORKERS,
     current,
-    of_job,
     of_ref,
 )
-from sluice.state.model import JobInfo, JobRef, StoreInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.protocol import Checksums
 
 _BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
 
 
-class Jobs(LedgerPart):
+class Generations(LedgerPart):
+    """The generations of all pipelines."""
+
     def register(
-        self, job: JobInfo, *, hidden: bool = False, epoch: int | None = None, lease: LeaseRow | None = None
+        self, info: GenerationInfo, *, hidden: bool = False, epoch: int | None = None, lease: LeaseRow | None = None
     ) -> None:
-        """Insert or replace a job's description. The first registered generation becomes the current one.
+        """Insert or replace a generation's description. The first one of a pipeline becomes the current one.
 
         A `hidden` generation only becomes current through `promote`, even if it is the first. With the `epoch` of the
         generation's lease, or with the `lease` of another one, raises LeaseError and changes nothing if the lease is no
         longer held.
         """
-        ref = msgspec.structs.asdict(job.ref)
-        texts = {name: getattr(job, name) for name in ("description", "drawing", "picture")}
-        texts |= {name: as_json(getattr(job, name)) for name in ("topics", "operators", "functions")}
+        ref = msgspec.structs.asdict(info.ref)
+        texts = {name: getattr(info, name) for name in ("description", "drawing", "picture")}
+        texts |= {name: as_json(getattr(info, name)) for name in ("topics", "operators", "functions")}
         rows: dict[Any, Iterable[dict[str, Any]]] = {
-            GENERATIONS: [texts | {"workers": len(job.workers)}],
-            STORES: map(msgspec.structs.asdict, job.stores),
-            WORKERS: map(_worker_row, job.workers),
+            GENERATIONS: [texts | {"workers": len(info.workers)}],
+            STORES: map(msgspec.structs.asdict, info.stores),
+            WORKERS: map(_worker_row, info.workers),
         }
-        with database_errors("Registering the job"), transaction(self._engine) as connection:
+        with database_errors("Registering the generation"), transaction(self._engine) as connection:
             if epoch is not None:
-                require_epoch(connection, job.ref, epoch)
+                require_epoch(connection, info.ref, epoch)
             if lease is not None:
                 require_epoch(connection, lease.ref, lease.epoch)
-            if not hidden and _current_generation(connection, job.pipeline, job.job) is None:
-                connection.execute(insert(JOBS), ref)
+            if not hidden and _current_number(connection, info.pipeline) is None:
+                connection.execute(insert(PIPELINES), ref)
             for table, of_table in rows.items():
-                connection.execute(delete(table).where(of_ref(table, job.ref)))
+                connection.execute(delete(table).where(of_ref(table, info.ref)))
                 if values := [row | ref for row in of_table]:
                     connection.execute(insert(table), values)
 
     def promote(
-        self, ref: JobRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *, replayed: bool = False,
-        places: Mapping[int, int] | None = None,
+        self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
+        replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
         """Make a generation the current one. Raises NotFound if it was never registered.
 
@@ -84,27 +85,28 @@ class Jobs(LedgerPart):
             if lease is not None:
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
-                raise NotFound(f"Job {ref.job!r} of pipeline {ref.pipeline!r} has no generation {ref.generation}.")
+                raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
                     f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "
                     "generation is unchanged.",
                     next_step="Repeat the command.",
                 )
-            connection.execute(delete(JOBS).where(of_job(JOBS, ref.pipeline, ref.job)))
-            connection.execute(insert(JOBS), msgspec.structs.asdict(ref) | {"replayed": replayed})
+            connection.execute(delete(PIPELINES).where(PIPELINES.c.pipeline == ref.pipeline))
+            connection.execute(insert(PIPELINES), msgspec.structs.asdict(ref) | {"replayed": replayed})
             if note:
                 add_note(connection, ref, run, note)
 
     def continue_as(
-        self, new: JobRef, old: JobRef, batch: int, checksums: Sequence[Checksums], epoch: int, lease: LeaseRow,
-        times: Mapping[str, int] | None = None, stream_times: Mapping[str, int] | None = None,
+        self, new: GenerationRef, old: GenerationRef, batch: int, checksums: Sequence[Checksums], epoch: int,
+        lease: LeaseRow, times: Mapping[str, int] | None = None,
+        stream_times: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         """Give a registered generation the newest snapshot, `batch`, and the history of another one.
 
         `checksums` are those of the new generation's shards, `epoch` is that of its lease, and `lease` is that of the
-        other one. By default, the snapshot
-        keeps its stream times, `stream_times`, and those from which the next batch continues, `times`.
+        other one. By default, the snapshot keeps its stream times, `stream_times`, and those from which the next batch
+        continues, `times`.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
@@ -131,22 +133,22 @@ class Jobs(LedgerPart):
                 shown = update(SNAPSHOTS).where(of_ref(SNAPSHOTS, new))
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
-    def generation(self, pipeline: str, job: str) -> int | None:
-        """The current generation of a job, or None if the job never ran."""
+    def current_number(self, pipeline: str) -> int | None:
+        """The number of a pipeline's current generation, or None if the pipeline never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            return _current_generation(connection, pipeline, job)
+            return _current_number(connection, pipeline)
 
-    def is_replayed(self, pipeline: str, job: str) -> bool:
-        """Whether a replay has built the current generation of a job."""
-        rows = self._read(select(JOBS.c.replayed).where(of_job(JOBS, pipeline, job)))
+    def is_replayed(self, pipeline: str) -> bool:
+        """Whether a replay has built the current generation of a pipeline."""
+        rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
 
-    def generations(self, pipeline: str, job: str) -> list[int]:
-        """All registered generations of a job, sorted."""
-        statement = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
+    def numbers(self, pipeline: str) -> list[int]:
+        """The numbers of a pipeline's registered generations, sorted."""
+        statement = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         return sorted(row["generation"] for row in self._read(statement))
 
-    def new_generation(self, pipeline: str, job: str, above: int = 0) -> JobRef:
+    def new(self, pipeline: str, above: int = 0) -> GenerationRef:
         """A new generation, with a number that no generation has had before, and larger than `above`.
 
         A driver that has lost its lease may still write to a removed generation, so its number is not used again.
@@ -154,11 +156,11 @@ class Jobs(LedgerPart):
         numbers = [
             row["generation"]
             for table in (GENERATIONS, LEASES, SOURCES)
-            for row in self._read(select(table.c.generation).where(of_job(table, pipeline, job)))
+            for row in self._read(select(table.c.generation).where(table.c.pipeline == pipeline))
         ]
-        return JobRef(pipeline, job, max([above, *numbers]) + 1)
+        return GenerationRef(pipeline, max([above, *numbers]) + 1)
 
-    def forget_generation(self, ref: JobRef, lease: LeaseRow) -> None:
+    def forget(self, ref: GenerationRef, lease: LeaseRow) -> None:
         """Remove everything about a generation but its lease, which ends, and its workers, whose shards still exist.
 
         `lease` is that of the current generation. Raises LeaseError if it is no longer held, and StateError if `ref` is
@@ -166,44 +168,53 @@ class Jobs(LedgerPart):
         """
         with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
-            if _current_generation(connection, ref.pipeline, ref.job) == ref.generation:
+            if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
-                    f"Generation {ref.generation} of job {ref.job!r} is the current one, which readers see."
+                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which readers see."
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
-    def forgotten(self, pipeline: str, job: str) -> dict[JobRef, list[WorkerInfo]]:
+    def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
         """Forgotten generation → its workers, whose shards have not been removed yet, by generation."""
-        known = select(GENERATIONS.c.generation).where(of_job(GENERATIONS, pipeline, job))
+        known = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
-        rows = self._read(select(generation).distinct().where(of_job(WORKERS, pipeline, job), generation.not_in(known)))
-        refs = [JobRef(pipeline, job, number) for number in sorted(row["generation"] for row in rows)]
+        of_pipeline = WORKERS.c.pipeline == pipeline
+        rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(known)))
+        refs = [GenerationRef(pipeline, number) for number in sorted(row["generation"] for row in rows)]
         return {ref: self._workers(ref) for ref in refs}
 
-    def forget_workers(self, ref: JobRef) -> None:
+    def forget_workers(self, ref: GenerationRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
         with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
-        """Names of all pipelines with a registered job, sorted."""
-        return [row["pipeline"] for row in self._read(select(JOBS.c.pipeline).distinct().order_by(JOBS.c.pipeline))]
+        """Names of all pipelines with a current generation, sorted."""
+        return [row["pipeline"] for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))]
 
-    def current(self, pipeline: str) -> list[JobInfo]:
-        """The current generation of each of the pipeline's jobs, sorted by name."""
-        rows = self._read(current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline).order_by(GENERATIONS.c.job))
-        return [self._job(row) for row in rows]
+    def current(self, pipeline: str) -> GenerationInfo | None:
+        """The current generation of a pipeline, or None if the pipeline never ran."""
+        rows = self._read(current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline))
+        return self._info(rows[0]) if rows else None
 
-    def all(self, pipeline: str) -> list[JobInfo]:
-        """All generations of the pipeline's jobs, sorted by name and generation."""
+    def all_current(self) -> list[GenerationInfo]:
+        """The current generations of all pipelines, sorted by pipeline."""
+        return [self._info(row) for row in self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline))]
+
+    def of_all_pipelines(self) -> list[GenerationInfo]:
+        """The generations of all pipelines with a current one, sorted by pipeline and number."""
+        return [info for pipeline in self.pipelines() for info in self.all(pipeline)]
+
+    def all(self, pipeline: str) -> list[GenerationInfo]:
+        """All generations of a pipeline, sorted by number."""
         statement = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
-        return [self._job(row) for row in self._read(statement.order_by(GENERATIONS.c.job, GENERATIONS.c.generation))]
+        return [self._info(row) for row in self._read(statement.order_by(GENERATIONS.c.generation))]
 
-    def get(self, ref: JobRef) -> JobInfo | None:
+    def get(self, ref: GenerationRef) -> GenerationInfo | None:
         rows = self._read(select(GENERATIONS).where(of_ref(GENERATIONS, ref)))
-        return self._job(rows[0]) if rows else None
+        return self._info(rows[0]) if rows else None
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
         """The stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
@@ -212,14 +223,13 @@ class Jobs(LedgerPart):
             statement = statement.where(STORES.c.pipeline == pipeline)
         return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
-    def workers(self, pipeline: str, job: str) -> tuple[WorkerInfo, ...]:
-        """The workers of the current generation, sorted by number."""
-        generation = self.generation(pipeline, job)
-        found = None if generation is None else self.get(JobRef(pipeline, job, generation))
-        return () if found is None else found.workers
+    def workers(self, pipeline: str) -> tuple[WorkerInfo, ...]:
+        """The workers of a pipeline's current generation, sorted by number."""
+        current = self.current(pipeline)
+        return () if current is None else current.workers
 
-    def _job(self, row: RowMapping) -> JobInfo:
-        ref = JobRef(row["pipeline"], row["job"], row["generation"])
+    def _info(self, row: RowMapping) -> GenerationInfo:
+        ref = GenerationRef(row["pipeline"], row["generation"])
         stores = self._read(select(STORES).where(of_ref(STORES, ref)).order_by(STORES.c.name))
         values: dict[str, Any] = dict(row) | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
@@ -228,9 +238,9 @@ class Jobs(LedgerPart):
             "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
             "workers": tuple(self._all_workers(ref, row["workers"])),
         }
-        return JobInfo(**values)
+        return GenerationInfo(**values)
 
-    def _all_workers(self, ref: JobRef, number: int) -> list[WorkerInfo]:
+    def _all_workers(self, ref: GenerationRef, number: int) -> list[WorkerInfo]:
         """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
         lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
         known = {worker.number: worker for worker in self._workers(ref)}
@@ -238,7 +248,7 @@ class Jobs(LedgerPart):
         missing = (WorkerInfo(**of, number=n, location="", unavailable=lost) for n in {*range(number)} - {*known})
         return sorted([*known.values(), *missing], key=lambda worker: worker.number)
 
-    def _workers(self, ref: JobRef) -> list[WorkerInfo]:
+    def _workers(self, ref: GenerationRef) -> list[WorkerInfo]:
         statement = select(WORKERS).where(of_ref(WORKERS, ref)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             workers = place_workers(connection, ref, connection.execute(statement).mappings().all())
@@ -258,8 +268,8 @@ def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
     return row | {"location": without_password(worker.location)}
 
 
-def _current_generation(connection: Connection, pipeline: str, job: str) -> int | None:
-    return connection.execute(select(JOBS.c.generation).where(of_job(JOBS, pipeline, job))).scalar()
+def _current_number(connection: Connection, pipeline: str) -> int | None:
+    return connection.execute(select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == pipeline)).scalar()
 
 
 def _without_generation(row: RowMapping) -> dict[str, Any]:
