@@ -41,7 +41,7 @@ class Installation:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        self.states = States(self.settings.shards, workers=self.workers, job="main", ledger_at=self.settings.ledger)
+        self.states = States(self.settings.shards, workers=self.workers, ledger_at=self.settings.ledger)
         self.ledger = self.states.ledger
         self.states.stores = (*self.states.stores, self.states.store("products", "global", group_id=TABLE))
         self.ledger.generations.register(self.states.info())
@@ -73,14 +73,11 @@ class Installation:
             source = SourceAudit(topic="orders", partition=0, start=batch, end=batch + 1, read=1, applied=1)
             audit = msgspec.structs.replace(
                 make_audit(batch, lease.epoch, source),
-                job="main",
                 generation=self.ref.generation,
                 checksums={worker: each.state_rows for worker, each in checksums.items()},
                 states={worker: each.states for worker, each in checksums.items()},
             )
-            snapshot = make_snapshot(
-                batch, job="main", generation=self.ref.generation, positions={"orders": {"0": batch + 1}}
-            )
+            snapshot = make_snapshot(batch, generation=self.ref.generation, positions={"orders": {"0": batch + 1}})
             history = Batch(number=batch, begun=batch, partitions={"orders": 1}, ends={"orders": {"0": batch + 1}})
             assert self.ledger.snapshots.publish(snapshot, audit, {"count/orders/0": batch}, history)
         self.log("commits", batch)
@@ -96,14 +93,15 @@ class Installation:
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
     """Batch → the pairs of key and value in all shards, for all kept snapshots. Checks every row, state and place."""
     values: dict[int, set[tuple[str, str | None]]] = {}
-    (job,) = ledger.generations.current("orders")
+    current = ledger.generations.current("orders")
+    assert current is not None
     for snapshot in ledger.snapshots.recent("orders"):
         found = values.setdefault(snapshot.batch, set())
-        for worker in job.workers:
+        for worker in current.workers:
             with open_shard(worker.location) as shard:
                 shard.verify(snapshot.batch)
                 rows = [(row.key, row.value) for row in shard.scan(0, snapshot.batch, checked=True)]
-                assert {owner(key, len(job.workers)) for key, _ in rows} <= {worker.number}
+                assert {owner(key, len(current.workers)) for key, _ in rows} <= {worker.number}
                 assert [row.value for row in shard.scan(TABLE, snapshot.batch)] == [f"[{snapshot.batch}]"]
                 found.update(rows)
     assert snapshot_states(ledger) == dict.fromkeys(KEYS, b"%d" % max(values))
@@ -112,9 +110,10 @@ def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
 
 def snapshot_states(ledger: Ledger) -> dict[str, bytes]:
     """The operator states of all keys after the newest batch."""
-    (job,) = ledger.generations.current("orders")
+    current = ledger.generations.current("orders")
+    assert current is not None
     states: dict[str, bytes] = {}
-    for worker in job.workers:
+    for worker in current.workers:
         with open_shard(worker.location) as shard:
             states |= {key: state.data for key, state in shard.read_states(OPERATOR, KEYS, 1_000, 1_000).items()}
     return states

@@ -28,7 +28,6 @@ def ledger_url(database: str) -> str:
 def make_snapshot(batch: int, **changed: Any) -> Snapshot:
     values: dict[str, Any] = {
         "pipeline": "orders",
-        "job": "totals",
         "generation": 1,
         "batch": batch,
         "published_at": NOON,
@@ -41,19 +40,18 @@ def make_snapshot(batch: int, **changed: Any) -> Snapshot:
 
 def make_audit(batch: int, epoch: int, *sources: SourceAudit) -> Audit:
     return Audit(
-        pipeline="orders", job="totals", generation=1, batch=batch, run="r", epoch=epoch, sources=sources,
+        pipeline="orders", generation=1, batch=batch, run="r", epoch=epoch, sources=sources,
         outputs={"out": 3}, checksums={"0": "00ff"},
     )  # fmt: skip
 
 
 @dataclass
 class States:
-    """A job with a store `totals` (group 0, column 0), `revenue` (group 0, column 1) and `windows` (group 1)."""
+    """A pipeline with a store `totals` (group 0, column 0), `revenue` (group 0, column 1) and `windows` (group 1)."""
 
     database: str
     workers: int = 2
     pipeline: str = "orders"
-    job: str = "totals"
     generation: int = 1
     stores: tuple[StoreInfo, ...] = ()
     ledger_at: str = ""
@@ -73,7 +71,7 @@ class States:
 
     def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
         values: dict[str, Any] = {"group_id": 0, "store_column": 0, "key": "locationId", "value": "BIGINT"} | changed
-        return StoreInfo(pipeline=self.pipeline, job=self.job, name=name, kind=kind, **values)  # type: ignore[arg-type]
+        return StoreInfo(pipeline=self.pipeline, name=name, kind=kind, **values)  # type: ignore[arg-type]
 
     def info(self, **changed: Any) -> GenerationInfo:
         workers = tuple(
@@ -83,7 +81,6 @@ class States:
         values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals", "drawing": "flowchart LR"}
         return GenerationInfo(
             pipeline=self.pipeline,
-            job=self.job,
             generation=self.generation,
             workers=workers,
             stores=self.stores,
@@ -116,9 +113,7 @@ class States:
             with create_shard(place) as shard:
                 shard.write(self.batch, own)
                 checksums[str(number)] = shard.checksums(self.batch)
-        published = make_snapshot(
-            self.batch, pipeline=self.pipeline, job=self.job, generation=self.generation, **snapshot
-        )
+        published = make_snapshot(self.batch, pipeline=self.pipeline, generation=self.generation, **snapshot)
         assert self.ledger.snapshots.publish(published)
         audit = Audit(
             **structs.asdict(self.ref), batch=self.batch, run="", epoch=0, sources=(), outputs={},

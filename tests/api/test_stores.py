@@ -125,21 +125,21 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
 
 
 def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, states: States) -> None:
-    def told() -> list[tuple[str, str, list[tuple[str, str, str, str]]]]:
-        time.sleep(1.1)  # jobs are cached for a second
+    def told() -> list[tuple[str, str, list[tuple[str, str, str]]]]:
+        time.sleep(1.1)  # generations are cached for a second
         return [
             (one["pipeline"], one["status"],
-             [(failure["job"], failure["run"], failure["title"], failure["detail"]) for failure in one["failures"]])
+             [(failure["run"], failure["title"], failure["detail"]) for failure in one["failures"]])
             for one in viewer.get("/sluice/v1/pipelines").json()
         ]  # fmt: skip
 
     failures = states.ledger.failures
-    failures.add(Failure.of(EngineError("No broker\nat all"), "orders", "main", run="r1"))
+    failures.add(Failure.of(EngineError("No broker\nat all"), "orders", run="r1"))
     failures.set_files([Failure.of(TopologyError("fraud.py:3 is wrong."), "fraud", kind="file")])
     try:
         assert told() == [
-            ("fraud", "broken", [("", "", "Invalid topology", "fraud.py:3 is wrong.")]),
-            ("orders", "failed", [("main", "r1", "The job stopped", "No broker.")]),
+            ("fraud", "broken", [("", "Invalid topology", "fraud.py:3 is wrong.")]),
+            ("orders", "failed", [("r1", "The run stopped", "No broker.")]),
         ]
     finally:
         failures.clear("orders")
@@ -149,7 +149,7 @@ def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, 
 
 def test_pipelines_and_snapshots(viewer: httpx.Client) -> None:
     (pipeline,) = viewer.get("/sluice/v1/pipelines").json()
-    assert pipeline["jobs"][0]["topics"] == ["orders"]
+    assert pipeline["topics"] == ["orders"]
     snapshots = viewer.get("/sluice/v1/pipelines/orders/snapshots").json()
     assert [snapshot["snapshot"]["id"] for snapshot in snapshots] == ["1.1", "1.0"]
     assert snapshots[0]["counts"]["dead_letter/malformed"] == 2

@@ -135,7 +135,7 @@ class Episode(Running):
     def checkpoint(self) -> Path:
         with self.ledger() as ledger:
             generation = ledger.generations.current_number(self.pipeline.name)
-        return Path(self.settings.checkpoints, self.pipeline.name, "main", f"g{generation}", "spark")
+        return Path(self.settings.checkpoints, self.pipeline.name, f"g{generation}", "spark")
 
     def run(self, **how: Any) -> int:
         try:

@@ -83,9 +83,9 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
     assert check() != found
     assert len(told) == 1, "the same data are still old"
     with Ledger.open(settings().ledger) as ledger:
-        ledger.failures.add(Failure.of(EngineError("The driver ended."), "orders", "main"))
+        ledger.failures.add(Failure.of(EngineError("The driver ended."), "orders"))
         failures = {failure.kind: (failure.run, failure.title) for failure in ledger.failures.all()}
-        assert failures == {"run": ("", "The job stopped"), "overdue": ("manual__1", "The data are too old")}
+        assert failures == {"run": ("", "The run stopped"), "overdue": ("manual__1", "The data are too old")}
         overdue = [gauge.value for gauge in gauges(ledger, "orders") if gauge.name == "overdue"]
         assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
@@ -166,7 +166,9 @@ def test_data_become_overdue_once_until_they_are_new() -> None:
 def publish(minutes: int | None) -> None:
     """Publish a snapshot some minutes ago; none for None."""
     with Ledger.open(settings().ledger) as ledger:
-        ledger.generations.register(GenerationInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
+        ledger.generations.register(
+            GenerationInfo(pipeline="orders", generation=1, workers=(), stores=(), topics=("t",))
+        )
         if minutes is not None:
             at = datetime.now(UTC) - timedelta(minutes=minutes)
-            ledger.snapshots.publish(make_snapshot(0, job="main", published_at=at))
+            ledger.snapshots.publish(make_snapshot(0, published_at=at))

@@ -66,12 +66,14 @@ def test_a_minimum_interval_also_counts_from_a_run_that_an_earlier_triggerer_has
 def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite") as ledger:
         assert last_run_began(ledger, "orders") is None
-        ledger.generations.register(GenerationInfo(pipeline="orders", job="main", generation=1, workers=(), stores=(), topics=("t",)))
+        ledger.generations.register(
+            GenerationInfo(pipeline="orders", generation=1, workers=(), stores=(), topics=("t",))
+        )
         assert last_run_began(ledger, "orders") is None
         # A run that lingers for an hour publishes thousands of batches.
         for number, run in enumerate(["a", *["b"] * LINGERING]):
             batch = Batch(number=number, begun=1_000 * (number + 1), partitions={}, ends={})
-            ledger.snapshots.publish(make_snapshot(number, job="main", run=run), batch=batch)
+            ledger.snapshots.publish(make_snapshot(number, run=run), batch=batch)
         assert last_run_began(ledger, "orders") == 2.0
         figures = run_figures(ledger, "orders", "b")
         assert (figures["records"], len(figures["snapshots"])) == (10 * LINGERING, LINGERING)
@@ -94,7 +96,7 @@ def test_counting_unread_records(found: Lag, records: int) -> None:
 
 def lease(beat: int, *, held: bool = True) -> LeaseRow:
     return LeaseRow(
-        pipeline="p", job="main", generation=1, epoch=1, held=held, beat=beat, host="h", pid=1, process="p",
+        pipeline="p", generation=1, epoch=1, held=held, beat=beat, host="h", pid=1, process="p",
         since="2026-01-01", run="",
     )  # fmt: skip
 

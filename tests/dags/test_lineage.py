@@ -52,7 +52,7 @@ def told(action: str, *, failed: bool = False) -> Lineage:
 
 def publish(generation: int, *batches: int, run: str = RUN) -> None:
     """Publish batches of ten records, of which two are dead letters and one is dropped."""
-    of: dict[str, Any] = {"pipeline": "pages", "job": "main", "generation": generation}
+    of: dict[str, Any] = {"pipeline": "pages", "generation": generation}
     ref = GenerationRef(**of)
     with Ledger.open(settings().ledger) as ledger:
         ledger.generations.register(GenerationInfo(**of, workers=(), stores=(), topics=("views",)))

@@ -337,7 +337,7 @@ def test_nothing_is_submitted_while_the_broker_is_down(recorder: Path, monkeypat
         submit(recorder)
     assert time.monotonic() - start < 10
     assert not recorder.exists()
-    assert failures() == [("orders", "main", "orders/manual__1/main", f"Kafka at {address} does not answer")]
+    assert failures() == [("orders", "orders/manual__1/main", f"Kafka at {address} does not answer")]
 
 
 def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,16 +347,13 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     with pytest.raises(AirflowException, match="137"):
         submit(recorder)
     assert failures() == [
-        ("orders", "main", "orders/manual__1/main", "The driver ended without an error message. See the task's log.")
+        ("orders", "orders/manual__1/main", "The driver ended without an error message. See the task's log.")
     ]
 
 
-def failures() -> list[tuple[str, str, str, str]]:
+def failures() -> list[tuple[str, str, str]]:
     with Ledger.open(settings().ledger) as ledger:
-        return [
-            (failure.pipeline, failure.job, failure.run, failure.detail.rsplit(": ", 2)[0])
-            for failure in ledger.failures.all()
-        ]
+        return [(failure.pipeline, failure.run, failure.detail.rsplit(": ", 2)[0]) for failure in ledger.failures.all()]
 
 
 def test_the_log_omits_javas_warning_about_sparks_module(

@@ -54,7 +54,7 @@ class Running:
         assert self.producer.flush(20) == 0
 
     def run(self, **how: Any) -> int:
-        """Run the pipeline's job until it has processed all records. Returns the number of records read."""
+        """Run the pipeline until it has processed all records. Returns the number of records read."""
         job = plan(self.pipeline).job
         return JobRun(self.spark, job, self.settings, **how).run()
 
@@ -62,7 +62,9 @@ class Running:
         """The values of a store in the newest snapshot, by key, or by key and the window's start in ms."""
         with self.ledger() as ledger:
             (info,) = [
-                store for store in ledger.generations.stores(self.pipeline.name) if store.name in (name, self.names(name))
+                store
+                for store in ledger.generations.stores(self.pipeline.name)
+                if store.name in (name, self.names(name))
             ]
             workers = ledger.generations.workers(self.pipeline.name)
         snapshot = self.snapshot()
@@ -118,7 +120,7 @@ class Running:
     @property
     def checkpoint(self) -> Path:
         """Spark's own folder."""
-        return Path(self.settings.checkpoints, self.pipeline.name, "main", "g1", "spark")
+        return Path(self.settings.checkpoints, self.pipeline.name, "g1", "spark")
 
     def forget_commit(self, batch: int | None = None) -> None:
         """Restore the state right before Spark committed a batch, by default the last one."""
@@ -141,7 +143,7 @@ class Running:
                 self.run()
 
     def take_lease(self) -> None:
-        """Another driver takes the job's lease."""
+        """Another driver takes the lease."""
         ref = GenerationRef(self.pipeline.name, 1)
         with self.ledger() as ledger:
             # The lease is not taken if its holder renews it between these two calls.

@@ -23,7 +23,7 @@ from sluice.engine.job.replay import Step
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
 from sluice.plan import plan
-from sluice.state.ledger.generations import Jobs
+from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
@@ -385,7 +385,7 @@ def test_a_call_that_was_killed_can_be_repeated(
     running = run_before(start, last)
     for function in functions:
         with monkeypatch.context() as patch:
-            patch.setattr(Jobs, function, killed)
+            patch.setattr(Generations, function, killed)
             with pytest.raises(RuntimeError, match="killed"):
                 change(running, joined)
         assert running.store("last") == LAST

@@ -1,4 +1,4 @@
-"""A job's Delta tables, in a real Spark session: created or checked, written once per batch, and fenced."""
+"""A pipeline's Delta tables, in a real Spark session: created or checked, written once per batch, and fenced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lake:
         return DeltaTarget(table.output, "shops.py:7", table, False, TOTALS)
 
     def sink(self, target: DeltaTarget | None = None, pipeline: str = "shops") -> DeltaSink:
-        return DeltaSink(self.spark, pipeline, "main", target or self.target())
+        return DeltaSink(self.spark, pipeline, target or self.target())
 
     def begun(self, target: DeltaTarget | None = None, published: Published | None = None) -> DeltaSink:
         sink = self.sink(target)
@@ -153,7 +153,7 @@ def test_a_writer_that_is_paused_within_its_transaction(lake: Lake, key: str | N
         writing = driver.submit(written, paused, 0, row)
         while not reads.exists() and not writing.done():
             time.sleep(0.05)
-        later = DeltaSink(lake.spark.newSession(), "shops", "main", target)
+        later = DeltaSink(lake.spark.newSession(), "shops", target)
         later.begin(None)
         goes_on.touch()
         with pytest.raises(LeaseError, match="lost its lease"):

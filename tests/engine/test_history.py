@@ -20,8 +20,8 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
 from sluice.plan import plan
 from sluice.snapshot_retention import retain
+from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.generations import Jobs
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
@@ -118,7 +118,7 @@ def test_a_run_that_waited_for_a_rebuild_continues_with_the_new_generation(
     assert running.snapshot().id == "2.1"
     assert running.store("n") == {"key": 2}
     assert [value["n"] for _, value in running.output("copies")] == [1, 2]
-    with pytest.raises(LeaseError, match=r"Generation 1 of job 'main' .* was replaced by generation 2"):
+    with pytest.raises(LeaseError, match=r"Generation 1 of .* was replaced by generation 2"):
         running.run(generation=1)
 
 
@@ -138,13 +138,13 @@ def test_a_rebuild_without_the_lease_replaces_nothing(start: Start, monkeypatch:
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
-    promote = Jobs.promote
+    promote = Generations.promote
 
-    def take_lease_first(jobs: Jobs, *of: Any, **how: Any) -> None:
+    def take_lease_first(generations: Generations, *of: Any, **how: Any) -> None:
         running.take_lease()
-        promote(jobs, *of, **how)
+        promote(generations, *of, **how)
 
-    monkeypatch.setattr(Jobs, "promote", take_lease_first)
+    monkeypatch.setattr(Generations, "promote", take_lease_first)
     with pytest.raises(LeaseError, match="lost its lease"):
         rebuild(running)
     assert running.snapshot().id == "1.0"

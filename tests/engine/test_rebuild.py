@@ -21,7 +21,7 @@ from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.generations import Jobs
+from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop, simple_shop
@@ -269,7 +269,7 @@ def test_a_promotion_is_repeated_after_the_connection_was_lost_at_its_commit(
     rebuilding = Rebuild(running.spark, plan(running.pipeline).job, running.settings)
     assert rebuilding.replay() == 2
     with monkeypatch.context() as patch:
-        patch.setattr(Jobs, "promote", losing(Jobs.promote))
+        patch.setattr(Generations, "promote", losing(Generations.promote))
         with pytest.raises(StateError, match="Promoting the generation failed"):
             rebuilding.promote()
     assert rebuilding.promote() == 2

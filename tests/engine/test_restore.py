@@ -17,7 +17,7 @@ from sluice.engine.job.restore import RestoringRun
 from sluice.errors import DamagedState, LeaseError
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.state.ledger.generations import Jobs
+from sluice.state.ledger.generations import Generations
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
@@ -87,7 +87,7 @@ def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch
 
     for step in ("_compare", "promote"):
         with monkeypatch.context() as patched:
-            patched.setattr(Rebuild if step == "_compare" else Jobs, step, killed)
+            patched.setattr(Rebuild if step == "_compare" else Generations, step, killed)
             with pytest.raises(KeyboardInterrupt):
                 run(running)
         # Queries read the remaining workers, and report that the answer is partial.

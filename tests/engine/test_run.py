@@ -274,12 +274,13 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
     assert running.store("rides") == {"U1": 1}
     assert running.reasons() == ["contract"]
     with running.ledger() as ledger:
-        (job,) = ledger.generations.current(running.pipeline.name)
-    assert job.topics == (running.names("rides"),)
-    assert job.stores[0].value == "bigint"
-    assert job.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
-    assert job.drawing.startswith("flowchart LR")
-    assert job.picture.startswith("<svg ")
+        generation = ledger.generations.current(running.pipeline.name)
+    assert generation is not None
+    assert generation.topics == (running.names("rides"),)
+    assert generation.stores[0].value == "bigint"
+    assert generation.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
+    assert generation.drawing.startswith("flowchart LR")
+    assert generation.picture.startswith("<svg ")
 
 
 def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> None:

@@ -42,7 +42,7 @@ def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_p
         away = Host(ledger, tmp_path / "away").start(pipeline=name)
         move(ledger, Placement(name, 0, "127.0.0.1", away.port))
         assert send(1) == {"k": {"last": 1, "sum": 6}}
-        assert away.calls[f"/local/{name}/main/1/0/states"] == 1, "the task reads states through the server"
+        assert away.calls[f"/local/{name}/1/0/states"] == 1, "the task reads states through the server"
         if old_file == "removed":
             for file in home.folder.rglob("worker-0.sqlite*"):
                 file.unlink()

@@ -66,7 +66,7 @@ def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
 
 
-def switch(ledger: str, pipeline: str, job: str, generation: str) -> Callable[[], object]:
+def switch(ledger: str, pipeline: str, generation: str) -> Callable[[], object]:
     """Make a generation the current one, as the last step of promoting it."""
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.model import GenerationRef

@@ -111,24 +111,18 @@ class Kills:
             time.sleep(self.poll_s)
 
     def published(self) -> int:
-        """The number of snapshots of all jobs."""
+        """The number of snapshots."""
         return self._query(self.world.settings.ledger, "SELECT count(*) FROM snapshots")
 
     def begun(self) -> int:
-        """The number of batches of all jobs in Spark's offset logs."""
-        folders = (
-            self.world.home / "checkpoints" / self.world.name / job / "g1/spark/offsets" for job in self.world.jobs
-        )
-        return sum(len(list(folder.glob("[0-9]*"))) for folder in folders if folder.is_dir())
+        """The number of batches in Spark's offset log."""
+        folder = self.world.home / "checkpoints" / self.world.name / "g1/spark/offsets"
+        return len([*folder.glob("[0-9]*")]) if folder.is_dir() else 0
 
-    def shards(self, *jobs: str) -> list[str]:
-        """The locations of the shards of `jobs`, or of all jobs."""
+    def shards(self) -> list[str]:
+        """The locations of the shards."""
         settings, workers = self.world.settings, WORKERS[self.world.name]
-        return [
-            location(settings.shards, GenerationRef(self.world.name, 1), worker)
-            for job in jobs or self.world.jobs
-            for worker in range(workers)
-        ]
+        return [location(settings.shards, GenerationRef(self.world.name, 1), worker) for worker in range(workers)]
 
     def written(self) -> int:
         """The number of batches in all shards."""
@@ -136,19 +130,17 @@ class Kills:
 
     def phase(self) -> str:
         """How far the last batch was when the driver died."""
-        for job in self.world.jobs:
-            begun, done, published = self.world.begun(job), self.world.done(job), self.world.published(job)
-            if begun == done:
-                continue
-            if published == begun:
-                return "after the ledger, before Spark's commit"
-            shards = self.shards(job)
-            query = f"SELECT count(*) FROM batches WHERE batch = {begun}"
-            written = sum(self._query(shard, query) for shard in shards)
-            if written == 0:
-                return "before the shards"
-            return "among the shards" if written < len(shards) else "after the shards, before the ledger"
-        return "between batches"
+        begun, done, published = self.world.begun(), self.world.done(), self.world.published()
+        if begun == done:
+            return "between batches"
+        if published == begun:
+            return "after the ledger, before Spark's commit"
+        shards = self.shards()
+        query = f"SELECT count(*) FROM batches WHERE batch = {begun}"
+        written = sum(self._query(shard, query) for shard in shards)
+        if written == 0:
+            return "before the shards"
+        return "among the shards" if written < len(shards) else "after the shards, before the ledger"
 
     def _query(self, url: str, query: str) -> int:
         return self._database.query(url, query)

@@ -47,7 +47,7 @@ def seen(states: States) -> dict[str, int]:
 @pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.heavy)])
 @pytest.mark.fault("F26", "kill -9 at several points of making a replayed generation the current one")
 def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, observe: Observe, kills: int) -> None:
-    promote = ("switch", str(states.ledger.engine.url), "orders", states.ref.job)
+    promote = ("switch", str(states.ledger.engine.url), "orders")
     steps = calls(*promote, "1", environment={})  # the generation that is current already
     chosen = sorted(random.Random().sample(range(1, steps), kills))
     for step in chosen:

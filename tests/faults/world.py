@@ -23,7 +23,6 @@ from sluice.examples.orders.topics import produce_orders
 from sluice.processes import has_ended, with_descendants
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import JOB
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
@@ -121,16 +120,11 @@ class World:
         }
         return Settings.read(own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")})
 
-    @property
-    def jobs(self) -> tuple[str, ...]:
-        return (JOB,)
-
-    def checkpoint(self, job: str = "") -> Path:
-        """Spark's folder in the current generation of a job; by default of the last job."""
-        job = job or self.jobs[-1]
+    def checkpoint(self) -> Path:
+        """Spark's folder in the current generation."""
         with Ledger.open(self.settings.ledger) as ledger:
             generation = ledger.generations.current_number(self.name) or 1
-        return Path(self.settings.checkpoints) / self.name / job / f"g{generation}" / "spark"
+        return Path(self.settings.checkpoints) / self.name / f"g{generation}" / "spark"
 
     def produce(self, count: int, **options: Any) -> None:
         """Send orders, some of them invalid and some late."""
@@ -164,8 +158,8 @@ class World:
     def ledger(self) -> Ledger:
         return Ledger.open(self.settings.ledger)
 
-    def published(self, job: str = "") -> int:
-        """The newest published batch of a job, -1 if none; by default of the last job."""
+    def published(self) -> int:
+        """The newest published batch, -1 if none."""
         try:
             with self.ledger() as ledger:
                 latest = ledger.snapshots.latest(self.name)
@@ -178,13 +172,13 @@ class World:
         assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), driver.output[-3000:]
         assert driver.runs, driver.output[-3000:]
 
-    def begun(self, job: str = "") -> int:
+    def begun(self) -> int:
         """The newest batch in Spark's offset log, -1 if none."""
-        return last_batch(str(self.checkpoint(job)), "offsets")
+        return last_batch(str(self.checkpoint()), "offsets")
 
-    def done(self, job: str = "") -> int:
+    def done(self) -> int:
         """The newest batch in Spark's commit log, -1 if none."""
-        return last_batch(str(self.checkpoint(job)), "commits")
+        return last_batch(str(self.checkpoint()), "commits")
 
     def admin(self) -> AdminClient:
         return AdminClient({**self.config})

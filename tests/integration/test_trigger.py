@@ -63,9 +63,9 @@ def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
 
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
     """Publish positions, as a run of the pipeline `p` does."""
-    ledger.generations.register(GenerationInfo(pipeline="p", job="main", generation=1, workers=(), stores=(), topics=(topic,)))
+    ledger.generations.register(GenerationInfo(pipeline="p", generation=1, workers=(), stores=(), topics=(topic,)))
     snapshot = Snapshot(
-        pipeline="p", job="main", generation=1, batch=batch, published_at=datetime.now(UTC),
+        pipeline="p", generation=1, batch=batch, published_at=datetime.now(UTC),
         positions={topic: positions}, stream_times={}, counts={},
     )  # fmt: skip
     assert ledger.snapshots.publish(snapshot)

@@ -127,7 +127,7 @@ def remember(spark: SparkSession, pipeline: Pipeline, home: Path) -> None:
     query = JobQuery(spark, storage, NoRecords(spark), dict.fromkeys(job.topics, 1))
     with Ledger.open(settings.ledger) as ledger:
         ledger.generations.register(query.info)
-        ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name, job=job.name))
+        ledger.snapshots.publish(make_snapshot(0, pipeline=pipeline.name))
 
 
 def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pipeline:

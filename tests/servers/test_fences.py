@@ -59,13 +59,13 @@ class Commands:
         self.refresh()
 
     def refresh(self) -> None:
-        with current_lease(self.ledger, "orders", self.states.job, this_process("")) as lease:
+        with current_lease(self.ledger, "orders", this_process("")) as lease:
             for done in refresh(self.ledger, lease.ref, lease.epoch):
                 if error := getattr(done, "error", None):
                     raise error
 
     def promote(self) -> None:
-        with current_lease(self.ledger, "orders", self.states.job, this_process("")) as lease:
+        with current_lease(self.ledger, "orders", this_process("")) as lease:
             promote(self.ledger, lease.ref, WORKER, lease.epoch, why="A test.")
 
     def remove_standby(self) -> None:

@@ -14,7 +14,7 @@ from sluice.remote.server import app as app_module
 from sluice.remote.server import protocol
 from tests.servers.hosts import TOKEN, Host
 
-SHARD = "/local/orders/totals/1/0"
+SHARD = "/local/orders/1/0"
 LOGGED_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
 SOON = 6.0
 """Every connection must have ended after this number of seconds; the limits are lowered to fractions of a second."""
@@ -160,8 +160,8 @@ NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
 @pytest.mark.attack("S5", "numbers in a state server's paths and queries that no database can store")
 def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
     paths = [
-        ("GET", f"/local/orders/totals/{number}/0/batches"),
-        ("GET", f"/local/orders/totals/1/{number}/batches"),
+        ("GET", f"/local/orders/{number}/0/batches"),
+        ("GET", f"/local/orders/1/{number}/batches"),
         ("PUT", f"{SHARD}/batches/{number}?epoch=1"),
         ("PUT", f"{SHARD}/batches/1?epoch={number}"),
         ("POST", f"{SHARD}/compact?keep_from={number}"),

@@ -260,7 +260,7 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
 def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
-    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
     # The version before the newest is kept, because the newest batch may be written again.
     assert (done.snapshots, done.versions, done.failed) == (3, 2 * 40, {})
 

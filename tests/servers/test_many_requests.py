@@ -17,9 +17,9 @@ REQUESTS = [
     ("GET", f"{STORE}/keys/absent", b""),
     ("GET", "/sluice/v1/pipelines", b""),
     ("GET", "/sluice/v1/stores/unknown", b""),
-    ("POST", "/local/orders/totals/1/0/query", QUERY),
-    ("POST", "/local/orders/totals/1/0/query", b"{"),
-    ("GET", "/local/orders/totals/1/0/batches", b""),
+    ("POST", "/local/orders/1/0/query", QUERY),
+    ("POST", "/local/orders/1/0/query", b"{"),
+    ("GET", "/local/orders/1/0/batches", b""),
     ("GET", "/nothing", b""),
 ]
 NEW_CONNECTION = 100

@@ -26,7 +26,7 @@ from tests.states import States, ledger_url
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 COUNT = "/v1/orders/count/general_orders"
-SHARD = "/local/orders/totals/1"
+SHARD = "/local/orders/1"
 QUESTION = b'{"type":"Value","group_id":0,"store_column":0,"as_of":0,"key":"store_1"}'
 
 
@@ -141,7 +141,7 @@ def test_a_server_rejects_requests_for_other_servers_shards(servers: list[Server
         ("GET", f"{SHARD}/1/batches"),
         ("PUT", f"{SHARD}/1"),
         ("POST", f"{SHARD}/1/seal?sealed=true"),
-        ("POST", "/local/payroll/main/1/0/query"),
+        ("POST", "/local/payroll/1/0/query"),
     ):
         refused = ask(servers[0], method, path, QUESTION)
         assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json")
@@ -159,7 +159,7 @@ def test_a_server_rejects_requests_for_other_servers_shards(servers: list[Server
         (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
         (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
         ("/local/orders/..%2f..%2fetc/1/0/query", QUESTION, 404),
-        ("/local/orders/totals/x/0/query", QUESTION, 404),
+        ("/local/orders/x/0/query", QUESTION, 404),
         ("/elsewhere", b"", 404),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_certificate_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) 
         trusting = variables | {"SLUICE_SERVER_CA": str(certificate)}
         assert subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
         (worker,) = states.ledger.generations.workers("orders")
-        assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/totals/1/0"
+        assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/1/0"
         answer = httpx.post(
             f"{worker.server}/query",
             content=b'{"type":"Value","group_id":0,"store_column":0,"as_of":0,"key":"a"}',

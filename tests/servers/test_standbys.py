@@ -39,7 +39,7 @@ ALL = {location: number + 1 for number, location in enumerate(LOCATIONS)}
 
 @contextmanager
 def lease_epoch(states: States) -> Iterator[int]:
-    with current_lease(states.ledger, "orders", states.job, this_process("")) as lease:
+    with current_lease(states.ledger, "orders", this_process("")) as lease:
         yield lease.epoch
 
 
@@ -187,7 +187,7 @@ def test_old_versions_are_removed_from_a_standby_too(hosts: list[Host], states: 
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
     refreshed(states)
     before = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
-    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
     assert done.failed == {}
     after = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
     assert after < before
@@ -285,7 +285,7 @@ def test_a_silent_server_is_given_up(standby: Path, monkeypatch: pytest.MonkeyPa
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(Unreachable, match=rf"at 127\.0\.0\.1:{port} cannot be reached \(ReadTimeout\)"):
-            open_shard(f"http://127.0.0.1:{port}/local/orders/totals/1/1")
+            open_shard(f"http://127.0.0.1:{port}/local/orders/1/1")
 
 
 @pytest.mark.fault("F36", "a worker's own shard is damaged or replaced by an older one before a refresh")
@@ -370,7 +370,7 @@ def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], sta
 
 
 def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], states: States, standby: Path) -> None:
-    with current_lease(states.ledger, "orders", states.job, this_process("")) as lease:
+    with current_lease(states.ledger, "orders", this_process("")) as lease:
         before, copy = lease.row, states.ledger.standbys.of("orders")[1]
     promoted(states)
     with pytest.raises(LeaseError), lease_epoch(states):
@@ -401,7 +401,7 @@ def test_a_run_promotes_the_standby_of_an_unreachable_worker(
     hosts: list[Host], states: States, standby: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standbys, "RETRY_SECONDS", 0.3)
-    gone, orders = Unreachable("It does not answer."), ("orders", states.job, "")
+    gone, orders = Unreachable("It does not answer."), ("orders", "")
     # The server answers again: nothing is promoted.
     assert promote_standbys(states.ledger, *orders, gone) == ""
     assert states.ledger.placements.of("orders")[1].port == hosts[1].port
@@ -416,11 +416,11 @@ def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states
     states.ledger.quarantine.add(states.ref, 1, "A row was altered.")
     assert one(hosts[0])["standby"] is True
     damaged = DamagedState("Worker 1's shard is damaged.", workers={1: "there"})
-    assert promote_standbys(states.ledger, "orders", states.job, "", damaged) == ""
+    assert promote_standbys(states.ledger, "orders", "", damaged) == ""
     assert states.ledger.quarantine.get(states.ref) == {}
     damaged = DamagedState("Worker 2's shard is damaged.", workers={2: "there"})
     states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
-    assert promote_standbys(states.ledger, "orders", states.job, "", damaged) == "Worker 2 of 'orders' has no standby."
+    assert promote_standbys(states.ledger, "orders", "", damaged) == "Worker 2 of 'orders' has no standby."
     with open_shard(states.written_at[1], to_write=True) as shard:
         assert shard.begin(10**6, 0) == shard.checksums(0)
 

@@ -79,7 +79,7 @@ def elsewhere() -> Iterator[FakeServer]:
 def test_calls_only_go_to_the_registered_server(
     hosts: list[Host], states: States, elsewhere: FakeServer, status: int
 ) -> None:
-    to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/totals/1/1/query"}
+    to = {"location": f"http://127.0.0.1:{elsewhere.port}/local/orders/1/1/query"}
     with FakeServer(status, headers=to) as redirecting:
         placed(states, Placement("orders", 1, "127.0.0.1", redirecting.port))
         page = hosts[0].get(COUNT, as_of="1.0", first="a").json()
@@ -123,9 +123,9 @@ def test_an_unexpected_response_makes_the_worker_unavailable(
 def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: FakeServer) -> None:
     local = States(f"sqlite:///{tmp_path}", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
-    led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/totals/1/0"
+    led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/1/0"
     workers = [
-        WorkerInfo(pipeline="local", job="totals", generation=1, number=n, location=at)
+        WorkerInfo(pipeline="local", generation=1, number=n, location=at)
         for n, at in enumerate((led_away, local.location(1)))
     ]
     local.ledger.generations.register(msgspec.structs.replace(local.info(), workers=tuple(workers)))
@@ -166,16 +166,15 @@ def test_no_request_can_select_a_host(
 NAMES = ["..", "%2e%2e", ".", "a%2fb", "a%5cb", "%00", "orders%00", "orders.sqlite", "%c0%ae", "a b", "ö", "-" * 5_000]
 
 
-@pytest.mark.attack("S4", "names of pipelines and jobs, sent to a state server, that look like paths")
+@pytest.mark.attack("S4", "names of pipelines, sent to a state server, that look like paths")
 def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents}
     for name in NAMES:
-        for shard in (f"/local/{name}/totals/1/0", f"/local/orders/{name}/1/0"):
-            for method, path in (("PUT", "?anew=true"), ("PUT", ""), ("GET", "/batches"), ("DELETE", "")):
-                answer = hosts[0].ask(method, shard + path)
-                assert answer.status_code in (403, 404), (name, method, answer.text)
+        for method, path in (("PUT", "?anew=true"), ("PUT", ""), ("GET", "/batches"), ("DELETE", "")):
+            answer = hosts[0].ask(method, f"/local/{name}/1/0{path}")
+            assert answer.status_code in (403, 404), (name, method, answer.text)
     for number in ("-1", "x", "%2e%2e", "9" * 30, "0%00", "1.0"):
-        assert hosts[0].ask("GET", f"/local/orders/totals/1/{number}/batches").status_code in (403, 404)
+        assert hosts[0].ask("GET", f"/local/orders/1/{number}/batches").status_code in (403, 404)
     assert {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents} == before
     assert not list(hosts[0].folder.rglob("*.."))
 
@@ -183,7 +182,7 @@ def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp
 @pytest.mark.attack("S5", "an endless query, sent to a state server in pieces")
 def test_a_query_has_a_time_limit(hosts: list[Host], states: States) -> None:
     pieces = (b"x" * 1_000_000 for _ in range(5))
-    refused = hosts[0].ask("POST", "/local/orders/totals/1/0/query", content=pieces)
+    refused = hosts[0].ask("POST", "/local/orders/1/0/query", content=pieces)
     assert (refused.status_code, refused.json()["title"]) == (413, "Too big")
 
 
@@ -205,7 +204,7 @@ def test_no_response_or_log_contains_a_database_password(
     away = States(f"sqlite:///{tmp_path}", pipeline="away", workers=1)
     away.publish({"a": "[1]"})
     place = f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/state?schema=s"
-    worker = WorkerInfo(pipeline="away", job="totals", generation=1, number=0, location=place)
+    worker = WorkerInfo(pipeline="away", generation=1, number=0, location=place)
     away.ledger.generations.register(msgspec.structs.replace(away.info(), workers=(worker,)))
     told = texts_of(hosts)
     assert "unavailable" in told

@@ -41,10 +41,10 @@ def looked_up(state: ApiState, store: str, pipeline: str | None) -> set[str]:
 
 
 async def _ask(ask: Access, store: str, pipeline: str | None) -> None:
-    if store:
+    if store or pipeline is None:
         await ask.pin(store, pipeline)
     else:
-        await ask.jobs(pipeline)
+        await ask.generation(pipeline)
 
 
 @pytest.mark.parametrize(

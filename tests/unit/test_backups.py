@@ -213,7 +213,7 @@ def test_a_restored_installation_removes_no_shards_of_the_old_one(database: str,
     old = Installation(settings_of(tmp_path / "old", database))
     # A replay is being built, which has not published a batch yet.
     unfinished = location(old.settings.shards, GenerationRef("orders", 2), 0)
-    worker = WorkerInfo(pipeline="orders", job="main", generation=2, number=0, location=unfinished)
+    worker = WorkerInfo(pipeline="orders", generation=2, number=0, location=unfinished)
     info = msgspec.structs.replace(old.states.info(), generation=2, workers=(worker,))
     old.ledger.generations.register(info, hidden=True)
     create_shard(unfinished).close()

@@ -14,8 +14,8 @@ from sluice.errors import SettingsError
 pytestmark = pytest.mark.unit
 
 POSTGRES = "postgresql://sluice:hidden-word@host/shards?schema=sluice_orders_main_g1_w0"
-SERVER = "http://host:7070/local/orders/main/1/0"
-FILE = "sqlite:////var/lib/sluice/shards/orders/main/g1/worker-1.sqlite"
+SERVER = "http://host:7070/local/orders/1/0"
+FILE = "sqlite:////var/lib/sluice/shards/orders/g1/worker-1.sqlite"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sluice.engine.job.rebuild import drop_built
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.plan import Job, plan
 from sluice.remote.opening import create_shard
-from sluice.state.ledger.generations import Jobs
+from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.shard.addresses import exists
 from tests.installation import Installation, content, expected, settings_of
@@ -41,7 +41,7 @@ def built(current: Installation, job: Job) -> Storage:
     """The second generation, beside the current one."""
     storage = Storage.of(job, 2, current.settings)
     workers = tuple(
-        WorkerInfo(pipeline="orders", job="main", generation=2, number=number, location=address)
+        WorkerInfo(pipeline="orders", generation=2, number=number, location=address)
         for number, address in enumerate(storage.locations)
     )
     current.ledger.generations.register(
@@ -63,7 +63,7 @@ def test_a_drop_is_repeated_after_the_connection_was_lost_at_its_commit(
     step: str, current: Installation, built: Storage, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Jobs, step, losing(getattr(Jobs, step)))
+        patch.setattr(Generations, step, losing(getattr(Generations, step)))
         with pytest.raises(StateError, match="Removing the generation failed"):
             drop_built(job, current.settings)
     assert current.ledger.generations.numbers("orders") == [1]

@@ -1,4 +1,4 @@
-"""Failures of jobs and pipeline files are recorded until the next success."""
+"""Failures of runs and pipeline files are recorded until the next success."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     begun = now()
     fail(known, EngineError("Kafka does not answer\nand more"), run="orders/manual__1/main")
     (failure,) = failures(known)
-    assert (failure.pipeline, failure.job, failure.run) == ("orders", "main", "orders/manual__1/main")
-    assert (failure.title, failure.detail) == ("The job stopped", "Kafka does not answer.")
+    assert (failure.pipeline, failure.run) == ("orders", "orders/manual__1/main")
+    assert (failure.title, failure.detail) == ("The run stopped", "Kafka does not answer.")
     assert begun <= failure.at <= now()
 
     fail(known, ZeroDivisionError("x"))

@@ -18,7 +18,7 @@ from sluice.engine.job.run import _lease_of_hidden
 from sluice.errors import LeaseError, Refused
 from sluice.remote.server import imports
 from sluice.remote.server.imports import import_state
-from sluice.state.ledger.generations import Jobs
+from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
@@ -57,7 +57,7 @@ def test_a_paused_repartition_changes_nothing(step: str, files: Installation) ->
         seen.append(content(files.ledger))
 
     with (
-        paused_before(Jobs, step, happen),
+        paused_before(Generations, step, happen),
         pytest.raises(LeaseError, match="lost its lease"),
     ):
         repartition(job_of(3), files.settings)
@@ -71,7 +71,9 @@ def test_a_paused_repartition_changes_nothing(step: str, files: Installation) ->
 
 def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files: Installation) -> None:
     with (
-        paused_before(Jobs, "promote", lambda: files.ledger.placements.begin(Placement("orders", 1, "127.0.0.1", 9))),
+        paused_before(
+            Generations, "promote", lambda: files.ledger.placements.begin(Placement("orders", 1, "127.0.0.1", 9))
+        ),
         pytest.raises(Refused, match="A worker of 'orders' was moved while generation 2 was filled"),
     ):
         repartition(job_of(3), files.settings)
@@ -82,7 +84,7 @@ def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files
 
 @pytest.mark.fault("F43", "sluice generations drop, paused while the generation is promoted")
 def test_a_paused_drop_does_not_remove_a_generation_that_was_promoted(files: Installation) -> None:
-    with paused_before(Jobs, "promote", killed), pytest.raises(RuntimeError, match="killed"):
+    with paused_before(Generations, "promote", killed), pytest.raises(RuntimeError, match="killed"):
         repartition(job_of(3), files.settings)
     built = GenerationRef("orders", 2)
 
@@ -92,7 +94,7 @@ def test_a_paused_drop_does_not_remove_a_generation_that_was_promoted(files: Ins
         files.ledger.generations.promote(built, held)
         end_lease(files.ledger, files.ref)
 
-    with paused_before(Jobs, "forget_generation", promote), pytest.raises(LeaseError):
+    with paused_before(Generations, "forget", promote), pytest.raises(LeaseError):
         drop_built(job_of(3), files.settings)
     assert files.ledger.generations.current_number("orders") == 2
     assert values(files.ledger) == expected(0)
@@ -108,15 +110,15 @@ def test_every_change_of_a_generation_needs_the_lease(files: Installation) -> No
         stale = lease.row
     take_lease(files.ledger, files.ref)
     new = GenerationRef("orders", 2)
-    jobs, info = files.ledger.jobs, files.states.info()
+    generations, info = files.ledger.generations, files.states.info()
     source = SourcePartition(topic="orders", partition=0, topic_id="other", first=7)
     with Lease(files.ledger.leases, new, this_process("")) as own:
         changes: list[Callable[[], object]] = [
             lambda: files.ledger.sources.replace(new, [source], stale),
-            lambda: jobs.register(info, hidden=True, lease=stale),
-            lambda: jobs.continue_as(new, files.ref, 0, [Checksums("", "")], own.epoch, stale),
-            lambda: jobs.promote(files.ref, stale),
-            lambda: jobs.forget_generation(new, stale),
+            lambda: generations.register(info, hidden=True, lease=stale),
+            lambda: generations.continue_as(new, files.ref, 0, [Checksums("", "")], own.epoch, stale),
+            lambda: generations.promote(files.ref, stale),
+            lambda: generations.forget(new, stale),
         ]
         before = content(files.ledger)
         for change in changes:

@@ -15,9 +15,7 @@ OURS = "STRUCT<`city`: STRING, at: STRUCT<lat: DOUBLE>, `of ``x``, <y>`: INT>"
 
 
 def store(value: str) -> StoreInfo:
-    return StoreInfo(
-        pipeline="p", job="j", name="s", kind="key-value", group_id=0, store_column=0, key="k", value=value
-    )
+    return StoreInfo(pipeline="p", name="s", kind="key-value", group_id=0, store_column=0, key="k", value=value)
 
 
 @pytest.mark.parametrize(

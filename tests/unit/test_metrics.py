@@ -60,7 +60,7 @@ def test_the_lag_of_each_partition(states: States) -> None:
 
 
 def test_a_failure_is_one(states: States) -> None:
-    states.ledger.failures.add(Failure.of(EngineError("x"), "orders", "totals"))
+    states.ledger.failures.add(Failure.of(EngineError("x"), "orders"))
     assert found(states)["failed",] == 1
 
 

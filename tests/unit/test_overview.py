@@ -42,7 +42,7 @@ def run(state: Literal["queued", "running", "success", "failed"]) -> DagState:
 
 
 def failed(pipeline: str = "orders") -> Failure:
-    return Failure.of(EngineError("Kafka does not answer."), pipeline, "totals", run="orders/manual__1/totals")
+    return Failure.of(EngineError("Kafka does not answer."), pipeline, run="orders/manual__1/totals")
 
 
 def only(api: Api) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_ledger_and_shards_are_private(tmp_path: Path) -> None:
     states.publish({"a": "[1,2]"})
     with states.ledger.engine.connect(), LocalShard.open(states.location(0), to_write=True):
         actual_modes = modes(tmp_path)
-        assert "home/state/orders/totals/g1/worker-0.sqlite-wal" in actual_modes
+        assert "home/state/orders/g1/worker-0.sqlite-wal" in actual_modes
         assert "home/state/ledger.sqlite-wal" in actual_modes
         for path, mode in actual_modes.items():
             assert mode == ("600" if ".sqlite" in path else "700"), path

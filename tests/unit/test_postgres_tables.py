@@ -1,4 +1,4 @@
-"""A job's tables in a real PostgreSQL: created or checked, written once per batch, and fenced."""
+"""A pipeline's tables in a real PostgreSQL: created or checked, written once per batch, and fenced."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def begun(
     published: int | None = None,
     outputs: Set[str] = frozenset(),
 ) -> PostgresTables:
-    tables = PostgresTables("warehouse", url, "shops", "main", targets or (target(),))
+    tables = PostgresTables("warehouse", url, "shops", targets or (target(),))
     batch_id = None if published is None else BatchId(generation, published, 0)
     tables.begin(None if batch_id is None else Published(batch_id, outputs, {}))
     return tables
@@ -254,7 +254,7 @@ def test_a_connection_that_ends_in_the_middle(url: str, query: Query) -> None:
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password() -> None:
-    tables = PostgresTables("warehouse", "postgresql://me:secret@127.0.0.1:1/db", "shops", "main", [target()])
+    tables = PostgresTables("warehouse", "postgresql://me:secret@127.0.0.1:1/db", "shops", [target()])
     with pytest.raises(EngineError, match="in the database of warehouse failed: connection failed") as error:
         tables.begin(None)
     assert "secret" not in str(error.value)
@@ -263,7 +263,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
 def test_a_table_has_one_writer(url: str, query: Query) -> None:
     """Rows of two pipelines that read one topic would have the same `_topic`, `_partition` and `_offset`."""
     begun(url, target("log", None))
-    other = PostgresTables("elsewhere", url, "sales", "main", [target("public.log", None)])
+    other = PostgresTables("elsewhere", url, "sales", [target("public.log", None)])
     with pytest.raises(EngineError, match=r"The pipeline shops writes the table public\.log, too \(shops\.py:7\)"):
         other.begin(None)
     begun(url, target("totals"))  # the pipeline no longer writes `log`

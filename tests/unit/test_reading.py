@@ -276,7 +276,7 @@ def test_a_removed_snapshot_is_gone_and_lists_the_kept_ones(states: States) -> N
         with pytest.raises(Gone, match="any more") as gone:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
         assert gone.value.extensions == {"oldest": "1.2", "newest": "1.3"}
-    for as_of, why in (("1.9", "There is no snapshot 1.9"), ("2.newest", "Generation 2 of job 'totals' has none")):
+    for as_of, why in (("1.9", "There is no snapshot 1.9"), ("2.newest", "Generation 2 of 'orders' has none")):
         with pytest.raises(NotFound, match=why) as missing:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
         assert missing.value.status == 404

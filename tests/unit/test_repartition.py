@@ -26,8 +26,8 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
+from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.generations import Jobs
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
@@ -72,10 +72,11 @@ def test_every_value_is_at_the_worker_that_owns_its_key(workers: int, old: Insta
     after = old.ledger.snapshots.latest("orders")
     assert before is not None
     assert after == msgspec.structs.replace(before, generation=2)
-    (job,) = old.ledger.generations.current("orders")
-    assert old.ledger.snapshots.times_before(job.ref, 2) == {"count/orders/0": 1}
-    assert [batch.number for batch in old.ledger.history.all(job.ref)] == [0, 1]
-    assert last_batch(checkpoint_of(old.settings.checkpoints, job.ref), "commits") == 1
+    current = old.ledger.generations.current("orders")
+    assert current is not None
+    assert old.ledger.snapshots.times_before(current.ref, 2) == {"count/orders/0": 1}
+    assert [batch.number for batch in old.ledger.history.all(current.ref)] == [0, 1]
+    assert last_batch(checkpoint_of(old.settings.checkpoints, current.ref), "commits") == 1
 
 
 def test_the_next_batch_continues_in_the_new_generation(old: Installation) -> None:
@@ -211,7 +212,7 @@ def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Jobs, "continue_as", killed)
+        patch.setattr(Generations, "continue_as", killed)
         with pytest.raises(KeyboardInterrupt):
             repartition(job_of(3), files.settings)
     # A user promotes the generation that is there, instead of repeating the command.
@@ -289,5 +290,5 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(
         if generations[-1] == 1:
             repartition(job_of(3), killed.settings)
             assert content(killed.ledger) == expected(0)
-        assert len(killed.ledger.generations.current("orders")[0].workers) == 3
+        assert len(killed.ledger.generations.workers("orders")) == 3
     assert generations[0] == 1

@@ -53,7 +53,7 @@ def test_all_files_are_in_the_home_whatever_its_name(tmp_path: Path, name: str) 
         pass
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "ledger.sqlite").is_file()
-    assert (tmp_path / name / "shards" / "orders" / "main" / "g1" / "worker-0.sqlite").is_file()
+    assert (tmp_path / name / "shards" / "orders" / "g1" / "worker-0.sqlite").is_file()
 
 
 def test_empty_variables_have_their_defaults() -> None:

@@ -168,6 +168,6 @@ def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_p
 
 def test_an_object_store_is_refused_with_an_alternative() -> None:
     with pytest.raises(SettingsError, match="cannot be kept at a s3a:// address") as caught:
-        last_batch("s3a://user:secret@bucket/checkpoints/orders/main/g1/spark", "commits")
+        last_batch("s3a://user:secret@bucket/checkpoints/orders/g1/spark", "commits")
     assert "SLUICE_CHECKPOINTS" in caught.value.next_step
     assert "secret" not in str(caught.value)

@@ -27,7 +27,7 @@ def kept(states: States) -> list[int]:
 
 
 def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
-    (done,) = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
+    done = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
     assert (done.snapshots, done.versions, done.failed) == (7, 7, {})
     assert kept(states) == [9, 8, 7]
     with LocalShard.open(states.location(0)) as shard:
@@ -50,13 +50,13 @@ def test_a_lost_shard_is_reported_and_not_recreated(tmp_path: Path) -> None:
     states.publish({"a": "[1]"})
     lost = Path(make_url(states.location(1)).database or "")
     lost.unlink()
-    (done,) = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0)
+    done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0)
     assert list(done.failed) == [1]
     assert not lost.exists()
 
 
 def test_without_snapshots_nothing_is_removed(database: str) -> None:
-    (done,) = retain(States(database).ledger, "orders")
+    done = retain(States(database).ledger, "orders")
     assert (done.snapshots, done.versions) == (0, 0)
 
 

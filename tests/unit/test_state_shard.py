@@ -316,7 +316,7 @@ def test_a_replaced_file_is_detected(tmp_path: Path) -> None:
 def test_locations() -> None:
     assert (
         location("sqlite:////data/shards", GenerationRef("orders", 2), 3)
-        == "sqlite:////data/shards/orders/totals/g2/worker-3.sqlite"
+        == "sqlite:////data/shards/orders/g2/worker-3.sqlite"
     )
     assert (
         location("postgresql://u:p@h/db", GenerationRef("orders", 2), 3)
