@@ -41,7 +41,6 @@ def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> 
     publish(states, 0, phases={"start": 500, "state": 2_500, "audit": 250, "output": 600})
     (batch,) = api.get(BATCHES)
     assert batch == {
-        "job": "totals",
         "snapshot": "1.0",
         "published_at": "2026-11-21T12:00:00Z",
         "seconds": 3.85,

@@ -120,7 +120,7 @@ def test_status_lists_failed_and_broken_pipelines() -> None:
     table = [line.split()[:2] for line in said.stdout.splitlines()[1:5]]
     assert table == [["exits", "broken"], ["fraud", "broken"], ["iot", "broken"], ["orders", "failed"]]
     assert "✗ iot.py:2 cannot be imported" in said.stdout
-    assert re.search(r"orders / main failed at .* UTC, run r1: The job stopped. \[Kafka\] is away\.", said.stdout)
+    assert re.search(r"orders failed at .* UTC, run r1: The run stopped. \[Kafka\] is away\.", said.stdout)
 
 
 def test_status_of_healthy_pipelines() -> None:

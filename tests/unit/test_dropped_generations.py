@@ -58,7 +58,7 @@ def is_gone(storage: Storage) -> bool:
     return not any(map(exists, storage.locations)) and not Path(storage.folder).exists()
 
 
-@pytest.mark.parametrize("step", ["forget_generation", "forget_workers"])
+@pytest.mark.parametrize("step", ["forget", "forget_workers"])
 def test_a_drop_is_repeated_after_the_connection_was_lost_at_its_commit(
     step: str, current: Installation, built: Storage, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

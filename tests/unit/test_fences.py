@@ -48,7 +48,7 @@ def go_on(files: Installation) -> None:
 
 
 @pytest.mark.fault("F43", "sluice repartition, paused at each change of the ledger while another one goes on")
-@pytest.mark.parametrize("step", ["new_generation", "register", "continue_as", "promote"])
+@pytest.mark.parametrize("step", ["new", "register", "continue_as", "promote"])
 def test_a_paused_repartition_changes_nothing(step: str, files: Installation) -> None:
     seen: list[Any] = []
 

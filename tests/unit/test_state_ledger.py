@@ -80,7 +80,7 @@ def test_snapshots_newest_first(states: States) -> None:
     assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", limit=2)] == [3, 2]
     assert states.ledger.snapshots.get(GenerationRef("orders", 1), 1) == make_snapshot(1)
     assert states.ledger.snapshots.get(GenerationRef("orders", 1), 9) is None
-    assert states.ledger.snapshots.latest("orders") is None
+    assert states.ledger.snapshots.latest("others") is None
 
 
 def test_the_newest_snapshot_is_never_removed(states: States) -> None:

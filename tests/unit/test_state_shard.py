@@ -186,7 +186,7 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeyp
 
 def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
-        with LocalShard.create(location(database, GenerationRef("orders", 1), 0)) as shard:
+        with LocalShard.create(location(database, GenerationRef(name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
                 shard.write(number, rows)
                 shard.verify(number)
@@ -320,9 +320,9 @@ def test_locations() -> None:
     )
     assert (
         location("postgresql://u:p@h/db", GenerationRef("orders", 2), 3)
-        == "postgresql+psycopg://u:p@h/db?schema=sluice_orders_totals_g2_w3"
+        == "postgresql+psycopg://u:p@h/db?schema=sluice_orders_g2_w3"
     )
-    long = location("postgresql://h/db", GenerationRef("p" * 40, 1), 0).partition("schema=")[2]
+    long = location("postgresql://h/db", GenerationRef("p" * 80, 1), 0).partition("schema=")[2]
     assert long.endswith("_g1_w0")
     assert len(long) <= 63
 
