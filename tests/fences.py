@@ -41,7 +41,7 @@ def content(ledger: Ledger) -> dict[str, list[Any]]:
 
 
 def take_lease(ledger: Ledger, ref: GenerationRef) -> None:
-    """Let another process take a job's lease, as after its holder has been silent for long."""
+    """Let another process take a generation's lease, as after its holder has been silent for long."""
     while (seen := ledger.leases.get(ref)) is None or not ledger.leases.take(ref, this_process("another"), seen):
         pass
 

@@ -81,7 +81,7 @@ def test_the_trigger_starts_the_pipeline_for_its_topics(bag: DagBag) -> None:
     assert watcher.trigger.topics == ["orders", "stores"]
 
 
-def test_jobs_are_retried_with_backoff_and_have_a_timeout(bag: DagBag) -> None:
+def test_runs_are_retried_with_backoff_and_have_a_timeout(bag: DagBag) -> None:
     task = dag(bag, "orders").task_dict["main"]
     assert isinstance(task, SluiceOperator)
     assert task.retries == 2

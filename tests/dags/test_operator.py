@@ -235,7 +235,7 @@ def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkey
 
 
 @pytest.mark.attack("S8", "templates in an operator's arguments")
-def test_nothing_of_a_job_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_run_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     assert SluiceOperator.template_fields == ()
     assert submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1] == "{{ conn.kafka_default.extra }}"

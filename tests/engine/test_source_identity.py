@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Input:
-    """A topic with two partitions and ten records in the first, which a job has begun to read."""
+    """A topic with two partitions and ten records in the first, which a pipeline has begun to read."""
 
     def __init__(self, kafka: EmbeddedKafka, topic: str, ledger: Ledger) -> None:
         self.kafka, self.topic = kafka, topic
@@ -145,7 +145,7 @@ def test_new_partitions_are_recorded(topic: Input) -> None:
 
 
 def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
-    """Note the last record that the job has read of partition 0."""
+    """Note the last record that the pipeline has read of partition 0."""
     source = SourceAudit(topic=topic, partition=0, start=0, end=offset + 1, last=offset, fingerprint=fingerprint)
     with ledger.engine.begin() as connection:
         note_last_records(connection, REF, [source])
@@ -157,7 +157,7 @@ def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
     return fingerprint(record.key(), record.value(), record.timestamp()[1])
 
 
-@pytest.mark.fault("F40", "another record, or none, where the last one was that a job has read")
+@pytest.mark.fault("F40", "another record, or none, where the last one was that a pipeline has read")
 def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Ledger) -> None:
     note(ledger, topic.topic, 9, fingerprint_at(topic.guard, 9))
     topic.send(3)
@@ -176,7 +176,7 @@ def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Led
     topic.check(done=10)
 
 
-@pytest.mark.fault("F40", "the last record that a job has read is gone: compacted, or replaced by an aborted one")
+@pytest.mark.fault("F40", "the last record that a pipeline has read is gone: compacted, or replaced by an aborted one")
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
     policy: str, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], ledger: Ledger
@@ -219,9 +219,8 @@ def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, led
                     topic="restored", partition=0, start=0, end=last + 1, last=last,
                     fingerprint=fingerprint_at(made.guard, last),
                 )  # fmt: skip
-                of_job = {"pipeline": "shop", "job": "main"}
-                audit = msgspec.structs.replace(make_audit(batch, lease.epoch, source), **of_job)
-                ledger.snapshots.publish(make_snapshot(batch, **of_job), audit)
+                audit = msgspec.structs.replace(make_audit(batch, lease.epoch, source), pipeline="shop")
+                ledger.snapshots.publish(make_snapshot(batch, pipeline="shop"), audit)
         made.check(done=15)
         broker.stop()
         shutil.rmtree(data)
@@ -232,7 +231,7 @@ def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, led
             made.check(done=15)
 
 
-def test_a_job_does_not_read_a_recreated_topic(start: Start, kafka: EmbeddedKafka) -> None:
+def test_a_pipeline_does_not_read_a_recreated_topic(start: Start, kafka: EmbeddedKafka) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("b"))
     running.run()

@@ -61,7 +61,7 @@ def this_process(run: str) -> Holder:
 
 @dataclass
 class Lease:
-    """The lease of one generation of a job. As a context manager, it takes the lease or raises LeaseError."""
+    """The lease of a generation. As a context manager, it takes the lease or raises LeaseError."""
 
     leases: Leases
     ref: GenerationRef

@@ -1,4 +1,4 @@
-"""Moves the newest snapshot of a job's state to the shards of a new generation."""
+"""Moves the newest snapshot of a pipeline's state to the shards of a new generation."""
 
 from __future__ import annotations
 
