@@ -93,7 +93,7 @@ def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(topic: Input, r
     topic.send(records)
     for check in (lambda: topic.check(done=10), topic.guard.check_identity):
         with pytest.raises(
-            InputError, match=r"was deleted and created again: its id is \S+, and job 'main'.*Either stop running"
+            InputError, match=r"was deleted and created again: its id is \S+, and 'shop' has read.*Either stop running"
         ):
             check()
 

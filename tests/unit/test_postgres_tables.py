@@ -260,6 +260,15 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
     assert "secret" not in str(error.value)
 
 
+def test_notes_of_batches_from_before_the_first_release_are_refused(url: str, query: Query) -> None:
+    query("CREATE TABLE sluice_batches (pipeline text, job text, epoch bigint, PRIMARY KEY (pipeline, job))")
+    with pytest.raises(EngineError, match=r"The table sluice_batches .* is from before the first release") as refused:
+        begun(url)
+    assert "DROP TABLE sluice_batches" in refused.value.next_step
+    query("DROP TABLE sluice_batches")
+    assert begun(url).epoch == 1
+
+
 def test_a_table_has_one_writer(url: str, query: Query) -> None:
     """Rows of two pipelines that read one topic would have the same `_topic`, `_partition` and `_offset`."""
     begun(url, target("log", None))
