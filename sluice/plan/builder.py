@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.plan.attempts import causes, may_fail, validated
 from sluice.plan.jobs import Attempt, Column, Failure, Transformation
 from sluice.plan.steps import PythonFunction, Step
-from sluice.plan.value_types import Types, types_after
+from sluice.plan.value_types import types_after
+from sluice.sql.expressions import parse
+from sluice.sql.failures import causes, may_fail, validated
+from sluice.sql.types import Types
 from sluice.topology import nodes
-from sluice.topology.expressions import parse
 from sluice.topology.pipeline import Pipeline
 from sluice.values import paths
 from sluice.values.records import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD

@@ -40,9 +40,10 @@ from sluice.plan.builder import (
 from sluice.plan.jobs import Column, Transformation, result_column
 from sluice.plan.operators import AggregateFunction
 from sluice.plan.steps import PythonFunction
-from sluice.plan.value_types import type_of, types_after
+from sluice.plan.value_types import types_after
+from sluice.sql.expressions import Parts, in_order, parse
+from sluice.sql.typed import type_of
 from sluice.topology import nodes
-from sluice.topology.expressions import Parts, in_order, parse
 from sluice.values import paths
 from sluice.values.records import METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.references import Reference, reference

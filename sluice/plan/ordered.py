@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD, LEFT, RIGHT
-from sluice.plan.attempts import result_may_fail, sums_depend_on_order
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
 from sluice.plan.jobs import STORE, Edge, OrderedOperator, result_column
@@ -32,8 +31,9 @@ from sluice.plan.operators import (
 )
 from sluice.plan.sources import sink_of, topics_of
 from sluice.plan.value_types import types_after
+from sluice.sql.expressions import ORDER_MATTERS, Parts, in_order
+from sluice.sql.failures import result_may_fail, sums_depend_on_order
 from sluice.topology import nodes
-from sluice.topology.expressions import ORDER_MATTERS, Parts, in_order
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import shape_of

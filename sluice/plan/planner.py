@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sluice.plan.attempts import causes, may_fail, validated, without_risk
 from sluice.plan.builder import PlanBuilder, column_of, column_read, failures, final, masked, tried
 from sluice.plan.columns import scope_of, shape_columns
 from sluice.plan.jobs import (
@@ -29,8 +28,9 @@ from sluice.plan.ordered import Planner, children, is_ordered, keeps_order
 from sluice.plan.sources import sink_of, source_of, step_of, topics_of
 from sluice.plan.steps import Sink
 from sluice.plan.value_types import shape_after, types_after
+from sluice.sql.expressions import mergeable, parse
+from sluice.sql.failures import causes, may_fail, validated, without_risk
 from sluice.topology import drawing, load_pipeline, nodes
-from sluice.topology.expressions import mergeable, parse
 from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
 from sluice.values.records import CHANGE_METADATA, METADATA

@@ -9,10 +9,10 @@ from sluice.topology.dsl import (
     Table,
     WindowedStream,
 )
-from sluice.topology.expressions import Column, struct
 from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipelines
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
+from sluice.topology.structs import Column, struct
 from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import EpochMicros, EpochMillis, EpochSeconds, EpochTime, epoch_ms, epoch_s, epoch_us

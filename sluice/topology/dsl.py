@@ -16,12 +16,13 @@ from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
-from sluice.topology import arguments, expression_checks, expressions, nodes
-from sluice.topology.expressions import Column
+from sluice.sql import checks, expressions
+from sluice.topology import arguments, nodes
 from sluice.topology.functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
+from sluice.topology.structs import Column, column_sql
 from sluice.topology.windows import Duration, kept_for, milliseconds
 from sluice.values import contracts
 from sluice.values.records import (
@@ -84,7 +85,7 @@ class Handle(Generic[V]):
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
-    def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
+    def _check(self, text: str, step: str, need: checks.Need = "", *, aggregate: bool = False) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
@@ -95,7 +96,7 @@ class Handle(Generic[V]):
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             expressions.require_known(expression, readable, where)
-            expression_checks.require(text, readable, where, need)
+            checks.require(text, readable, where, need)
             expressions.require_aggregate(expression, where, aggregate=aggregate)
         except TopologyError as error:
             if advice := expressions.backticks_for(text, readable):
@@ -114,7 +115,7 @@ class Handle(Generic[V]):
             raise TopologyError(f"{self._where(step)} needs at least one column.")
         self._check_columns(step, columns)
         return (
-            {name: expressions.column_sql(column) for name, column in columns.items()},
+            {name: column_sql(column) for name, column in columns.items()},
             {name: self._type(column) for name, column in columns.items()},
         )
 

@@ -27,6 +27,11 @@ def element_type(kind: str) -> str:
     return "".join(_arguments(kind, "ARRAY"))
 
 
+def map_key_type(kind: str) -> str:
+    """The type of a map's keys; empty for other types."""
+    return next(_arguments(kind, "MAP"), "")
+
+
 def map_value_type(kind: str) -> str:
     """The type of a map's values; empty for other types."""
     return next(islice(_arguments(kind, "MAP"), 1, None), "")

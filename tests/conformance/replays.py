@@ -22,13 +22,13 @@ from typing import Any, Literal, Self, cast, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.publish.publisher import Publisher
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
+from sluice.sql.arrow_types import arrow_type
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.protocol import Checksums

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan.one_pass import NeedsSparkError, kind
-from sluice.values.dialect import tree_of
+from sluice.plan import Column
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.typed import typed
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 
 Strategy = st.SearchStrategy[str]
@@ -189,10 +189,7 @@ def texts(count: int) -> st.SearchStrategy[list[str]]:
 
 
 def _is_for_arrow(sql: str) -> bool:
-    try:
-        return bool(kind(tree_of(sql), COLUMNS))
-    except NeedsSparkError:
-        return False
+    return not typed(sql, COLUMNS).why_spark
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -203,7 +200,7 @@ def test_random_expressions_have_the_same_results_on_arrow_and_in_spark(
     table = pa.Table.from_pylist(rows, pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))
     (batch,) = table.combine_chunks().to_batches()
     on_arrow = {f"c{place}": sql for place, sql in enumerate(sqls) if _is_for_arrow(sql)}
-    steps = ArrowSteps((tuple(on_arrow.items()),), pa.schema([]))
+    steps = ArrowSteps((tuple(Column(name, sql, None) for name, sql in on_arrow.items()),), COLUMNS, pa.schema([]))
     found = steps.columns(batch)
     frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items()))
     expected = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in on_arrow.items())).toArrow()

@@ -22,9 +22,9 @@ from sluice.engine.job.query import JobQuery
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
+from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.dsl import Stream
-from sluice.topology.spark_functions import OF_SPARK_ALONE
 from tests.states import make_snapshot
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.engine.fused.partial_aggregates import STATE_COLUMNS, Combiner
 from sluice.plan import FusedJob, plan
-from sluice.topology.expressions import mergeable
+from sluice.sql.expressions import mergeable
 
 AMOUNT = pa.decimal128(12, 2)
 TYPES = {"s0_amount": AMOUNT, "s0_number": pa.int64(), "s0_share": pa.float64(), "s0_shop": pa.string()}

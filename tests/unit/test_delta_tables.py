@@ -15,12 +15,12 @@ import pytest
 from msgspec import Struct
 
 from sluice import DeltaTable, Pipeline, PostgresTable, TopologyError, tumbling
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.publish.tables import declared_columns
 from sluice.errors import EngineError, SettingsError
 from sluice.plan import explain, plan
 from sluice.settings import Settings
 from sluice.sinks.delta_columns import DeltaColumn, fits
+from sluice.sql.arrow_types import arrow_type
 from sluice.submission import submission
 from sluice.topology import drawing
 

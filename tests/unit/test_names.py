@@ -10,10 +10,10 @@ import pytest
 from msgspec import Struct
 
 from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, struct
-from sluice.engine.batch.arrow import arrow_type
 from sluice.plan.builder import column_name
-from sluice.topology.calls import aggregate_calls
-from sluice.topology.expressions import parse, reference
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.calls import aggregate_calls
+from sluice.sql.expressions import parse, reference
 from sluice.values.contracts import sql_type
 from sluice.values.sql_types import compact, element_type, map_value_type, struct_fields, struct_type
 from sluice.values.tables import OutputTable

@@ -14,9 +14,9 @@ from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling, within
 from sluice.plan import Attempt, Column, FusedJob, Job, Lookup, OrderedJob, Select, explain, load_plan, plan
+from sluice.sql.expressions import parse
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
-from sluice.topology.expressions import parse
 from tests.engine.every_operator import PARTS, every_operator
 from tests.engine.shop import Names
 

@@ -16,9 +16,8 @@ from sluice.engine.ordered.runner import StageOperator, StageOutput
 from sluice.engine.ordered.stages import Stages
 from sluice.plan import OrderedJob, plan
 from sluice.plan.jobs import STORE
-from sluice.plan.one_pass import kind, types_of, types_read
+from sluice.plan.one_pass import on_arrow, types_of, types_read
 from sluice.settings import Settings
-from sluice.values.dialect import tree_of
 from sluice.values.sql_types import compact
 
 
@@ -50,7 +49,7 @@ def routes_of(planned: OrderedJob) -> Routes:
     ingest = Ingest.of(planned, storage.side_outputs, storage.batches, {"sales": 1})
     stages = Stages(planned, storage, ingest, epoch=1)
     read = types_of(planned.layers, types_read(planned))
-    stages.edges(0, lambda columns: {column.name: compact(kind(tree_of(column.sql), read)) for column in columns})
+    stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})
     stages.task(1)
     return Routes.of(stages, 1)
 

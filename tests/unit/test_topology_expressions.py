@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.topology.expressions import Parts, in_order, parse, reference
+from sluice.sql.expressions import Parts, in_order, parse, reference
 
 READS = {
     "amount > 1": {"amount"},

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.rows import SCHEMA
+from sluice.sql.arrow_types import arrow_type
 
 PARCEL = {"worker": "INT", "parcel": "BINARY"}
 PARCEL_DDL = ", ".join(f"{name} {kind}" for name, kind in PARCEL.items())

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.arrow import arrow_type
+from sluice.sql.arrow_types import arrow_type
 from sluice.state.model import NO_WINDOW
 
 ROW = {

@@ -18,11 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.arrow_json import json_object, json_values
 from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.fused.partial_aggregates import Combiner, Part
 from sluice.plan import FusedJob
-from sluice.plan.one_pass import PLAIN_SCALE
+from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.types import PLAIN_SCALE
 
 COLUMNS = {**STATE_KEY, "value": "STRING", "position": "BINARY", "time": "BIGINT"}
 """Columns of the rows, which are the same as for the changes of global tables."""

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.batch.arrow import Chain, arrow_type
+from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.headers import RAW
 from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.rows import STATE_KEY
@@ -33,6 +33,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.attempts import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.sql.arrow_types import arrow_type
 
 
 class Input(Protocol):

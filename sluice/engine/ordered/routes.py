@@ -11,15 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.json_arrow import array_of_json
 from sluice.engine.batch.rows import ROW, SCHEMA
 from sluice.engine.ordered.stages import Stages
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Column, Edge
-from sluice.plan.one_pass import NeedsSparkError, kind, types_of
+from sluice.plan.one_pass import NeedsSparkError, on_arrow, types_of
+from sluice.sql.arrow_types import arrow_type
 from sluice.values import paths
-from sluice.values.dialect import tree_of
 from sluice.values.sql_types import canonical, compact
 
 
@@ -54,18 +53,18 @@ class Routes:
             types[column] = canonical(stages.types[column])
             results.append(Result(operator.number, column, arrow_type(types[column])))
         layers = job.later_layers.get(number, ())
-        types = types_of(layers, types)
+        before, types = types, types_of(layers, types)
         if any(failure.stage == number for failure in job.failures):
             raise NeedsSparkError("a step can fail")
         if any(edge.constant_path is None for edge in edges):
             raise NeedsSparkError("turns one result into several")
 
         def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-            return {column.name: compact(kind(tree_of(column.sql), types)) for column in columns}
+            return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}
 
         of_edges = stages.edges(number, kinds)
         types_of(of_edges, types)
-        return cls(tuple(results), ArrowSteps.of_layers((*layers, *of_edges)), edges)
+        return cls(tuple(results), ArrowSteps((*layers, *of_edges), before), edges)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

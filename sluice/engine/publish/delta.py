@@ -29,10 +29,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from sluice.engine.batch.arrow import arrow_type
 from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
 from sluice.sinks.protocol import BatchId, Published, Row, Rows, Target, Written, written_rows
+from sluice.sql.arrow_types import arrow_type
 from sluice.values.sql import backticked, literal
 from sluice.values.tables import DeltaTable
 

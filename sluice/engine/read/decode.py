@@ -20,13 +20,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.arrow import arrow_type
-from sluice.engine.batch.arrow_json import json_object, json_values
 from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rejected import run_ended
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
+from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_types import arrow_type
 from sluice.values import contracts, epochs
 from sluice.values.epochs import Unit
 from sluice.values.json_limits import (

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.arrow import arrow_type
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
@@ -20,6 +19,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, OrderedJob
+from sluice.sql.arrow_types import arrow_type
 from sluice.values.records import METADATA, fingerprint
 
 _HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"

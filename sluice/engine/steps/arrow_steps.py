@@ -1,49 +1,39 @@
-"""Computes stateless steps on Arrow, in the task that decodes the records, with the same results as Spark SQL.
-
-`plan.one_pass` says which expressions this module can compute, and their types.
-"""
+"""Computes stateless steps on Arrow, in the task that decodes the records, with the same results as Spark SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import reduce
-from typing import Any, Self, TypeAlias
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlglot import exp
 
-from sluice.engine.batch.arrow_json import json_object, json_values
-from sluice.plan import Column, Job, Layers
-from sluice.plan.jobs import columns_of
-from sluice.plan.one_pass import common_decimal, json_of, why_spark
-from sluice.plan.value_types import kind_of, precision_and_scale
-from sluice.values.dialect import text_of, tree_of
+from sluice.plan import Job, Layers
+from sluice.plan.one_pass import TypedAttempt, TypedLayer, failure_columns, typed_layers, types_read, why_spark
+from sluice.sql.arrow import evaluate
+from sluice.sql.arrow_keys import key_texts, too_long
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_values import Mask, array_of, either, mask_of
+from sluice.values.records import MOST_KEY_BYTES
 
-Value: TypeAlias = Any
-"""An Arrow array, or a scalar that applies to every row."""
-Columns: TypeAlias = Mapping[str, Value]
-
-_COMPARE: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
-    exp.EQ: pc.equal, exp.NEQ: pc.not_equal, exp.GT: pc.greater, exp.GTE: pc.greater_equal, exp.LT: pc.less,
-    exp.LTE: pc.less_equal,
-}  # fmt: skip
-_CALCULATE: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
-    exp.Add: pc.add, exp.Sub: pc.subtract, exp.Mul: pc.multiply,
-}  # fmt: skip
-_NULL = pa.scalar(None, pa.null())
+NOT_FINITE = "NOT_FINITE: NaN or infinity, which JSON cannot express"
+KEY_TOO_LONG = f"KEY_TOO_LONG: a key has at most {MOST_KEY_BYTES} bytes"
+NO_RESULT = "NO_RESULT"
 
 
 @dataclass(frozen=True)
 class ArrowSteps:
     """The task's stateless steps: from decoded records to the columns of `schema`."""
 
-    layers: tuple[tuple[tuple[str, str], ...], ...]
-    """Names and SQL of the columns of each layer, which read the columns of the layers before."""
-    schema: pa.Schema
+    layers: Layers
+    """The columns of each layer, which read the columns of the layers before."""
+    types: Mapping[str, str]
+    """The types of the columns before the layers."""
+    schema: pa.Schema | None = None
+    """The columns that a task makes; None if only `columns_from` is called."""
 
     @classmethod
     def of(cls, job: Job, read: pa.Schema, wanted: pa.Schema, more: Layers = ()) -> Self | None:
@@ -53,7 +43,7 @@ class ArrowSteps:
         """
         if why_spark(job):
             return None
-        steps = cls.of_layers((*job.layers, *more), wanted)
+        steps = cls((*job.layers, *more, failure_columns(job)), types_read(job))
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
         if different := [field.name for field in schema if not _is_same(field.type, wanted.field(field.name).type)]:
@@ -63,18 +53,10 @@ class ArrowSteps:
                 "Spark and Arrow give columns different types; Spark computes the steps", columns=different
             )
             return None
-        return cls(steps.layers, schema)
-
-    @classmethod
-    def of_layers(cls, layers: Layers, schema: pa.Schema | None = None) -> Self:
-        """The steps of layers that Arrow can compute. Without a schema, only `columns_from` can be called."""
-        of_each = (
-            tuple((column.name, column.sql) for column in columns_of((layer,)) if isinstance(column, Column))
-            for layer in layers
-        )
-        return cls(tuple(of_each), pa.schema([]) if schema is None else schema)
+        return cls(steps.layers, steps.types, schema)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert self.schema is not None
         for batch in batches:
             if batch.num_rows:
                 columns = self.columns(batch)
@@ -86,10 +68,16 @@ class ArrowSteps:
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns of `count` rows, and those of all layers."""
-        for layer in self.layers:
-            made = {name: evaluate(tree_of(sql), columns, count) for name, sql in layer}
-            columns = columns | {name: _array(value, count) for name, value in made.items()}
+        for plain, attempts in self._typed:
+            made = {name: array_of(evaluate(expression, columns, count).values, count) for name, expression in plain}
+            for attempt in attempts:
+                made |= _attempted(attempt, columns, count)
+            columns = columns | made
         return columns
+
+    @cached_property
+    def _typed(self) -> list[TypedLayer]:
+        return typed_layers(self.layers, self.types)[0]
 
 
 def _is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
@@ -97,178 +85,76 @@ def _is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
     return str(made).replace(" not null", "") == str(wanted).replace(" not null", "")
 
 
-def evaluate(node: exp.Expr, columns: Columns, count: int) -> Value:  # noqa: C901  (a case per kind of expression)
-    """The values of an expression for `count` rows, given the columns that it reads."""
-
-    def of(part: exp.Expr) -> Value:
-        return evaluate(part, columns, count)
-
-    match node:
-        case exp.Paren():
-            return of(node.this)
-        case exp.Column():
-            first, *rest = (part.name for part in node.parts)
-            # A list, because Arrow reads the text `.a` as a path.
-            return reduce(lambda of_object, name: pc.struct_field(of_object, [name]), rest, columns[first])
-        case exp.Literal():
-            return _literal(node)
-        case exp.Boolean():
-            return pa.scalar(bool(node.this))
-        case exp.Null():
-            return _NULL
-        case exp.And():
-            return pc.and_kleene(of(node.left), of(node.right))
-        case exp.Or():
-            return pc.or_kleene(of(node.left), of(node.right))
-        case exp.Not():
-            return pc.invert(of(node.this))
-        case exp.Is():
-            return pc.is_null(of(node.this))
-        case exp.NullSafeEQ():
-            return _same(*_alike(of(node.left), of(node.right)))
-        case exp.In():
-            return _in(of(node.this), [of(part) for part in node.expressions])
-        case exp.Between():
-            low, high = (_alike(of(node.this), of(node.args[name])) for name in ("low", "high"))
-            return pc.and_kleene(pc.greater_equal(*low), pc.less_equal(*high))
-        case exp.Like():
-            found = pc.match_like(of(node.this), node.expression.name)
-            return pc.invert(found) if node.args.get("negate") else found
-        case exp.If():
-            return _if(of(node.this), node.args["true"], node.args.get("false") or exp.null(), columns, count)
-        case exp.Case():
-            value = of(node.args.get("default") or exp.null())
-            for branch in reversed(node.args["ifs"]):
-                value = _chosen(of(branch.this), of(branch.args["true"]), value)
-            return value
-        case exp.Coalesce():
-            return reduce(lambda first, rest: _chosen(pc.is_valid(first), first, rest), map(of, _arguments(node)))
-        case exp.Concat():
-            return _joined([of(part) for part in node.expressions])
-        case exp.DPipe():
-            return _joined([of(part) for part in node.flatten()])
-        case exp.Neg():
-            return pc.negate(of(node.this))
-        case exp.Cast():
-            return _cast(of(node.this), text_of(node.to))
-        case exp.Struct():
-            fields = {part.name: _array(of(part.expression), count) for part in node.expressions}
-            return pa.StructArray.from_arrays(list(fields.values()), list(fields))
-        case exp.JSONFormat():
-            return json_object({part.name: _array(of(part.expression), count) for part in node.this.expressions})
-        case exp.Substring():
-            value = json_of(node)
-            assert value is not None
-            return json_values(_array(of(value), count))
-    assert isinstance(node, exp.Binary)
-    if type(node) in _COMPARE:
-        return _COMPARE[type(node)](*_alike(of(node.left), of(node.right)))
-    return _calculated(node, of(node.left), of(node.right))
+def _attempted(attempt: TypedAttempt, columns: Mapping[str, pa.Array], count: int) -> dict[str, pa.Array]:
+    """The columns of an attempt: its results, their key's text, and its error."""
+    passed = mask_of(evaluate(attempt.passed, columns, count).values, count)
+    rows, causes = pa.array(np.flatnonzero(passed)), [cause for cause, _ in attempt.causes]
+    read = frozenset[str]().union(*(each.columns for each in (*attempt.columns, *causes)))
+    few, number = {name: columns[name].take(rows) for name in read}, len(rows)
+    made = [evaluate(column, few, number) for column in attempt.columns]
+    values = [
+        array_of(result.values, number).cast(arrow_type(column.type))
+        for result, column in zip(made, attempt.columns, strict=True)
+    ]
+    failed = either(*(result.failed for result in made))
+    failed = np.zeros(number, bool) if failed is None else failed
+    key = attempt.of.key
+    keys = None if key is None else key_texts(values[key], attempt.columns[key].type)
+    errors = _errors(attempt, few, values, keys, failed)
+    results = pa.StructArray.from_arrays(values, [f"c{place}" for place in range(len(values))], mask=pa.array(failed))
+    places = pa.array(np.cumsum(passed) - 1, mask=~passed)
+    columns_made = {attempt.of.name: results.take(places), attempt.of.error: errors.take(places)}
+    if keys is not None:
+        keys = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
+        columns_made[attempt.of.key_text] = keys.take(places)
+    return columns_made
 
 
-def _array(value: Value, count: int) -> pa.Array:
-    return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
+def _errors(
+    attempt: TypedAttempt, columns: Mapping[str, pa.Array], values: list[pa.Array], keys: pa.Array | None, failed: Mask
+) -> pa.Array:
+    """The error of each record for which the attempt fails, or whose results nobody could write."""
+    errors = np.full(len(failed), None, object)
+    unusable = [(_is_not_finite(each), NOT_FINITE) for each in values]
+    if keys is not None:
+        unusable.append((too_long(keys), KEY_TOO_LONG))
+    for rows, text in reversed(unusable):
+        if rows is not None:
+            errors[rows] = text
+    if failed.any():
+        errors[failed] = _causes(attempt, columns, np.flatnonzero(failed))
+    return pa.array(errors, pa.string())
 
 
-def _literal(node: exp.Literal) -> pa.Scalar[Any]:
-    if node.is_string:
-        return pa.scalar(node.name)
-    if not node.name.isdecimal():
-        digits = precision_and_scale(kind_of(node, {}))
-        return pa.scalar(Decimal(node.name), pa.decimal128(*digits))
-    number = int(node.name)
-    return pa.scalar(number, pa.int32() if number < 2**31 else pa.int64())
+def _causes(attempt: TypedAttempt, columns: Mapping[str, pa.Array], rows: Any) -> list[str]:
+    """For each of the rows, the error of the first part of the attempt's expressions that fails for it."""
+    texts = np.full(len(rows), NO_RESULT, object)
+    few = {name: values.take(pa.array(rows)) for name, values in columns.items()}
+    for part, text in reversed(attempt.causes):
+        failed = evaluate(part, few, len(rows)).failed
+        if failed is not None:
+            texts[failed] = text
+    return list(texts)
 
 
-def _arguments(node: exp.Coalesce) -> list[exp.Expr]:
-    return [node.this, *node.expressions]
+def _is_not_finite(values: pa.Array) -> Mask | None:
+    """The rows whose value contains NaN or infinity. None if the type contains no doubles."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return mask_of(pc.invert(pc.is_finite(values)), len(values))
+    if pa.types.is_struct(kind):
+        return either(*(_is_not_finite(part) for part in values.flatten()))
+    if pa.types.is_map(kind):
+        pairs = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        return _any(pairs, _is_not_finite(pairs.flatten().field(1)))
+    return _any(values, _is_not_finite(values.flatten())) if pa.types.is_list(kind) else None
 
 
-def _sql(kind: pa.DataType) -> str:
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    return "INT" if kind == pa.int32() else "BIGINT"
-
-
-def _is_number(value: Value) -> bool:
-    return bool(pa.types.is_decimal(value.type) or pa.types.is_integer(value.type))
-
-
-def _alike(left: Value, right: Value) -> tuple[Value, Value]:
-    """Two values converted to a common type, so that they can be compared."""
-    if left.type == right.type:
-        return left, right
-    if not _is_number(left) or not _is_number(right):  # one of them is NULL
-        kind = right.type if pa.types.is_null(left.type) else left.type
-    elif pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
-        kind = pa.int64()
-    else:
-        kind = pa.decimal128(*common_decimal(_sql(left.type), _sql(right.type)))
-    return left.cast(kind), right.cast(kind)
-
-
-def _same(left: Value, right: Value) -> Value:
-    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(pc.fill_null(pc.equal(left, right), False), both_null)
-
-
-def _in(value: Value, options: list[Value]) -> Value:
-    return reduce(pc.or_kleene, [pc.equal(*_alike(value, option)) for option in options])
-
-
-def _if(condition: Value, true: exp.Expr, false: exp.Expr, columns: Columns, count: int) -> Value:
-    """The value of an IF. If the other value is NULL, rows that fail the condition are not computed."""
-    if (
-        not isinstance(false, exp.Null)
-        or isinstance(true, exp.Column | exp.Literal)
-        or isinstance(condition, pa.Scalar)
-    ):
-        return _chosen(condition, evaluate(true, columns, count), evaluate(false, columns, count))
-    passed = np.asarray(pc.fill_null(condition, False).to_numpy(zero_copy_only=False), bool)
-    rows = np.flatnonzero(passed)
-    if len(rows) == count:
-        return evaluate(true, columns, count)
-    # Filter only the columns that the value reads.
-    read = {column.parts[0].name for column in true.find_all(exp.Column)}
-    chosen = pa.array(rows)
-    few = {name: columns[name].take(chosen) for name in read}
-    value = _array(evaluate(true, few, len(rows)), len(rows))
-    places = np.cumsum(passed) - 1
-    return value.take(pa.array(places, mask=~passed))
-
-
-def _chosen(condition: Value, true: Value, false: Value) -> Value:
-    """One of two values per row; the second where the condition is null."""
-    if pa.types.is_null(true.type):
-        true = pa.scalar(None, false.type)
-    elif pa.types.is_null(false.type):
-        false = pa.scalar(None, true.type)
-    elif true.type != false.type:
-        true, false = true.cast(pa.int64()), false.cast(pa.int64())
-    return pc.if_else(pc.fill_null(condition, False), true, false)
-
-
-def _joined(texts: list[Value]) -> Value:
-    return pc.binary_join_element_wise(*texts, "")
-
-
-def _calculated(node: exp.Binary, left: Value, right: Value) -> Value:
-    """The result of decimal arithmetic. An integer literal has the precision of its text."""
-    sides = []
-    for value, side in ((left, node.left), (right, node.right)):
-        if pa.types.is_decimal(value.type):
-            sides.append(value)
-            continue
-        digits = len(side.name) if isinstance(side, exp.Literal) else 20 if value.type == pa.int64() else 10
-        sides.append(_as_decimal(value, digits))
-    return _CALCULATE[type(node)](*sides)
-
-
-def _as_decimal(value: Value, digits: int) -> Value:
-    if isinstance(value, pa.Scalar):
-        return pa.scalar(Decimal(value.as_py()), pa.decimal128(digits, 0))
-    return value.cast(pa.decimal128(max(digits, 19), 0)).cast(pa.decimal128(digits, 0))
-
-
-def _cast(value: Value, to: str) -> Value:
-    return value.cast(pa.string()) if to == "STRING" else _as_decimal(value, 20)
+def _any(lists: pa.Array, elements: Mask | None) -> Mask | None:
+    """The rows whose list has any of some elements."""
+    if elements is None:
+        return None
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    found = np.zeros(len(lists), bool)
+    found[np.repeat(np.arange(len(lists)), lengths)[elements]] = True
+    return found

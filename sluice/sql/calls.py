@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from sluice.values.dialect import tokens_of, tree_of
+from sluice.sql.dialect import tokens_of, tree_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TypeAlias
 
 import sqlglot
 from sqlglot import exp
@@ -15,9 +14,8 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
-from sluice.topology.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
-from sluice.topology.source_line import source_line
-from sluice.values.dialect import SparkSQL, tokens_of, tree_of
+from sluice.sql.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
+from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.records import METADATA
 from sluice.values.sql import backticked, literal, quoted
 from sluice.values.sql_types import element_type, struct_fields
@@ -229,28 +227,6 @@ def _in_order(call: Call) -> tuple[str, str | None, int] | None:
     if call.quantifier == "DISTINCT":
         return ("count_distinct", first, 0) if name == "count" else None
     return (name, None, 0) if first == "*" else (name, first, 0)
-
-
-Column: TypeAlias = "str | Mapping[str, Column]"
-"""An SQL expression, or the columns of a nested object by name."""
-
-
-def struct(fields: Mapping[str, Column]) -> str:
-    """SQL that builds an object with these fields, for use inside other SQL; nested mappings make nested objects.
-
-    `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
-    """
-    for column in fields.values():
-        if isinstance(column, str):
-            try:
-                parse(column)  # so that an error names the field's own expression
-            except TopologyError as error:
-                raise TopologyError(f"struct at {source_line()}: {error.detail}", next_step=error.next_step) from None
-    return f"named_struct({', '.join(f'{literal(name)}, {column_sql(column)}' for name, column in fields.items())})"
-
-
-def column_sql(column: Column) -> str:
-    return struct(column) if isinstance(column, Mapping) else column
 
 
 def reference(name: str) -> str:

@@ -15,9 +15,11 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
-from sluice.topology.calls import aggregates, function_name
-from sluice.topology.spark_functions import OF_SPARK_ALONE
-from sluice.values.dialect import SparkSQL, text_of, tokens_of, tree_of
+from sluice.sql.calls import aggregates, function_name
+from sluice.sql.dialect import SparkSQL, text_of, tokens_of, tree_of
+from sluice.sql.spark_functions import OF_SPARK_ALONE
+from sluice.sql.typed import typed
+from sluice.sql.types import VOID
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", ""]
@@ -238,20 +240,10 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
     """The type of an expression's result if it is certain, otherwise empty."""
-    match node:
-        case exp.Paren():
-            return _kind(node.this, known)
-        case exp.Column():
-            return _path(node, known, "")
-        case exp.Literal():
-            return "STRING" if node.is_string else "DOUBLE"
-        case exp.Cast():
-            return "NULL" if isinstance(node.this, exp.Null) else text_of(node.to)
-        case exp.Null():
-            return "NULL"
-        case exp.Boolean() | exp.Predicate() | exp.And() | exp.Or() | exp.Not():
-            return "BOOLEAN"
-    return "a number or a time" if isinstance(node, _NUMBERS) else ""
+    kind = typed(node, known).type
+    if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
+        return "NULL"
+    return kind or ("a number or a time" if isinstance(node.unnest(), _NUMBERS) else "")
 
 
 def _path(column: exp.Column, known: Mapping[str, str], where: str) -> str:

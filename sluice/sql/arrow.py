@@ -1,0 +1,332 @@
+"""Evaluates typed expressions on Arrow, with the same results and errors as Spark SQL.
+
+Each rule of `sql.rules` that Arrow can compute has its function here. Conditions and choices decide which of their
+arguments Spark would compute for a row, since an argument that is not computed does not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from sluice.sql.arrow_casts import cast, converted
+from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_numbers import absolute, calculated, divided, divided_whole, negated, remainder, rounded, whole
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, either, mask_of, null_if_failed, valid
+from sluice.sql.rules import RULES, RuleKey
+from sluice.sql.typed import JSON_VALUE, Typed
+from sluice.sql.types import is_decimal
+from sluice.values.sql_types import struct_fields
+
+Columns: TypeAlias = Mapping[str, Value]
+Function: TypeAlias = Callable[[Typed, list[Value], int], Result]
+
+
+def evaluate(expression: Typed, columns: Columns, count: int) -> Result:
+    """The values of an expression for `count` rows, given the columns that it reads."""
+    return _Evaluation(columns, count).of(expression)
+
+
+@dataclass
+class _Evaluation:
+    """The results of expressions for some rows. One that stands in several places is computed once."""
+
+    columns: Columns
+    count: int
+    done: dict[int, tuple[Typed, Result]] = field(default_factory=dict)
+
+    def of(self, expression: Typed) -> Result:
+        if id(expression) not in self.done:
+            special = _SPECIAL.get(expression.key)
+            result = self._call(expression) if special is None else special(self, expression)
+            self.done[id(expression)] = (expression, result)
+        return self.done[id(expression)][1]
+
+    def parts(self, expression: Typed) -> list[Result]:
+        """The arguments, converted to the types that the function takes."""
+        return [self.converted(part, kind) for part, kind in zip(expression.parts, expression.operands, strict=True)]
+
+    def converted(self, expression: Typed, kind: str) -> Result:
+        result = self.of(expression)
+        return Result(converted(result.values, expression.type, kind), result.failed)
+
+    def rows(self, chosen: Mask, read: frozenset[str]) -> _Evaluation:
+        """The evaluation for some of the rows, with only the columns that are read."""
+        rows = pa.array(np.flatnonzero(chosen))
+        return _Evaluation({name: self.columns[name].take(rows) for name in read}, len(rows))
+
+    def _call(self, expression: Typed) -> Result:
+        parts = self.parts(expression)
+        result = _FUNCTIONS[expression.key](expression, [part.values for part in parts], self.count)
+        return Result(result.values, either(self._failed(expression, parts), result.failed))
+
+    def _failed(self, expression: Typed, parts: list[Result]) -> Mask | None:
+        """The rows in which an argument fails that Spark computes."""
+        order = RULES[expression.key].order if expression.key in RULES else "all"
+        if order == "all" or all(part.failed is None for part in parts):
+            return either(*(part.failed for part in parts))
+        *others, last = parts if order == "until null" else reversed(parts)
+        failed = last.failed
+        for part in reversed(others):
+            later = None if failed is None else failed & valid(part.values, self.count)
+            failed = either(part.failed, later)
+        return failed
+
+
+# -- Columns, literals, conditions
+
+
+def _column(of: _Evaluation, expression: Typed) -> Result:
+    first, *rest = (part.name for part in expression.node.parts)
+    # A list, because Arrow reads the text `.a` as a path.
+    return Result(reduce(lambda of_object, name: pc.struct_field(of_object, [name]), rest, of.columns[first]))
+
+
+def _literal(of: _Evaluation, expression: Typed) -> Result:
+    text, kind = expression.node.name, expression.type
+    value: Any = text
+    if is_decimal(kind):
+        value = Decimal(text)
+    elif kind != "STRING":
+        value = float(text) if kind == "DOUBLE" else int(text)
+    return Result(pa.scalar(value, arrow_type(kind)))
+
+
+def _and(of: _Evaluation, expression: Typed) -> Result:
+    return _condition(of, expression, pc.and_kleene, until=False)
+
+
+def _or(of: _Evaluation, expression: Typed) -> Result:
+    return _condition(of, expression, pc.or_kleene, until=True)
+
+
+def _condition(of: _Evaluation, expression: Typed, function: Callable[..., Value], *, until: bool) -> Result:
+    """AND or OR. Where the left side decides, Spark does not compute the right one."""
+    left, right = of.parts(expression)
+    later = right.failed
+    if later is not None:
+        later = later & ~mask_of(pc.equal(left.values, until), of.count)
+    return Result(function(left.values, right.values), either(left.failed, later))
+
+
+def _if(of: _Evaluation, expression: Typed) -> Result:
+    condition, true, *others = expression.parts
+    kind = expression.type
+    if not others or isinstance(others[0].node, exp.Null):
+        return _guarded(of, of.of(condition), true, kind)
+    return _chosen(of, of.of(condition), of.converted(true, kind), of.converted(others[0], kind))
+
+
+def _guarded(of: _Evaluation, condition: Result, true: Typed, kind: str) -> Result:
+    """A value where a condition is true, else null. It is computed only for these rows."""
+    passed = mask_of(condition.values, of.count)
+    if passed.all() or not true.parts:
+        value = of.converted(true, kind)
+        return _chosen(of, condition, value, Result(pa.scalar(None, arrow_type(kind))))
+    few = of.rows(passed, true.columns).converted(true, kind)
+    values = array_of(few.values, int(passed.sum()))
+    failed = None
+    if few.failed is not None:
+        failed = np.zeros(of.count, bool)
+        failed[passed] = few.failed
+    places = np.cumsum(passed) - 1
+    return Result(values.take(pa.array(places, mask=~passed)), either(condition.failed, failed))
+
+
+def _case(of: _Evaluation, expression: Typed) -> Result:
+    count = len(expression.parts) // 2
+    conditions, results = expression.parts[:count], expression.parts[count:]
+    kind = expression.type
+    made = of.converted(results[count], kind) if len(results) > count else Result(pa.scalar(None, arrow_type(kind)))
+    for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
+        made = _chosen(of, of.of(condition), of.converted(result, kind), made)
+    return made
+
+
+def _coalesce(of: _Evaluation, expression: Typed) -> Result:
+    *others, made = of.parts(expression)
+    for part in reversed(others):
+        made = _chosen(of, Result(pc.is_valid(part.values), part.failed), Result(part.values), made)
+    return made
+
+
+def _chosen(of: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
+    """One of two values per row; the second where the condition is null."""
+    passed = pc.fill_null(condition.values, False)
+    failed = None
+    if true.failed is not None or false.failed is not None:
+        is_true, none = mask_of(passed, of.count), np.zeros(of.count, bool)
+        failed = np.where(
+            is_true, none if true.failed is None else true.failed, none if false.failed is None else false.failed
+        )
+    return Result(pc.if_else(passed, true.values, false.values), either(condition.failed, failed))
+
+
+def _in(of: _Evaluation, expression: Typed) -> Result:
+    """Whether a value is one of several. Spark computes them one after the other, until one is equal."""
+    value, *options = of.parts(expression)
+    found, failed = pa.scalar(False), value.failed
+    for option in options:
+        if option.failed is not None:
+            failed = either(failed, option.failed & valid(value.values, of.count) & ~mask_of(found, of.count))
+        found = pc.or_kleene(found, pc.equal(value.values, option.values))
+    return Result(found, failed)
+
+
+_SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
+    exp.Column: _column,
+    exp.Literal: _literal,
+    exp.Boolean: lambda of, expression: Result(pa.scalar(bool(expression.node.this))),
+    exp.Null: lambda of, expression: Result(pa.scalar(None, pa.null())),
+    exp.Paren: lambda of, expression: of.of(expression.parts[0]),
+    exp.And: _and,
+    exp.Or: _or,
+    exp.If: _if,
+    exp.Case: _case,
+    exp.Coalesce: _coalesce,
+    exp.In: _in,
+}
+"""Expressions that do not compute all of their arguments for each row."""
+
+
+# -- Comparisons
+
+
+def _compared(function: Callable[[Value, Value], Value]) -> Function:
+    def compare(expression: Typed, values: list[Value], count: int) -> Result:
+        return Result(function(*values))
+
+    return compare
+
+
+def _equal(left: Value, right: Value) -> Value:
+    """NaN equals NaN, unlike in Arrow."""
+    equal = pc.equal(left, right)
+    return pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right))) if pa.types.is_floating(left.type) else equal
+
+
+def _less(left: Value, right: Value) -> Value:
+    """NaN is larger than any other number."""
+    less = pc.less(left, right)
+    if not pa.types.is_floating(left.type):
+        return less
+    return pc.or_(less, pc.and_(pc.invert(pc.is_nan(left)), pc.is_nan(right)))
+
+
+def _same(left: Value, right: Value) -> Value:
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(_equal(left, right), False), both_null)
+
+
+def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
+    """The greatest or the least value, without nulls; the first one of equal ones."""
+
+    def better(best: Value, value: Value) -> Value:
+        replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
+        return pc.if_else(pc.and_(replaces, pc.is_valid(value)), value, best)
+
+    return lambda expression, values, count: Result(reduce(better, values))
+
+
+# -- Numbers, casts
+
+
+def _calculated(sign: str, *, tries: bool = False) -> Function:
+    def calculate(expression: Typed, values: list[Value], count: int) -> Result:
+        made = calculated(sign, *values, expression.type, count)
+        return null_if_failed(made) if tries else made
+
+    return calculate
+
+
+def _cast(expression: Typed, values: list[Value], count: int) -> Result:
+    made = cast(values[0], expression.parts[0].type, expression.type, count)
+    return null_if_failed(made) if expression.node.args.get("safe") else made
+
+
+def _rounded(expression: Typed, values: list[Value], count: int) -> Result:
+    places = expression.node.args.get("decimals")
+    return rounded(values[0], 0 if places is None else int(places.name), expression.type, count)
+
+
+def _whole(function: Callable[[Value], Value]) -> Function:
+    return lambda expression, values, count: whole(function, values[0], expression.operands[0], expression.type, count)
+
+
+# -- Objects, lists, JSON
+
+
+def _struct(expression: Typed, values: list[Value], count: int) -> Result:
+    names = list(struct_fields(expression.type))
+    return Result(pa.StructArray.from_arrays([array_of(value, count) for value in values], names))
+
+
+def _array(expression: Typed, values: list[Value], count: int) -> Result:
+    """The lists of the values of each row."""
+    columns = pa.chunked_array([array_of(value, count) for value in values]).combine_chunks()
+    width = len(values)
+    elements = columns.take(pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1)))
+    return Result(pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), elements))
+
+
+def _object_json(expression: Typed, values: list[Value], count: int) -> Result:
+    of_struct = array_of(values[0], count)
+    names = [of_struct.type.field(place).name for place in range(of_struct.type.num_fields)]
+    return Result(json_object(dict(zip(names, of_struct.flatten(), strict=True))))
+
+
+def _joined(expression: Typed, values: list[Value], count: int) -> Result:
+    return Result(pc.binary_join_element_wise(*values, ""))
+
+
+def _like(expression: Typed, values: list[Value], count: int) -> Result:
+    found = pc.match_like(values[0], expression.node.expression.name)
+    return Result(pc.invert(found) if expression.node.args.get("negate") else found)
+
+
+_FUNCTIONS: dict[RuleKey, Function] = {
+    exp.Not: lambda expression, values, count: Result(pc.invert(values[0])),
+    exp.Is: lambda expression, values, count: Result(pc.is_null(values[0])),
+    exp.EQ: _compared(_equal),
+    exp.NEQ: _compared(lambda left, right: pc.invert(_equal(left, right))),
+    exp.LT: _compared(_less),
+    exp.LTE: _compared(lambda left, right: pc.invert(_less(right, left))),
+    exp.GT: _compared(lambda left, right: _less(right, left)),
+    exp.GTE: _compared(lambda left, right: pc.invert(_less(left, right))),
+    exp.NullSafeEQ: _compared(_same),
+    exp.Greatest: _extreme(lambda value, best: _less(best, value)),
+    exp.Least: _extreme(_less),
+    exp.Add: _calculated("+"),
+    exp.Sub: _calculated("-"),
+    exp.Mul: _calculated("*"),
+    exp.SafeAdd: _calculated("+", tries=True),
+    exp.SafeSubtract: _calculated("-", tries=True),
+    exp.SafeMultiply: _calculated("*", tries=True),
+    exp.Div: lambda expression, values, count: divided(*values, count),
+    exp.SafeDivide: lambda expression, values, count: null_if_failed(divided(*values, count)),
+    exp.IntDiv: lambda expression, values, count: divided_whole(*values, count),
+    exp.Mod: lambda expression, values, count: remainder(*values, expression.type, count),
+    exp.Neg: lambda expression, values, count: negated(values[0], expression.type, count),
+    exp.Abs: lambda expression, values, count: absolute(values[0], expression.type, count),
+    exp.Round: _rounded,
+    exp.Floor: _whole(pc.floor),
+    exp.Ceil: _whole(pc.ceil),
+    exp.Cast: _cast,
+    exp.Struct: _struct,
+    exp.Dot: lambda expression, values, count: Result(pc.struct_field(values[0], [expression.node.expression.name])),
+    exp.Array: _array,
+    exp.JSONFormat: _object_json,
+    JSON_VALUE: lambda expression, values, count: Result(json_values(array_of(values[0], count))),
+    exp.Concat: _joined,
+    exp.DPipe: _joined,
+    exp.Like: _like,
+}

@@ -1,0 +1,328 @@
+"""Casts on Arrow, with Spark's results and errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.sql.arrow_numbers import longs
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, valid
+from sluice.sql.types import is_decimal, is_integer, precision_and_scale
+
+_RANGES = {"INT": (-(2**31), 2**31 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
+_BLANK = "".join(map(chr, (*range(0x21), 0x7F)))
+"""What Spark removes around a text before it reads a number, a date or a Boolean."""
+
+
+def converted(value: Value, of: str, to: str) -> Value:
+    """A value as one of a wider type, which no value exceeds."""
+    if of == to or not isinstance(value, pa.Scalar):
+        return _widened(value, of, to)
+    return _widened(pa.repeat(value, 1), of, to)[0]
+
+
+def _widened(values: Value, of: str, to: str) -> Value:
+    wanted = arrow_type(to)
+    if of == to or values.type == wanted:
+        return values
+    if is_decimal(of) and to == "DOUBLE":
+        return values.cast(pa.string()).cast(wanted)  # the nearest double, unlike Arrow's cast
+    if is_integer(of) and is_decimal(to):
+        return _decimals(values, wanted)
+    return values.cast(wanted, safe=False)
+
+
+def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Whole numbers as decimals. Arrow requires 19 digits for any of them."""
+    return values.cast(pa.decimal128(38 - wanted.scale, 0)).cast(pa.decimal128(38, wanted.scale)).cast(wanted)
+
+
+def cast(value: Value, of: str, to: str, count: int) -> Result:
+    """CAST of a value of a type to another one."""
+    if of == to:
+        return Result(value)
+    values = array_of(value, count)
+    if to == "STRING":
+        return Result(_texts(values, of))
+    if of == "STRING":
+        return _FROM_TEXT["DECIMAL" if is_decimal(to) else to](values, to)
+    if is_decimal(to):
+        return _to_decimal(values, of, to)
+    if is_integer(to):
+        return _to_integer(values, of, to)
+    match of, to:
+        case _, "BOOLEAN":
+            return Result(pc.not_equal(values, 0))
+        case "TIMESTAMP", "DATE":
+            return Result(values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False))
+        case "DATE", "TIMESTAMP":
+            return Result(values.cast(arrow_type(to)))
+        case _, "TIMESTAMP":
+            return times(values, 10**6)
+    return Result(_widened(values, of, to))
+
+
+# -- To text
+
+
+def _texts(values: pa.Array, of: str) -> pa.Array:
+    match of:
+        case "TIMESTAMP":
+            return time_text(values)
+        case "DATE":
+            return date_text(values)
+    return values.cast(pa.string())
+
+
+def date_text(values: pa.Array) -> pa.Array:
+    """Dates as text."""
+    return _with_far_years(values, values.cast(pa.string()))
+
+
+def time_text(values: pa.Array) -> pa.Array:
+    """Times as text: with a fraction of a second only if it is not 0."""
+    text = values.cast(pa.timestamp("us")).cast(pa.string())
+    short = pc.utf8_rtrim(pc.replace_substring_regex(text, r"(\.[0-9]*?)0+$", r"\1"), ".")
+    return _with_far_years(values, short)
+
+
+def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
+    """The text of times, corrected for years that do not have four digits, to which Java gives a sign."""
+    years = pc.fill_null(pc.year(values), 1)
+    if pc.all(pc.and_(pc.greater(years, 0), pc.less(years, 10_000))).as_py() in (True, None):
+        return text
+    is_date = pa.types.is_date(values.type)
+    numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
+    far = [None if number is None else _far_text(np.datetime64(number, "D" if is_date else "us")) for number in numbers]
+    return pa.array(far, pa.string())
+
+
+def _far_text(time: np.datetime64) -> str:
+    text = str(time).replace("T", " ")
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"+{text}" if text[0] != "-" and text.index("-") > 4 else text
+
+
+# -- To numbers
+
+
+def _to_integer(values: pa.Array, of: str, to: str) -> Result:
+    wanted = arrow_type(to)
+    if is_decimal(of):
+        whole = pc.trunc(values)
+        try:
+            return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
+        except pa.ArrowInvalid:
+            return by_row(lambda number: _in_range(int(number), to), [values], wanted, len(values))
+    if of == "DOUBLE":
+        least, most = _RANGES[to]
+        numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
+        fits = (np.floor(numbers) <= most) & (np.ceil(numbers) >= least)
+        return _kept(longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted), values, ~fits)
+    if of == "TIMESTAMP":
+        micros = values.cast(pa.int64())
+        return Result(pa.array(np.floor_divide(_numbers(micros), 10**6), mask=_nulls(values)))
+    try:
+        return Result(values.cast(wanted))
+    except pa.ArrowInvalid:
+        least, most = _RANGES[to]
+        numbers = _numbers(values)
+        fits = (numbers >= least) & (numbers <= most)
+        return _kept(pa.array(np.where(fits, numbers, 0), wanted), values, ~fits)
+
+
+def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
+    wanted, (precision, scale) = arrow_type(to), precision_and_scale(to)
+    if is_decimal(of):
+        of_precision, of_scale = precision_and_scale(of)
+        wide = values.cast(pa.decimal128(38, of_scale))
+        if scale < of_scale:
+            wide = pc.round(wide, scale, "half_towards_infinity") if of_precision < 38 else None
+    else:
+        wide = _decimals_of(values)
+    try:
+        if wide is not None:
+            return Result(wide.cast(wanted))
+    except pa.ArrowInvalid:
+        pass
+    return by_row(lambda number: decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
+
+
+def _decimals_of(values: pa.Array) -> pa.Array:
+    return values.cast(pa.decimal128(19, 0))
+
+
+_EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
+
+
+def decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
+    """The number as a decimal of a type. Raises ArithmeticError if it has too many digits."""
+    if number.adjusted() > precision and number:
+        raise InvalidOperation
+    made = _EXACT.quantize(number, Decimal(1).scaleb(-scale))
+    if made and made.adjusted() >= precision - scale:
+        raise InvalidOperation
+    return made
+
+
+def _in_range(number: int, kind: str) -> int:
+    least, most = _RANGES[kind]
+    if not least <= number <= most:
+        raise OverflowError
+    return number
+
+
+def _numbers(values: pa.Array) -> Any:
+    return pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+
+
+def _nulls(values: pa.Array) -> Mask:
+    return ~valid(values, len(values))
+
+
+def _kept(made: pa.Array, values: pa.Array, fails: Mask) -> Result:
+    """The numbers made of values, without nulls and failures."""
+    is_null = _nulls(values)
+    failed = fails & ~is_null
+    gone = pa.array(failed | is_null)
+    return Result(pc.if_else(gone, pa.scalar(None, made.type), made), failed if failed.any() else None)
+
+
+def times(values: pa.Array, micros: int) -> Result:
+    """Times from numbers of a unit with so many microseconds, since 1970."""
+    kind = arrow_type("TIMESTAMP")
+    numbers = _numbers(values.cast(pa.int64()))
+    most = (2**63 - 1) // micros
+    fits = (numbers <= most) & (numbers >= -most - (1 if micros == 1 else 0))
+    made = np.where(fits, numbers, 0) * micros
+    return _kept(pa.array(made, pa.int64()).cast(kind), values, ~fits)
+
+
+# -- From text
+
+_WHOLE = r"^[+-]?[0-9]+$"
+_DOUBLE = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+def _to_whole(values: pa.Array, to: str) -> Result:
+    texts = pc.utf8_trim(values, _BLANK)
+    is_number = pc.match_substring_regex(texts, _WHOLE)
+    numbers = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
+    try:
+        made = numbers.cast(arrow_type(to))
+    except pa.ArrowInvalid:
+        return by_row(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
+    return Result(made, _failures(values, is_number))
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(_WHOLE, text, re.ASCII):
+        raise ValueError
+    return int(text)
+
+
+def _to_double(values: pa.Array, to: str) -> Result:
+    if pc.all(pc.match_substring_regex(values, _DOUBLE)).as_py() in (True, None):
+        return Result(pc.utf8_ltrim(values, "+").cast(pa.float64()))
+    return by_row(java_double, [values], pa.float64(), len(values))
+
+
+_JAVA_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?")
+_JAVA_HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?")
+_SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
+
+
+def java_double(text: str) -> float:
+    """The double that Spark reads from a text. Raises ValueError for any other text."""
+    short = text.strip("".join(map(chr, range(0x21))))
+    if _JAVA_DOUBLE.fullmatch(short):
+        return float(short.rstrip("fFdD"))
+    if _JAVA_HEX.fullmatch(short):
+        mantissa, _, exponent = short.lower().partition("p")
+        try:
+            return float.fromhex(f"{mantissa}p{exponent.rstrip('fd')}")
+        except OverflowError:
+            return float("-inf" if short.startswith("-") else "inf")
+    sign, name = (short[:1], short[1:]) if short[:1] in ("+", "-") else ("", short)
+    if name.lower() not in _SPECIAL or (sign and name.lower() == "nan" and name != "NaN"):
+        raise ValueError
+    return float(sign + _SPECIAL[name.lower()])
+
+
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?(\d+))?")
+
+
+def _text_to_decimal(values: pa.Array, to: str) -> Result:
+    precision, scale = precision_and_scale(to)
+
+    def read(text: str) -> Decimal:
+        short = text.strip("".join(map(chr, range(0x21))))
+        found = _DECIMAL.fullmatch(short)
+        if found is None or (found[1] and len(found[1]) > 9):
+            raise ValueError
+        number = Decimal(short)
+        if number.adjusted() < -scale - 2:
+            return Decimal(0)
+        return decimal_in(number, precision, scale)
+
+    return by_row(read, [values], arrow_type(to), len(values))
+
+
+_TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
+
+
+def _to_boolean(values: pa.Array, to: str) -> Result:
+    texts = pc.ascii_lower(pc.utf8_trim(values, _BLANK))
+    is_true = pc.is_in(texts, _TRUE)
+    is_known = pc.or_(is_true, pc.is_in(texts, _FALSE))
+    made = pc.if_else(is_known, is_true, pa.scalar(None, pa.bool_()))
+    return Result(made, _failures(values, is_known))
+
+
+_DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
+_ISO_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+
+
+def _to_date(values: pa.Array, to: str) -> Result:
+    if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
+        try:
+            return Result(values.cast(pa.date32()))
+        except pa.ArrowInvalid:  # such as February 30
+            pass
+    days = by_row(_days, [values], pa.int32(), len(values))
+    return Result(days.values.cast(pa.date32()), days.failed)
+
+
+def _days(text: str) -> int:
+    """The days from 1970-01-01 to a date. Raises ValueError for any other text."""
+    found = _DATE.fullmatch(text.strip(_BLANK))
+    if found is None:
+        raise ValueError
+    sign, year, month, day = found.groups()
+    whole = int(year) * (-1 if sign == "-" else 1)
+    # The calendar repeats every 400 years, of 146,097 days; `date` has only the years from 1 to 9999.
+    eras, of_era = divmod(whole, 400)
+    return date(of_era + 400, int(month or 1), int(day or 1)).toordinal() - _EPOCH + (eras - 1) * 146_097
+
+
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
+    """The rows with a text that does not pass."""
+    failed = valid(values, len(values)) & ~np.asarray(pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool)
+    return failed if failed.any() else None
+
+
+_FROM_TEXT: dict[str, Callable[[pa.Array, str], Result]] = {
+    "INT": _to_whole, "BIGINT": _to_whole, "DOUBLE": _to_double, "DECIMAL": _text_to_decimal, "BOOLEAN": _to_boolean,
+    "DATE": _to_date,
+}  # fmt: skip

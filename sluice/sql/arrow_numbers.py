@@ -1,0 +1,137 @@
+"""Arithmetic on Arrow, with Spark's results and errors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_values import Result, Value, array_of, by_row, valid
+from sluice.sql.types import is_decimal, precision_and_scale
+
+_LEAST = {"INT": -(2**31), "BIGINT": -(2**63)}
+_CHECKED: dict[str, tuple[Callable[..., Value], Callable[..., Value], Callable[[Any, Any], Any]]] = {
+    "+": (pc.add_checked, pc.add, operator.add),
+    "-": (pc.subtract_checked, pc.subtract, operator.sub),
+    "*": (pc.multiply_checked, pc.multiply, operator.mul),
+}
+
+
+def calculated(sign: str, left: Value, right: Value, kind: str, count: int) -> Result:
+    """A sum, difference or product. Integers that are too large fail."""
+    checked, plain, exact = _CHECKED[sign]
+    wanted = arrow_type(kind)
+    if kind == "DOUBLE" or is_decimal(kind):
+        return Result(plain(left, right))
+    try:
+        return Result(checked(left, right))
+    except pa.ArrowInvalid:
+        return by_row(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
+
+
+def _in_range(number: int, kind: str) -> int:
+    least = _LEAST[kind]
+    if not least <= number < -least:
+        raise OverflowError
+    return number
+
+
+def divided(left: Value, right: Value, count: int) -> Result:
+    """A quotient of doubles."""
+    return _without_zero(np.divide, left, right, "DOUBLE", count)
+
+
+def divided_whole(left: Value, right: Value, count: int) -> Result:
+    """A quotient of whole numbers, rounded towards zero."""
+    made = _without_zero(_quotient, left, right, "BIGINT", count)
+    overflows = np.asarray(
+        pc.fill_null(pc.and_(pc.equal(array_of(left, count), _LEAST["BIGINT"]), pc.equal(right, -1)), False)
+    ).astype(bool)
+    if not overflows.any():
+        return made
+    failed = overflows if made.failed is None else made.failed | overflows
+    return Result(pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), made.values), failed)
+
+
+def _quotient(left: Any, right: Any) -> Any:
+    quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
+    return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
+
+
+def remainder(left: Value, right: Value, kind: str, count: int) -> Result:
+    """A remainder, with the sign of the dividend."""
+    function = np.fmod if kind == "DOUBLE" else _remainder
+    return _without_zero(function, left, right, kind, count)
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    return np.fmod(left, np.where(right == -1, 1, right))
+
+
+def _without_zero(function: Callable[..., Any], left: Value, right: Value, kind: str, count: int) -> Result:
+    """The results of a division, which fails for a zero."""
+    is_known = valid(left, count) & valid(right, count)
+    dividends, divisors = (
+        pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False) for value in (left, right)
+    )
+    failed = is_known & (divisors == 0)
+    with np.errstate(all="ignore"):
+        made = function(dividends, np.where(divisors == 0, 1, divisors))
+    values = pa.array(made, arrow_type(kind), mask=~is_known | failed)
+    return Result(values, failed if failed.any() else None)
+
+
+def negated(value: Value, kind: str, count: int) -> Result:
+    """The negative of a number."""
+    return _unsigned(pc.negate, value, kind, count)
+
+
+def absolute(value: Value, kind: str, count: int) -> Result:
+    """The number without its sign."""
+    return _unsigned(pc.abs, value, kind, count)
+
+
+def _unsigned(function: Callable[..., Value], value: Value, kind: str, count: int) -> Result:
+    made = function(value)
+    if kind not in _LEAST:
+        return Result(made)
+    least = np.asarray(pc.fill_null(array_of(pc.equal(value, _LEAST[kind]), count), False)).astype(bool)
+    if not least.any():
+        return Result(made)
+    return Result(pc.if_else(pa.array(least), pa.scalar(None, arrow_type(kind)), array_of(made, count)), least)
+
+
+def rounded(value: Value, places: int, kind: str, count: int) -> Result:
+    """A decimal rounded to a number of decimals, away from zero if it is in the middle."""
+    values = array_of(value, count)
+    wide = values.cast(pa.decimal128(38, values.type.scale))
+    return Result(pc.round(wide, places, "half_towards_infinity").cast(arrow_type(kind)))
+
+
+def whole(function: Callable[[Value], Value], value: Value, of: str, kind: str, count: int) -> Result:
+    """A number rounded up or down to a whole one."""
+    if of == "INT" or of == kind == "BIGINT":
+        return Result(value.cast(pa.int64()))
+    values = array_of(value, count)
+    if is_decimal(of):
+        wide = values.cast(pa.decimal128(38, precision_and_scale(of)[1]))
+        return Result(function(wide).cast(arrow_type(kind)))
+    return Result(longs(function(values)))
+
+
+def longs(values: pa.Array) -> pa.Array:
+    """Doubles as whole numbers like Java converts them: NaN is 0, and what is too large the largest number."""
+    numbers = np.nan_to_num(
+        pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False), nan=0.0, posinf=_MOST, neginf=-_MOST
+    )
+    is_large = numbers >= _MOST
+    made = np.where(is_large, 0, np.maximum(numbers, -_MOST)).astype(np.int64)
+    return pa.array(np.where(is_large, 2**63 - 1, made), pa.int64(), mask=~valid(values, len(values)))
+
+
+_MOST = 2.0**63

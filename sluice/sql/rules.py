@@ -1,0 +1,591 @@
+"""The table of rules: for each operator and function of Spark SQL, its type, whether it can fail, and on what.
+
+A rule says which type the result has for arguments of certain types, to which types Spark converts the arguments,
+whether a record's values can make the function fail, and the reason that its dead letter then has. `sql.arrow` has the
+function that computes it on Arrow. What is not in the table, or not for the given types, only Spark computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from sqlglot import exp
+
+from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.types import (
+    MOST_DIGITS,
+    PLAIN_SCALE,
+    VOID,
+    common_type,
+    decimal,
+    declared,
+    digits,
+    is_decimal,
+    is_exact,
+    is_integer,
+    is_number,
+    precision_and_scale,
+    wide_decimal,
+)
+from sluice.values.sql import TO_JSON, VALUE_JSON
+from sluice.values.sql_types import element_type, struct_fields, struct_type
+
+Kinds: TypeAlias = tuple[str, ...]
+"""The types of a function's arguments; empty if unknown."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function does with arguments of certain types."""
+
+    type: str = ""
+    """The Spark SQL type of the result; empty if unknown."""
+    operands: Kinds | None = None
+    """The types to which the arguments are converted; None if only Spark computes the function for them."""
+    fails: bool = False
+    """Whether a record's values can make the function fail, or give NaN or infinity."""
+    problem: str = ""
+    """What only Spark computes, if that is not the whole expression."""
+
+
+Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
+Order: TypeAlias = Literal["until null", "backwards", "all"]
+"""Which arguments Spark computes: the next ones only if those before are not null; the last one first; or all."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule for a function. `reason` starts the error of a record for which it fails; empty if it never does."""
+
+    resolve: Resolve
+    reason: str = ""
+    arguments: Callable[[exp.Expr], Sequence[exp.Expr]] = field(default=lambda node: arguments_of(node))
+    order: Order = "until null"
+
+
+def arguments_of(node: exp.Expr) -> list[exp.Expr]:
+    """The arguments of a function, in their usual order."""
+    found: list[exp.Expr] = []
+    for name in node.arg_types:
+        value = node.args.get(name)
+        parts = value if isinstance(value, list) else [value]
+        found += [part for part in parts if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)]
+    return found
+
+
+_NO_ARGUMENTS = exp.DataType | exp.Var | exp.Identifier
+
+
+def rule_of(node: exp.Expr) -> Rule:
+    """The rule for a node. A function without one may fail, and has an unknown type."""
+    return RULES.get(rule_key(node)) or (_UNKNOWN if isinstance(node, exp.Func) else _UNKNOWN_PART)
+
+
+def reason_of(node: exp.Expr) -> str:
+    """The start of the error of a record for which a node fails; empty if it never fails."""
+    is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
+    return "" if is_tried else rule_of(node).reason
+
+
+def rule_key(node: exp.Expr) -> RuleKey:
+    """The key of a node in the table: its class, or the name of a function that sqlglot does not know."""
+    if isinstance(node, exp.Anonymous):
+        return str(node.name).lower()
+    return exp.Cast if isinstance(node, exp.Cast) else type(node)
+
+
+RuleKey: TypeAlias = "type[exp.Expr] | str"
+
+
+def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
+    """A function of these arguments. `of_any`: it cannot fail, whatever Spark converts to these arguments."""
+
+    def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
+        fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
+        return Signature(result, operands[: len(kinds)] if fit else None, fails or not (fit or of_any))
+
+    return resolve
+
+
+def _fits(kind: str, operand: str) -> bool:
+    """Whether Spark converts a value of a type to another one without a loss."""
+    return kind == operand or common_type((kind, operand)) == operand
+
+
+# -- Columns, literals, conditions
+
+
+def _nothing(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature()
+
+
+def _unknown(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature(fails=True)
+
+
+def _same(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature(kinds[0], kinds)
+
+
+def _literal(node: exp.Expr, kinds: Kinds) -> Signature:
+    of = _literal_type(node)
+    return Signature(of, () if of and (not is_decimal(of) or precision_and_scale(of)[0] <= MOST_DIGITS) else None)
+
+
+def _literal_type(node: exp.Expr) -> str:
+    if node.is_string:
+        return "STRING"
+    text = node.name
+    if re.fullmatch(r"\d+", text):
+        return "INT" if int(text) < 2**31 else "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
+    if match := re.fullmatch(r"(\d*)\.(\d*)", text):
+        return f"DECIMAL({max(1, len(match[1].lstrip('0')) + len(match[2]))},{len(match[2])})"
+    return "DOUBLE" if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text) else ""
+
+
+def _conditions(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature("BOOLEAN", kinds if set(kinds) == {"BOOLEAN"} else None)
+
+
+def _is_null(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature("BOOLEAN", kinds if isinstance(node.expression, exp.Null) and kinds[0] else None)
+
+
+_COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
+
+
+def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Numbers are compared with numbers, and other values with values of their type.
+
+    Spark compares a text with a number by casting the text to a number, which can fail.
+    """
+    known = {kind for kind in kinds if kind != VOID}
+    fails = "" in known or not (len(known) <= 1 or all(map(is_number, known)))
+    kind = _compared_as(known)
+    # sqlglot has levels of precedence among comparisons, and Spark has none.
+    is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in arguments_of(node))
+    # More than ten options make a set for Spark, in which 0.0 and -0.0 are different.
+    if (kind not in _COMPARABLE and not is_exact(kind)) or is_chain or (isinstance(node, exp.In) and kind == "DOUBLE"):
+        return Signature("BOOLEAN", None, fails)
+    if isinstance(node, exp.In) and not node.expressions:  # IN UNNEST(...) or a query
+        return Signature("BOOLEAN", None, fails=True)
+    return Signature("BOOLEAN", (kind,) * len(kinds), fails)
+
+
+def _compared_as(kinds: set[str]) -> str:
+    """The type as which values are compared; for exact numbers, one that holds all of them."""
+    if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
+        precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
+        return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+    return common_type(kinds)
+
+
+def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
+    """A value out of several, all converted to their common type."""
+    kind = "" if "" in kinds else common_type(kinds)
+    return Signature(kind, (kind,) * len(kinds) if kind not in ("", VOID) else None, fails=not kind)
+
+
+def _extreme(node: exp.Expr, kinds: Kinds) -> Signature:
+    made = _choice(node, kinds)
+    is_ordered = made.type in _COMPARABLE or is_exact(made.type)
+    return made if is_ordered and len(kinds) > 1 else Signature(made.type, None, made.fails)
+
+
+def _if(node: exp.Expr, kinds: Kinds) -> Signature:
+    condition, *branches = kinds
+    if len(branches) == 1:  # a branch of CASE, or IF without ELSE
+        branches = [*branches, VOID]
+    made = _choice(node, tuple(branches))
+    usable = condition == "BOOLEAN" and made.operands is not None
+    return Signature(made.type, ("BOOLEAN", *(made.operands or ()))[: len(kinds)] if usable else None, made.fails)
+
+
+def _case(node: exp.Expr, kinds: Kinds) -> Signature:
+    count = len(kinds) // 2
+    conditions, results = kinds[:count], kinds[count:]
+    made = _choice(node, results if len(results) > count else (*results, VOID))
+    usable = set(conditions) == {"BOOLEAN"} and made.operands is not None
+    return Signature(made.type, (*conditions, *(made.operands or ())[: len(results)]) if usable else None, made.fails)
+
+
+def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
+    branches, default = node.args["ifs"], node.args.get("default")
+    conditions = [branch.this for branch in branches]
+    results = [branch.args["true"] for branch in branches]
+    return [part for part in (node.this, *conditions, *results, default) if part is not None]
+
+
+def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
+    return [part for part in (node.this, node.args["true"], node.args.get("false")) if part is not None]
+
+
+# -- Numbers
+
+
+def _sum_of(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Addition and subtraction."""
+
+    def of_decimals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        scale = max(left[1], right[1])
+        return max(left[0] - left[1], right[0] - right[1]) + scale + 1, scale
+
+    return _arithmetic(node, kinds, of_decimals)
+
+
+def _product(node: exp.Expr, kinds: Kinds) -> Signature:
+    return _arithmetic(node, kinds, lambda left, right: (left[0] + right[0] + 1, left[1] + right[1]))
+
+
+def _arithmetic(
+    node: exp.Expr, kinds: Kinds, of_decimals: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]]
+) -> Signature:
+    kind = _numbers(kinds)
+    if not kind or not is_decimal(kind):
+        return Signature(kind, (kind, kind) if kind else None, fails=True)
+    sides = [_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True)]
+    precision, scale = of_decimals(*sides)
+    fits = precision <= MOST_DIGITS
+    operands = tuple(decimal(*side) for side in sides) if fits else None
+    return Signature(decimal(precision, scale), operands, fails=not fits)
+
+
+def _numbers(kinds: Kinds) -> str:
+    """The kind of numbers with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for no numbers."""
+    if not all(map(is_number, kinds)):
+        return ""
+    if "DOUBLE" in kinds:
+        return "DOUBLE"
+    if any(map(is_decimal, kinds)):
+        return "DECIMAL"
+    return common_type(kinds)
+
+
+def _operand_digits(node: exp.Expr, kind: str) -> tuple[int, int]:
+    """Precision and scale of a number as a decimal; an integer literal has only as many digits as its text."""
+    return (len(node.name), 0) if isinstance(node, exp.Literal) and is_integer(kind) else digits(kind)
+
+
+def _division(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = _numbers(kinds)
+    fails = not (is_integer(kind) and _is_not_zero(node.expression))
+    if not kind or not is_decimal(kind):
+        return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
+    (p1, s1), (p2, s2) = (_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True))
+    scale = max(6, s1 + p2 + 1)
+    return Signature(decimal(p1 - s1 + s2 + scale, scale), None, fails=True)
+
+
+def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = _numbers(kinds)
+    fails = not (is_integer(kind) and _is_not_zero(node.expression))
+    if kind and is_decimal(kind):
+        (p1, s1), (p2, s2) = (_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True))
+        scale = max(s1, s2)
+        return Signature(decimal(min(p1 - s1, p2 - s2) + scale, scale), None, fails=True)
+    return Signature(kind, (kind, kind) if kind else None, fails)
+
+
+def _whole_division(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = _numbers(kinds)
+    fails = not (is_integer(kind) and _is_not_zero(node.expression))
+    return Signature("BIGINT" if kind else "", ("BIGINT", "BIGINT") if is_integer(kind) else None, fails)
+
+
+def _is_not_zero(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and node.is_int and int(node.name) != 0
+
+
+def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
+    (kind,) = kinds
+    if isinstance(node.this, exp.Literal):
+        # Spark's parser takes the sign as a part of the number.
+        kind = {str(2**31): "INT", str(2**63): "BIGINT"}.get(node.this.name, kind)
+    operands = (kind,) if is_number(kind) else None
+    return Signature(kind, operands, fails=not isinstance(node.this, exp.Literal) and not _is_symmetric(kind))
+
+
+def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
+    (kind,) = kinds
+    return Signature(kind, kinds if is_number(kind) else None, fails=not _is_symmetric(kind))
+
+
+def _is_symmetric(kind: str) -> bool:
+    """Whether each number of a type has a negative."""
+    return is_decimal(kind) or kind == "DOUBLE"
+
+
+def _tried(resolve: Resolve) -> Resolve:
+    """The rule of a function that is null where another one fails."""
+
+    def tried(node: exp.Expr, kinds: Kinds) -> Signature:
+        made = resolve(node, kinds)
+        # NaN and infinity are no failures, but cannot be written.
+        fails = made.operands is None or "DOUBLE" in (*made.operands, made.type)
+        return Signature(made.type, made.operands, fails)
+
+    return tried
+
+
+def _rounded(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Rounding to a number of decimals; doubles depend on how Java writes them."""
+    places = node.args.get("decimals")
+    number = 0 if places is None else int(places.name) if isinstance(places, exp.Literal) and places.is_int else None
+    kind = kinds[0]
+    if number is None or not is_decimal(kind):
+        return Signature(kind if is_number(kind) else "", None, fails=True)
+    precision, scale = precision_and_scale(kind)
+    made = decimal(min(precision - scale + 1 + min(scale, number), MOST_DIGITS), min(scale, number))
+    fits = precision < MOST_DIGITS
+    return Signature(made, (kind, *kinds[1:]) if fits else None, fails=not fits)
+
+
+def _whole(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Rounding up or down to a whole number."""
+    kind = kinds[0]
+    if len(kinds) > 1 or not is_number(kind):
+        return Signature(fails=True)
+    if is_decimal(kind):
+        precision, scale = precision_and_scale(kind)
+        fits = precision < MOST_DIGITS
+        return Signature(decimal(precision - scale + 1, 0), kinds if fits else None, fails=not fits)
+    return Signature("BIGINT", kinds)
+
+
+# -- Casts
+
+_TO_TEXT = ("STRING", "BOOLEAN", "INT", "BIGINT", "DATE", "TIMESTAMP")
+_CASTS = {
+    ("STRING", "INT"), ("STRING", "BIGINT"), ("STRING", "DOUBLE"), ("STRING", "DECIMAL"), ("STRING", "BOOLEAN"),
+    ("STRING", "DATE"), ("INT", "BIGINT"), ("BIGINT", "INT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"),
+    ("INT", "DECIMAL"), ("BIGINT", "DECIMAL"), ("DECIMAL", "INT"), ("DECIMAL", "BIGINT"), ("DECIMAL", "DECIMAL"),
+    ("DECIMAL", "DOUBLE"), ("DOUBLE", "INT"), ("DOUBLE", "BIGINT"), ("BOOLEAN", "INT"), ("BOOLEAN", "BIGINT"),
+    ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"), ("TIMESTAMP", "BIGINT"),
+    ("INT", "TIMESTAMP"), ("BIGINT", "TIMESTAMP"),
+}  # fmt: skip
+"""The casts that Arrow computes, besides those to the same type and to STRING."""
+_SAFE_CASTS = {
+    ("INT", "BIGINT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"), ("DECIMAL", "DOUBLE"), ("BOOLEAN", "INT"),
+    ("BOOLEAN", "BIGINT"), ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"),
+    ("TIMESTAMP", "BIGINT"), ("INT", "TIMESTAMP"),
+}  # fmt: skip
+
+
+def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
+    (of,), to = kinds, declared(node.to)
+    if of == VOID:
+        return Signature(to)
+    is_tried = bool(node.args.get("safe"))
+    if to == "STRING":
+        is_known = of in _TO_TEXT or (is_decimal(of) and precision_and_scale(of)[1] <= PLAIN_SCALE)
+        return Signature(to, kinds if is_known else None, fails=of in ("", "BINARY") and not is_tried)
+    pair = _family(of), _family(to)
+    fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widened(of, to))
+    if is_tried:
+        # TRY_CAST takes the texts NaN and Infinity.
+        fails = fails and to in ("DOUBLE", "FLOAT")
+    return Signature(to, kinds if of == to or pair in _CASTS else None, fails)
+
+
+def _family(kind: str) -> str:
+    return "DECIMAL" if is_decimal(kind) else kind
+
+
+def _is_widened(of: str, to: str) -> bool:
+    """Whether each number of a type is also of a decimal type."""
+    if not is_exact(of) or not is_decimal(to):
+        return False
+    (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
+    if of == "BIGINT":
+        of_precision = 19
+    return of_scale <= scale and of_precision - of_scale <= precision - scale
+
+
+# -- Objects, lists, JSON
+
+
+def _struct(node: exp.Expr, kinds: Kinds) -> Signature:
+    pairs = [part for part in node.expressions if isinstance(part, exp.PropertyEQ)]
+    names = [part.name for part in pairs]
+    is_known = bool(pairs) and len(pairs) == len(node.expressions) == len({name.lower() for name in names})
+    if not is_known or "" in kinds or VOID in kinds:
+        return Signature()
+    return Signature(struct_type(dict(zip(names, kinds, strict=True))), kinds)
+
+
+def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
+    return [part.expression if isinstance(part, exp.PropertyEQ) else part for part in node.expressions]
+
+
+def _field(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = struct_fields(kinds[0]).get(node.expression.name, "")
+    return Signature(kind, kinds if kind else None)
+
+
+def _array(node: exp.Expr, kinds: Kinds) -> Signature:
+    made = _choice(node, kinds)
+    return Signature(f"ARRAY<{made.type}>" if made.operands else "", made.operands, made.fails)
+
+
+_JSON_OPTIONS = tree_of(TO_JSON.format("x")).args["options"]
+
+
+def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = node.args.get("options") == _JSON_OPTIONS and isinstance(node.this, exp.Struct)
+    problem = json_problem(kinds[0]) if is_known and kinds[0] else ""
+    return Signature("STRING", kinds if is_known and not problem else None, fails=True, problem=problem)
+
+
+def json_problem(kind: str) -> str:
+    """Why only Spark writes the JSON of a type; empty if Arrow does."""
+    parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
+    if parts:
+        return next(filter(None, map(json_problem, parts)), "")
+    is_plain = is_decimal(kind) and precision_and_scale(kind)[1] <= PLAIN_SCALE
+    return "" if kind in _IN_JSON or is_plain else f"the JSON of {kind}"
+
+
+_IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "TIMESTAMP", "DATE")
+
+
+def key_problem(kind: str) -> str:
+    """Why only Spark makes the texts of keys of a type; empty if Arrow does."""
+    return "" if kind in (*_IN_JSON, "DOUBLE") or is_decimal(kind) else f"a key of type {kind}"
+
+
+def json_of(node: exp.Substring) -> exp.Expr | None:
+    """The value in a call of `substring` made with `VALUE_JSON`; None for any other call."""
+    try:
+        value: exp.Expr = node.this.this.expressions[0].expression
+    except (AttributeError, IndexError):
+        return None
+    return value if node == tree_of(VALUE_JSON.format(text_of(value))) else None
+
+
+# -- Texts
+
+
+def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Concatenation of texts. Spark also concatenates bytes and arrays."""
+    of_bytes = bool(kinds) and set(kinds) == {"BINARY"}
+    arrays = any(kind.startswith("ARRAY") for kind in kinds)
+    is_text = set(kinds) == {"STRING"}
+    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_text else None)
+
+
+def _like(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
+    return Signature("BOOLEAN", kinds if is_known and set(kinds) == {"STRING"} else None, fails=not is_known)
+
+
+# -- Aggregates, of which this table has only the types
+
+
+def _total(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = kinds[0] if kinds else ""
+    if is_decimal(kind):
+        precision, scale = precision_and_scale(kind)
+        kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
+    return Signature("BIGINT" if kind == "INT" else kind, fails=True)
+
+
+def _average(node: exp.Expr, kinds: Kinds) -> Signature:
+    kind = kinds[0] if kinds else ""
+    return Signature(kind and ("DECIMAL(38,18)" if is_decimal(kind) else "DOUBLE"), fails=True)
+
+
+def _chosen(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature(kinds[0] if kinds else "", fails=True)
+
+
+def _unchanged(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature(kinds[0] if kinds else "")
+
+
+_UNKNOWN = Rule(_unknown, "NO_RESULT")
+_UNKNOWN_PART = Rule(_unknown)
+_NEVER = Rule(_nothing)
+_OVERFLOW = "ARITHMETIC_OVERFLOW"
+_COMPARED = "CAST_INVALID_INPUT"
+
+RULES: dict[RuleKey, Rule] = {
+    # Parts of other nodes
+    exp.Identifier: _NEVER,
+    exp.Star: _NEVER,
+    exp.DataType: _NEVER,
+    exp.DataTypeParam: _NEVER,
+    exp.Var: _NEVER,
+    exp.PropertyEQ: _NEVER,
+    # Literals and conditions
+    exp.Column: Rule(_nothing, arguments=lambda node: ()),
+    exp.Literal: Rule(_literal),
+    exp.Null: Rule(lambda node, kinds: Signature(VOID, ())),
+    exp.Boolean: Rule(lambda node, kinds: Signature("BOOLEAN", ())),
+    exp.Paren: Rule(_same),
+    exp.And: Rule(_conditions),
+    exp.Or: Rule(_conditions),
+    exp.Not: Rule(_conditions),
+    exp.Is: Rule(_is_null),
+    exp.EQ: Rule(_comparison, _COMPARED),
+    exp.NEQ: Rule(_comparison, _COMPARED),
+    exp.GT: Rule(_comparison, _COMPARED),
+    exp.GTE: Rule(_comparison, _COMPARED),
+    exp.LT: Rule(_comparison, _COMPARED),
+    exp.LTE: Rule(_comparison, _COMPARED),
+    exp.NullSafeEQ: Rule(_comparison, _COMPARED, order="all"),
+    exp.In: Rule(_comparison, _COMPARED),
+    exp.Between: Rule(_comparison, _COMPARED),
+    exp.If: Rule(_if, "CAST_INVALID_INPUT", _if_arguments),
+    exp.Case: Rule(_case, "CAST_INVALID_INPUT", _case_arguments),
+    exp.Coalesce: Rule(_choice, "CAST_INVALID_INPUT"),
+    exp.Greatest: Rule(_extreme, "NO_RESULT", order="all"),
+    exp.Least: Rule(_extreme, "NO_RESULT", order="all"),
+    # Numbers
+    exp.Add: Rule(_sum_of, _OVERFLOW),
+    exp.Sub: Rule(_sum_of, _OVERFLOW),
+    exp.Mul: Rule(_product, _OVERFLOW),
+    exp.Div: Rule(_division, _OVERFLOW, order="backwards"),
+    exp.Mod: Rule(_remainder, _OVERFLOW, order="backwards"),
+    exp.IntDiv: Rule(_whole_division, _OVERFLOW, order="backwards"),
+    exp.Neg: Rule(_negative, _OVERFLOW),
+    exp.Abs: Rule(_absolute, _OVERFLOW),
+    exp.SafeAdd: Rule(_tried(_sum_of), "NO_RESULT"),
+    exp.SafeSubtract: Rule(_tried(_sum_of), "NO_RESULT"),
+    exp.SafeMultiply: Rule(_tried(_product), "NO_RESULT"),
+    exp.SafeDivide: Rule(_tried(_division), "NO_RESULT", order="backwards"),
+    exp.Round: Rule(_rounded, "NO_RESULT"),
+    exp.Floor: Rule(_whole, "NO_RESULT"),
+    exp.Ceil: Rule(_whole, "NO_RESULT"),
+    "pmod": Rule(_unknown, "DIVIDE_BY_ZERO"),
+    # Casts
+    exp.Cast: Rule(_cast, "CAST_INVALID_INPUT"),
+    "validate_utf8": Rule(_unknown, "NOT_UTF8"),
+    # Objects, lists, JSON
+    exp.Struct: Rule(_struct, arguments=_struct_arguments, order="all"),
+    exp.Dot: Rule(_field, arguments=lambda node: (node.this,)),
+    exp.Array: Rule(_array, "NO_RESULT", order="all"),
+    exp.Bracket: Rule(_unknown, "INVALID_ARRAY_INDEX"),
+    exp.ArraySize: Rule(lambda node, kinds: Signature("INT", fails=True), "NO_RESULT"),
+    exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
+    exp.Substring: Rule(lambda node, kinds: Signature("STRING", fails=True), "NO_RESULT"),
+    # Texts
+    exp.Upper: Rule(lambda node, kinds: Signature("STRING")),
+    exp.Lower: Rule(lambda node, kinds: Signature("STRING")),
+    exp.Trim: Rule(lambda node, kinds: Signature("STRING")),
+    exp.Length: Rule(lambda node, kinds: Signature("INT")),
+    exp.Concat: Rule(_concat, order="all"),
+    exp.DPipe: Rule(_concat),
+    exp.Like: Rule(_like),
+    # Aggregates
+    exp.Filter: Rule(_unchanged, arguments=lambda node: (node.this,)),
+    exp.Count: Rule(lambda node, kinds: Signature("BIGINT", fails=True), "NO_RESULT"),
+    exp.Sum: Rule(_total, "NO_RESULT"),
+    exp.Avg: Rule(_average, "NO_RESULT"),
+    exp.Min: Rule(_chosen, "NO_RESULT"),
+    exp.Max: Rule(_chosen, "NO_RESULT"),
+    exp.First: Rule(_chosen, "NO_RESULT"),
+    exp.Last: Rule(_chosen, "NO_RESULT"),
+}

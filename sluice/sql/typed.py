@@ -1,0 +1,133 @@
+"""Expressions with their Spark SQL types, whether they can fail, and what of them only Spark computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sqlglot import exp
+
+from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.rules import RULES, RuleKey, Signature, json_of, json_problem, rule_key, rule_of
+from sluice.sql.types import VOID, Types
+from sluice.values.sql_types import struct_fields
+
+JSON_VALUE = "(the JSON of a value)"
+"""The key of what `VALUE_JSON` writes. No function has this name."""
+_LONGEST = 80
+
+
+@dataclass(frozen=True, eq=False)
+class Typed:
+    """An expression with the meaning that it has for Spark."""
+
+    node: exp.Expr
+    key: RuleKey
+    """Which rule of the table it follows."""
+    signature: Signature
+    parts: tuple[Typed, ...]
+    """The arguments."""
+
+    @property
+    def type(self) -> str:
+        """The Spark SQL type of the result; empty if unknown."""
+        return self.signature.type
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The types to which the arguments are converted."""
+        return self.signature.operands or ()
+
+    @cached_property
+    def fails(self) -> bool:
+        """Whether a record's values can make the expression fail, or give NaN or infinity."""
+        return self.signature.fails or any(part.fails for part in self.parts)
+
+    @cached_property
+    def why_spark(self) -> str:
+        """The first part that only Spark computes; empty if Arrow computes the expression."""
+        of_part = next(filter(None, (part.why_spark for part in self.parts)), "")
+        if of_part or self.signature.operands is not None:
+            return of_part
+        return self.signature.problem or _shortened(text_of(self.node))
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The columns that the expression reads."""
+        of_parts = (part.columns for part in self.parts)
+        own = [self.node.parts[0].name] if isinstance(self.node, exp.Column) else []
+        return frozenset(own).union(*of_parts)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def typed(expression: str | exp.Expr, types: Types) -> Typed:
+    """An expression over columns of these types."""
+    node = tree_of(expression) if isinstance(expression, str) else expression
+    if isinstance(node, exp.Column):
+        return _column(node, types)
+    if isinstance(node, exp.Substring) and (value := json_of(node)) is not None:
+        return _json_value(node, typed(value, types))
+    rule = rule_of(node)
+    parts = tuple(typed(part, types) for part in rule.arguments(node))
+    if (made := _rewritten(node, parts)) is not None:
+        return made
+    return Typed(node, rule_key(node), rule.resolve(node, tuple(part.type for part in parts)), parts)
+
+
+def _rewritten(node: exp.Expr, parts: tuple[Typed, ...]) -> Typed | None:
+    """An expression as others that do the same, as Spark's analyzer writes it: `nullif(a, b)` is an IF."""
+
+    def made(kind: type[exp.Expr], *parts: Typed) -> Typed:
+        signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))
+        return Typed(node, kind, signature, parts)
+
+    def is_null(part: Typed) -> Typed:
+        return Typed(node, exp.Is, Signature("BOOLEAN", (part.type,) if part.type else None), (part,))
+
+    match node:
+        case exp.Between():
+            value, low, high = parts
+            return made(exp.And, made(exp.GTE, value, low), made(exp.LTE, value, high))
+        case exp.Case() if node.this is not None:
+            value, *rest = parts
+            count = len(node.args["ifs"])
+            return made(exp.Case, *(made(exp.EQ, value, option) for option in rest[:count]), *rest[count:])
+        case exp.Nullif():
+            value, other = parts
+            return made(exp.If, made(exp.EQ, value, other), _NULL, value)
+        case exp.Nvl2() if len(parts) == 3:
+            value, if_valid, if_null = parts
+            return made(exp.If, is_null(value), if_null, if_valid)
+        case exp.Is() if isinstance(node.expression, exp.Boolean):
+            return made(exp.NullSafeEQ, *parts)
+        case exp.Anonymous() if len(parts) == 1 and node.name.lower() in ("isnull", "isnotnull"):
+            condition = is_null(parts[0])
+            return condition if node.name.lower() == "isnull" else made(exp.Not, condition)
+    return None
+
+
+_NULL = Typed(exp.Null(), exp.Null, Signature(VOID, ()), ())
+
+
+def type_of(expression: str | exp.Expr, types: Types) -> str:
+    """The Spark SQL type of an expression over columns of these types; empty if unknown, or if it is always null."""
+    kind = typed(expression, types).type
+    return "" if kind == VOID else kind
+
+
+def _column(node: exp.Column, types: Types) -> Typed:
+    first, *rest = (part.name for part in node.parts)
+    kind = types.get(first, "")
+    for name in rest:
+        kind = struct_fields(kind).get(name, "")
+    return Typed(node, exp.Column, Signature(kind, () if kind else None), ())
+
+
+def _json_value(node: exp.Substring, value: Typed) -> Typed:
+    """The JSON of a value, written with `VALUE_JSON`."""
+    problem = json_problem(value.type) if value.type else ""
+    operands = (value.type,) if value.type and not problem else None
+    return Typed(node, JSON_VALUE, Signature("STRING", operands, fails=True, problem=problem), (value,))

@@ -1,0 +1,90 @@
+"""Spark SQL types as text: which are numbers, how many digits a decimal has, and the common type of several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from sqlglot import exp
+
+from sluice.sql.dialect import text_of
+from sluice.values.sql_types import canonical
+
+Types: TypeAlias = Mapping[str, str]
+"""Name → type; empty if unknown."""
+
+VOID = "VOID"
+"""The type of NULL."""
+MOST_DIGITS = 38
+PLAIN_SCALE = 6
+"""The largest scale of decimals that Spark and Arrow always write without an exponent."""
+_INTEGERS = {"INT": (10, 0), "BIGINT": (20, 0)}
+_FEWEST_DECIMALS = 6
+"""Spark keeps so many decimals of a result with more digits than a decimal has."""
+
+
+def is_integer(kind: str) -> bool:
+    return kind in _INTEGERS
+
+
+def is_decimal(kind: str) -> bool:
+    return kind.startswith("DECIMAL")
+
+
+def is_exact(kind: str) -> bool:
+    """Whether numbers of this type have exact arithmetic."""
+    return is_integer(kind) or is_decimal(kind)
+
+
+def is_number(kind: str) -> bool:
+    return is_exact(kind) or kind == "DOUBLE"
+
+
+def digits(kind: str) -> tuple[int, int]:
+    """Precision and scale of an exact number."""
+    return _INTEGERS.get(kind) or precision_and_scale(kind)
+
+
+def precision_and_scale(kind: str) -> tuple[int, int]:
+    """Precision and scale of a DECIMAL type."""
+    found = [int(number) for number in re.findall(r"\d+", kind)]
+    return (found[0], found[1]) if len(found) == 2 else (10, 0) if not found else (found[0], 0)
+
+
+def decimal(precision: int, scale: int) -> str:
+    """The decimal type that Spark makes of these digits: with fewer decimals if there are too many digits."""
+    if precision > MOST_DIGITS:
+        scale = max(MOST_DIGITS - (precision - scale), min(scale, _FEWEST_DECIMALS))
+        precision = MOST_DIGITS
+    return f"DECIMAL({precision},{scale})"
+
+
+def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Precision and scale of a decimal that holds all values of decimals with these digits."""
+    pairs = list(kinds)
+    scale = max(scale for _, scale in pairs)
+    return max(precision - of_scale for precision, of_scale in pairs) + scale, scale
+
+
+def common_type(kinds: Iterable[str]) -> str:
+    """The type to which Spark converts values of these types; empty if unknown, or if the conversion can fail."""
+    different = {kind for kind in kinds if kind != VOID}
+    if not different:
+        return VOID
+    if len(different) == 1:
+        return different.pop()
+    if not all(map(is_number, different)):
+        return ""
+    if "DOUBLE" in different:
+        return "DOUBLE"
+    if all(map(is_integer, different)):
+        return "BIGINT"
+    precision, scale = wide_decimal(map(digits, different))
+    return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+
+
+def declared(tree: exp.DataType) -> str:
+    """The type that a CAST names, written as everywhere."""
+    kind = canonical(text_of(tree))
+    return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind

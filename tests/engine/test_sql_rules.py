@@ -1,0 +1,190 @@
+"""Each rule for SQL on Arrow gives Spark's results and errors, for extreme values and for random ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.engine.steps.attempts import share_subexpressions, with_columns
+from sluice.plan import Attempt
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.failures import causes
+from sluice.sql.typed import typed
+
+COLUMNS = {
+    "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
+    "small": "INT", "tiny": "INT", "amount": "DECIMAL(12,2)", "rate": "DECIMAL(9,4)", "huge": "DECIMAL(38,2)",
+    "share": "DOUBLE", "part": "DOUBLE", "flag": "BOOLEAN", "at": "TIMESTAMP", "day": "DATE", "later": "DATE",
+    "place": "STRUCT<city: STRING, zip: BIGINT>", "tags": "ARRAY<STRING>", "counts": "ARRAY<INT>",
+    "lines": "ARRAY<STRUCT<item: STRING, price: DECIMAL(12,2)>>", "map": "MAP<STRING, STRING>",
+}  # fmt: skip
+TEXTS = [
+    "", " ", "a", "ab", "A,b", "b%", "_", "ä", "ß", "İ", "日本", "😀", "a😀b", 'say "x"', "it's", "back\\slash",
+    "line\nbreak", "\x01", "\x7f", "  two  words ", "a,b,,c,", "x=1;y=2", "ΑΣ", "\u2028", "\r\n", "aXbXc", "ǆ", "abc-123",
+]  # fmt: skip
+NUMBERS = [
+    "0", "1", "-1", "+5", " 7 ", "007", "-0", "2147483647", "2147483648", "-2147483648", "-2147483649",
+    "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-9223372036854775809", "1.5", "-2.50", ".5",
+    "5.", "1e3", "1E-7", "1e400", "-1e-400", "NaN", "Infinity", "-inf", "+Infinity", "nan", "1.0f", "2d", "0x10", "0x1p3",
+    "1_000", "12a", "", " ", ".", "-", "+", "1 2", "\t3\n", "\x004\x1f", "\x7f5", "１２", "٣", "99999999999.995", "0.005",
+    "-0.005", "123456789012345678901234567890.12", "0.1", "1.00000000000000000001", "true", "T", "yes", " No ", "off", "f",
+    "00000000000000000000000012", "-00000000000000000000000012", "1e5000", "0e99999999999", "1L", "--1", "1,5",
+]  # fmt: skip
+DAYS = [
+    "2024-02-29", "2023-02-29", "1969-12-31", "0001-01-01", "9999-12-31", "2024", "2024-2", "2024-2-3", "2024-02-03T10:11",
+    "2024-02-03 x", " 2024-02-03 ", "20240203", "12345-01-01", "-0044-03-15", "+2024-01-01", "0000-01-01", "2024-13-01",
+    "2024-00-01", "2024-01-32", "2024-01-01x", "1582-10-10", "", "today", "epoch", "1000000-01-01", "2024/01/02", "2024-1-1 ",
+]  # fmt: skip
+WHOLE = [0, 1, -1, 2, -2, 3, 7, 10, -10, 100, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**53 + 1, 2**63 - 1, -(2**63)]
+SHARES = [
+    0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -1.5, 2.5, 0.1, 1e-300, -1e300, 1e308, 1e10, 2.0**53, 2.0**63, -(2.0**63), 1e19,
+    0.005, 2147483647.5, -2147483648.5, 123456.789, 5e-324,
+]  # fmt: skip
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TIMES = [
+    EPOCH, EPOCH - timedelta(microseconds=1), datetime(1, 1, 1, tzinfo=UTC), datetime(2024, 2, 29, 23, 59, 59, 999999, UTC),
+    datetime(9999, 12, 31, 23, 59, 59, 999999, UTC), datetime(2024, 3, 31, 1, 30, tzinfo=UTC),
+    datetime(1969, 7, 20, 20, 17, 40, 120000, UTC), datetime(2000, 1, 1, 12, tzinfo=UTC), datetime(2021, 1, 3, 5, 6, 7, 890, UTC),
+]  # fmt: skip
+DATES = [date(1970, 1, 1), date(1969, 12, 31), date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29), date(2023, 12, 31),
+         date(2021, 1, 3), date(2000, 3, 1)]  # fmt: skip
+
+
+def decimals(precision: int, scale: int) -> list[Decimal]:
+    most = 10**precision - 1
+    plain = [0, 1, -1, 5, -5, 10, 50, 100, 150, -250, 12345, most, -most, most // 2, -(most // 3)]
+    return [Decimal(number).scaleb(-scale) for number in plain if abs(number) <= most]
+
+
+VALUES: dict[str, list[Any]] = {
+    "text": TEXTS, "other": TEXTS, "number": NUMBERS, "day_text": DAYS, "whole": WHOLE, "more": WHOLE,
+    "small": [each for each in WHOLE if -(2**31) <= each < 2**31], "tiny": [-3, -2, -1, 0, 1, 2, 3, 4, 30],
+    "amount": decimals(12, 2), "rate": decimals(9, 4), "huge": decimals(37, 2), "share": SHARES, "part": SHARES,
+    "flag": [True, False], "at": TIMES, "day": DATES, "later": DATES,
+    "place": [{"city": "x", "zip": 1}, {"city": None, "zip": None}, {"city": "ä\"", "zip": -5}],
+    "tags": [[], ["a"], ["a", None, "b"], [None], ["x", "y", "z", "a"]],
+    "counts": [[], [1], [1, None, 2], [None], [3, 2, 1, 0]],
+    "lines": [[], [None], [{"item": "p", "price": Decimal("1.50")}, {"item": None, "price": None}]],
+    "map": [{}, {"a": "1"}, {"a": None, "b": "2", "": "3"}],
+}  # fmt: skip
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Rows in which each value of each column stands at least once, with other values in a random order."""
+    chance = random.Random(seed)
+    columns = {}
+    for name, values in VALUES.items():
+        many = [*values, None] * (count // (len(values) + 1) + 1)
+        chance.shuffle(many)
+        rest = [each for each in values if each not in many[:count]]
+        columns[name] = [*many[: count - len(rest)], *rest]
+    return [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+
+
+SIGNS = ("+", "-", "*", "/", "%", "DIV")
+PAIRS = [
+    ("whole", "more"), ("small", "tiny"), ("whole", "tiny"), ("share", "part"), ("share", "tiny"), ("amount", "rate"),
+    ("amount", "whole"), ("tiny", "rate"), ("amount", "share"), ("huge", "amount"), ("amount", "3"), ("2", "small"),
+    ("share", "1.5"), ("whole", "10"), ("share", "2"),
+]  # fmt: skip
+CASTS = {
+    "number": ("INT", "BIGINT", "DOUBLE", "DECIMAL(12,2)", "DECIMAL(38,10)", "DECIMAL(5,0)", "BOOLEAN", "STRING"),
+    "day_text": ("DATE",),
+    "whole": ("INT", "BIGINT", "DOUBLE", "DECIMAL(20,0)", "DECIMAL(12,2)", "BOOLEAN", "STRING", "TIMESTAMP"),
+    "small": ("INT", "BIGINT", "DOUBLE", "DECIMAL(5,1)", "DECIMAL(12,2)", "BOOLEAN", "STRING", "TIMESTAMP"),
+    "amount": ("INT", "BIGINT", "DOUBLE", "DECIMAL(12,1)", "DECIMAL(14,4)", "DECIMAL(5,2)", "STRING"),
+    "rate": ("INT", "DOUBLE", "DECIMAL(9,2)", "DECIMAL(4,3)", "STRING"),
+    "huge": ("INT", "BIGINT", "DOUBLE", "DECIMAL(38,0)", "DECIMAL(38,4)"),
+    "share": ("INT", "BIGINT", "DOUBLE"),
+    "flag": ("INT", "BIGINT", "STRING"),
+    "at": ("DATE", "BIGINT", "STRING"),
+    "day": ("TIMESTAMP", "STRING"),
+}
+
+
+def expressions() -> Iterator[str]:
+    for (left, right), sign in product(PAIRS, SIGNS):
+        yield f"{left} {sign} {right}"
+    for (left, right), sign in product(PAIRS, ("=", "<", "<=", "<=>")):
+        yield f"{left} {sign} {right}"
+    for name, kinds in CASTS.items():
+        for kind, tried in product(kinds, ("", "TRY_")):
+            yield f"{tried}CAST({name} AS {kind})"
+    for (left, right), name in product(PAIRS, ("try_add", "try_subtract", "try_multiply", "try_divide")):
+        yield f"{name}({left}, {right})"
+    for name in ("whole", "small", "amount", "huge", "share", "rate"):
+        yield from (f"-{name}", f"abs({name})", f"floor({name})", f"ceil({name})", f"CAST(floor({name}) AS STRING)")
+        yield from (f"greatest({name}, {name}, NULL)", f"least({name}, 1, {name})", f"coalesce({name}, 0)")
+    yield from ("round(amount, 1)", "round(amount)", "round(rate, 3)", "round(rate, 9)", "round(rate, 0)")
+    yield from ("-2147483648", "-9223372036854775808", "1e3", "0.050", "12345678901234567890")
+    yield from CONDITIONS
+
+
+CONDITIONS = [
+    "IF(tiny = 0, 0, 10 / tiny)", "tiny != 0 AND 10 % tiny = 1", "tiny = 0 OR 10 DIV tiny > 2", "tiny != 0 OR 10 % tiny = 1",
+    "CASE WHEN tiny > 0 THEN 10 DIV tiny WHEN flag THEN CAST(number AS INT) ELSE small + 1 END",
+    "CASE tiny WHEN 1 THEN 'one' WHEN 0 THEN CAST(10 DIV tiny AS STRING) END", "coalesce(CAST(number AS INT), tiny)",
+    "coalesce(tiny, CAST(number AS INT))", "nullif(tiny, CAST(number AS INT))", "nvl2(tiny, small, CAST(number AS BIGINT))",
+    "tiny IN (1, CAST(number AS INT), 3)", "tiny BETWEEN 0 AND CAST(number AS INT)", "tiny + CAST(number AS INT)",
+    "CAST(number AS INT) + tiny", "CAST(number AS INT) / tiny", "tiny / CAST(number AS INT)", "1 / (small - small)",
+    "concat(text, CAST(CAST(number AS INT) AS STRING), other)", "text || CAST(CAST(number AS INT) AS STRING)",
+    "named_struct('a', CAST(number AS INT), 'b', tiny / 0).b", "array(tiny, CAST(number AS INT))",
+    "CAST(number AS INT) <=> tiny", "CAST(number AS INT) IS NULL", "greatest(tiny, CAST(number AS INT))",
+    "share / part > 1", "greatest(share / tiny, part)", "share * part = share * part", "flag IS TRUE", "flag IS NOT FALSE",
+    "IF(flag, share, tiny)", "coalesce(amount, rate, 1)", "IF(flag, amount, 0)", "text > other", "at < TIMESTAMP '2024-01-01'",
+    "CAST(number AS DOUBLE) * 2", "CAST(number AS DECIMAL(12,2)) + amount", "least(share, part)", "isnull(text)",
+    "at BETWEEN TIMESTAMP '1970-01-01 00:00:00' AND current_timestamp()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(2, 8))])
+def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, seed: int) -> None:
+    table = pa.Table.from_pylist(rows(120, seed), pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))
+    (batch,) = table.combine_chunks().to_batches()
+    frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items())).cache()
+    share_subexpressions(spark, shared=False)
+    sqls = [sql for sql in dict.fromkeys(expressions()) if not typed(sql, COLUMNS).why_spark]
+    wrong = []
+    for start in range(0, len(sqls), 60):
+        some = sqls[start : start + 60]
+        attempts = [
+            Attempt(f"t{number}", 0, "true", (sql,), None, tuple(causes(sql))) for number, sql in enumerate(some)
+        ]
+        found = ArrowSteps((tuple(attempts),), COLUMNS, pa.schema([])).columns(batch)
+        expected = with_columns(frame, (), attempts).toArrow()
+        for sql, attempt in zip(some, attempts, strict=True):
+            for name in (attempt.name, attempt.error):
+                wrong += list(differences(sql, table, found[name], expected.column(name)))
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def differences(sql: str, table: pa.Table, found: pa.Array, expected: pa.ChunkedArray) -> Iterator[str]:
+    if str(found.type).replace(" not null", "") != str(expected.type).replace(" not null", ""):
+        yield f"{sql}: {found.type}, but for Spark {expected.type}"
+    for row, (ours, theirs) in enumerate(zip(plain(found), plain(expected.combine_chunks()), strict=True)):
+        if repr(ours) != repr(theirs):
+            read = {name: table.column(name)[row].as_py() for name in typed(sql, COLUMNS).columns}
+            yield f"{sql} of {read}: {ours!r}, but for Spark {theirs!r}"
+            return
+
+
+def plain(values: pa.Array) -> list[Any]:
+    """The values, with times as numbers, as Python has only the years from 1 to 9999."""
+    if pa.types.is_struct(values.type):
+        fields = map(plain, values.flatten())
+        return [
+            each if valid else None
+            for each, valid in zip(zip(*fields, strict=True), values.is_valid().to_pylist(), strict=True)
+        ]
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.int32())
+    return (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
