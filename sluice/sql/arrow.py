@@ -86,6 +86,7 @@ class _Evaluation:
 
 
 def _column(of: _Evaluation, expression: Typed) -> Result:
+    assert isinstance(expression.node, exp.Column)
     first, *rest = (part.name for part in expression.node.parts)
     # A list, because Arrow reads the text `.a` as a path.
     return Result(reduce(lambda of_object, name: pc.struct_field(of_object, [name]), rest, of.columns[first]))
@@ -242,10 +243,17 @@ def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
 
 def _calculated(sign: str, *, tries: bool = False) -> Function:
     def calculate(expression: Typed, values: list[Value], count: int) -> Result:
-        made = calculated(sign, *values, expression.type, count)
+        made = calculated(sign, values[0], values[1], expression.type, count)
         return null_if_failed(made) if tries else made
 
     return calculate
+
+
+def _negated(expression: Typed, values: list[Value], count: int) -> Result:
+    literal = expression.node.this
+    if isinstance(literal, exp.Literal) and literal.is_int:  # the least number has no positive one of its type
+        return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
+    return negated(values[0], expression.type, count)
 
 
 def _cast(expression: Typed, values: list[Value], count: int) -> Result:
@@ -311,11 +319,11 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.SafeAdd: _calculated("+", tries=True),
     exp.SafeSubtract: _calculated("-", tries=True),
     exp.SafeMultiply: _calculated("*", tries=True),
-    exp.Div: lambda expression, values, count: divided(*values, count),
-    exp.SafeDivide: lambda expression, values, count: null_if_failed(divided(*values, count)),
-    exp.IntDiv: lambda expression, values, count: divided_whole(*values, count),
-    exp.Mod: lambda expression, values, count: remainder(*values, expression.type, count),
-    exp.Neg: lambda expression, values, count: negated(values[0], expression.type, count),
+    exp.Div: lambda expression, values, count: divided(values[0], values[1], count),
+    exp.SafeDivide: lambda expression, values, count: null_if_failed(divided(values[0], values[1], count)),
+    exp.IntDiv: lambda expression, values, count: divided_whole(values[0], values[1], count),
+    exp.Mod: lambda expression, values, count: remainder(values[0], values[1], expression.type, count),
+    exp.Neg: _negated,
     exp.Abs: lambda expression, values, count: absolute(values[0], expression.type, count),
     exp.Round: _rounded,
     exp.Floor: _whole(pc.floor),

@@ -66,7 +66,11 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
         case "DATE", "TIMESTAMP":
             return Result(values.cast(arrow_type(to)))
         case _, "TIMESTAMP":
-            return times(values, 10**6)
+            seconds, most = values.cast(pa.int64()), (2**63 - 1) // 10**6
+            kept = pc.max_element_wise(pc.min_element_wise(seconds, most, skip_nulls=False), -most, skip_nulls=False)
+            micros = pc.multiply(kept, 10**6)
+            large, small = pc.greater(seconds, most), pc.less(seconds, -most)
+            return Result(pc.case_when(pc.make_struct(large, small), 2**63 - 1, -(2**63), micros).cast(arrow_type(to)))
     return Result(_widened(values, of, to))
 
 

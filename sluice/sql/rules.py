@@ -375,7 +375,7 @@ _SAFE_CASTS = {
 
 
 def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
-    (of,), to = kinds, declared(node.to)
+    (of,), to = kinds, declared(node.args["to"])
     if of == VOID:
         return Signature(to)
     is_tried = bool(node.args.get("safe"))
@@ -422,7 +422,9 @@ def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 def _field(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = struct_fields(kinds[0]).get(node.expression.name, "")
-    return Signature(kind, kinds if kind else None)
+    # Of an object that is only made for this, Spark does not compute the other fields.
+    is_made = isinstance(node.this.unnest(), exp.Struct)
+    return Signature(kind, kinds if kind and not is_made else None)
 
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -577,7 +579,7 @@ RULES: dict[RuleKey, Rule] = {
     exp.Trim: Rule(lambda node, kinds: Signature("STRING")),
     exp.Length: Rule(lambda node, kinds: Signature("INT")),
     exp.Concat: Rule(_concat, order="all"),
-    exp.DPipe: Rule(_concat),
+    exp.DPipe: Rule(_concat, order="all"),
     exp.Like: Rule(_like),
     # Aggregates
     exp.Filter: Rule(_unchanged, arguments=lambda node: (node.this,)),

@@ -29,7 +29,7 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import OrderedOperator
 from sluice.plan import operators as plan
-from sluice.plan.value_types import precision_and_scale
+from sluice.sql.types import precision_and_scale
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 

@@ -46,7 +46,7 @@ class ArrowSteps:
         steps = cls((*job.layers, *more, failure_columns(job)), types_read(job))
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
-        if different := [field.name for field in schema if not _is_same(field.type, wanted.field(field.name).type)]:
+        if different := [field.name for field in schema if not is_same(field.type, wanted.field(field.name).type)]:
             import structlog  # Python workers import this module, and structlog takes 0.1 seconds
 
             structlog.get_logger().warning(
@@ -80,9 +80,13 @@ class ArrowSteps:
         return typed_layers(self.layers, self.types)[0]
 
 
-def _is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types are equal, regardless of which fields of structs may be null."""
-    return str(made).replace(" not null", "") == str(wanted).replace(" not null", "")
+def is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether two types are equal, regardless of what may be null and of how the elements of lists are named."""
+    return _comparable(made) == _comparable(wanted)
+
+
+def _comparable(kind: pa.DataType) -> str:
+    return str(kind).replace(" not null", "").replace("list<item:", "list<element:")
 
 
 def _attempted(attempt: TypedAttempt, columns: Mapping[str, pa.Array], count: int) -> dict[str, pa.Array]:
