@@ -27,13 +27,16 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.steps.pickling import require_no_task
 from sluice.errors import TopologyError
-from sluice.plan import plan
+from sluice.plan import Job, plan
+from sluice.plan.one_pass import NeedsSparkError
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
-from sluice.testing.piped_run import Headers, PipedRecords, PipedRun
+from sluice.testing.local_run import LocalRun
+from sluice.testing.piped import Headers, PipedRecords
+from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.text import encode_text
@@ -91,7 +94,7 @@ class TopologyTestDriver:
         self._waiting: list[str] = []
         self._time = 0
         self._read: dict[str, int] = {}
-        self._run = PipedRun(spark or shared_session(), job, self._settings, partitions or {})
+        self._run = _run(job, self._settings, partitions or {}, spark)
 
     def __enter__(self) -> Self:
         return self
@@ -187,6 +190,18 @@ class TopologyTestDriver:
         """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
         self.commit()
         return dict(self._run.counts)
+
+
+def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
+    """A run in this process, or on Spark if a test asks for it or a step needs it."""
+    if spark is None:
+        try:
+            return LocalRun(job, settings, partitions)
+        except NeedsSparkError as reason:
+            log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=str(reason))
+    from sluice.testing.spark_run import SparkRun
+
+    return SparkRun(spark or shared_session(), job, settings, partitions)
 
 
 def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:

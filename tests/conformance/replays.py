@@ -33,7 +33,7 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.protocol import Checksums
 from sluice.testing.driver import shared_session
-from sluice.testing.piped_run import OnlyWriter
+from sluice.testing.piped import OnlyWriter
 from sluice.topology.pipeline import Pipeline
 
 Moment = Literal["before the state", "before the output", "before the snapshot", "before the commit"]

@@ -26,7 +26,7 @@ import psutil
 
 from sluice import Pipeline
 from sluice.testing.driver import shared_session
-from sluice.testing.piped_run import PipedRecords
+from sluice.testing.piped import PipedRecords
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes
 from tests.conformance.catalogue import SOURCES, Chain, Nodes, Unfit, Values

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
-from sluice.engine.batch.headers import concatenated, headers_of_records, with_headers
+from sluice.engine.batch.headers import RAW, concatenated, headers_of_records, with_headers
 from sluice.engine.batch.rows import origins
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
@@ -236,6 +236,23 @@ class RecordSinks:
             facts.counts.update(self.side_outputs.write_records(number, output, name, concatenated(tables)))
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
         self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
+
+
+def columns_of_records(job: Job) -> dict[str, str]:
+    """The columns of records that are counted and sent to topics, each with its SQL."""
+    names = ["_source", "_partition", "_time"]
+    if "_offset" in job.metadata:
+        names.append("_offset")
+    for sink in job.stream_sinks:
+        names += [sink.passed, sink.key, sink.value]
+    failures = job.first_failures
+    if failures:
+        names += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
+    if failures or job.keeps_headers:
+        names.append(RAW)
+    return {name: name for name in names} | {
+        failure.column: f"IF({failure.once}, {failure.error}, NULL)" for failure in failures
+    }
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +20,24 @@ _STATE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.crc)?
 """Spark's names of the files that hold a version of its state. The version after batch N is N + 1."""
 
 
+_BATCH: ContextVar[int] = ContextVar("batch")
+"""The number of the batch that this thread runs without Spark."""
+
+
+@contextmanager
+def running(batch: int) -> Iterator[None]:
+    """Run the tasks of a batch in this thread."""
+    token = _BATCH.set(batch)
+    try:
+        yield
+    finally:
+        _BATCH.reset(token)
+
+
 def current_batch() -> int:
     """The number of this task's batch."""
+    if (batch := _BATCH.get(-1)) >= 0:
+        return batch
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -12,8 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from sluice.engine.batch.accounting import columns_of_records
 from sluice.engine.batch.arrow import Chain
-from sluice.engine.batch.headers import RAW
 from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.rows import STATE_KEY
 from sluice.engine.batch.spark_types import ddl
@@ -100,32 +100,18 @@ class Frames:
             most += sum(self.partitions[topic] for topic in topics) - 1
         return reader, self.input.read(topics, most)
 
-    def _columns(self) -> list[str]:
-        """The columns that the task after the stateless steps reads in both kinds of job."""
-        columns = ["_source", "_partition", "_time"]
-        if "_offset" in self.job.metadata:
-            columns.append("_offset")
-        for sink in self.job.stream_sinks:
-            columns += [sink.passed, sink.key, sink.value]
-        failures = self.job.first_failures
-        columns += [f"IF({failure.once}, {failure.error}, NULL) AS {failure.column}" for failure in failures]
-        if failures:
-            columns += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
-        if failures or self.job.keeps_headers:
-            columns.append(RAW)
-        return columns
-
     def _fused(self, job: FusedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
         """State rows of the fused operator. Tasks assign records to windows and combine them before the aggregation.
 
         If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only
         checks them. If not, records go from the decoding task to Spark SQL and back.
         """
-        columns = self._columns()
+        columns = columns_of_records(job)
         for group in job.groups:
-            columns += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
-            columns += [group.late_key, group.late_value] if group.late is not None else []
-        records = records.selectExpr(*dict.fromkeys(columns))
+            own = [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
+            own += [group.late_key, group.late_value] if group.late is not None else []
+            columns |= {name: name for name in own}
+        records = select_columns(records, columns)
         self.types = column_types(job, records)
         inputs = sorted({name for group in job.groups for name in group.inputs})
         types = {name: to_arrow_type(records.schema[name].dataType, timezone="UTC") for name in inputs}
@@ -151,14 +137,7 @@ class Frames:
         ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
         edges = stages.first_edges(kinds_in(records))
-        columns = self._columns()
-        for edge in (edge for operator in job.operators for edge in operator.sides):
-            columns += [edge.column, edge.key_column, edge.value_column]
-            columns += [edge.foreign_column] if edge.foreign is not None else []
-            columns += [edge.path_column] if edge.path_column is not None else []
-        if job.operators:
-            columns += ["_sequence", "_offset"]
-        records = with_layers(records, edges).selectExpr(*dict.fromkeys(columns))
+        records = select_columns(with_layers(records, edges), ingest.columns(job))
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
         pack = Pack(job.pipeline.workers)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
@@ -181,6 +160,11 @@ class Frames:
             return source.mapInArrow(Chain((reader, ordered_rows, Pack(workers, to_all=True))).__call__, PARCEL_DDL)
         state_rows = source.mapInArrow(reader.__call__, TableReader.columns)
         return state_rows.selectExpr("*", "0L AS time", f"explode(sequence(0, {workers - 1})) AS worker")
+
+
+def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The columns with these names, each from its SQL."""
+    return frame.selectExpr(*(name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()))
 
 
 def _arrow_schema(reader: StreamReader) -> pa.Schema:

@@ -60,7 +60,7 @@ class JobQuery:
     @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
-        return generation_info(self.storage, self.frames)
+        return generation_info(self.storage, self.frames.types, self.frames.input_types)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""

@@ -6,25 +6,27 @@ from collections.abc import Iterator, Mapping
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.compatibility import IN_ANY_ORDER
-from sluice.engine.job.dataframes import Frames
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Process
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
 
-def generation_info(storage: Storage, frames: Frames) -> GenerationInfo:
-    """The generation's description for readers. Call it after `frames.state_rows`, which sets the types."""
-    job, types = storage.job, frames.types
+def generation_info(storage: Storage, types: Mapping[str, str], input_types: Mapping[int, str]) -> GenerationInfo:
+    """The generation's description for readers.
+
+    `types`: store → the type of its values; `input_types`: step of a store or operator → the types of its inputs.
+    """
+    job = storage.job
     pipeline = job.pipeline
     stores: list[StoreInfo] = []
     operators: dict[str, str] = {}
     match job:
         case FusedJob():
-            stores = [*_group_stores(job, types, frames.input_types)]
+            stores = [*_group_stores(job, types, input_types)]
         case OrderedJob():
             stores = [*_ordered_stores(job, types), *_processor_stores(job)]
-            operators = dict(_operators(job, frames.input_types))
+            operators = dict(_operators(job, input_types))
     return GenerationInfo(
         pipeline=pipeline.name,
         generation=storage.generation,

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Part, PartFacts, RecordSinks, StreamTimeReader, Task, truth
+from sluice.engine.batch.accounting import (
+    Part,
+    PartFacts,
+    RecordSinks,
+    StreamTimeReader,
+    Task,
+    columns_of_records,
+    truth,
+)
 from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.headers import headers_of_records
 from sluice.engine.batch.rows import origins, rows
@@ -52,6 +60,18 @@ class Ingest:
         """The ingest of a job. `partitions`: topic → number of partitions."""
         stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
         return cls(stream_times, RecordSinks.of(job, side_outputs), job.operators, job.pipeline.workers)
+
+    @staticmethod
+    def columns(job: OrderedJob) -> dict[str, str]:
+        """The columns that the task reads, each with its SQL."""
+        names = []
+        for edge in (edge for operator in job.operators for edge in operator.sides):
+            names += [edge.column, edge.key_column, edge.value_column]
+            names += [edge.foreign_column] if edge.foreign is not None else []
+            names += [edge.path_column] if edge.path_column is not None else []
+        if job.operators:
+            names += ["_sequence", "_offset"]
+        return columns_of_records(job) | {name: name for name in names}
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = current_batch()

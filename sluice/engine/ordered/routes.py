@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.json_arrow import array_of_json
 from sluice.engine.batch.rows import ROW, SCHEMA
-from sluice.engine.ordered.stages import Stages
+from sluice.engine.ordered.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Column, Edge
-from sluice.plan.one_pass import NeedsSparkError, on_arrow, types_of
+from sluice.plan import Edge
+from sluice.plan.one_pass import NeedsSparkError, types_of
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import paths
-from sluice.values.sql_types import canonical, compact
+from sluice.values.sql_types import canonical
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ class Routes:
             raise NeedsSparkError("a step can fail")
         if any(edge.constant_path is None for edge in edges):
             raise NeedsSparkError("turns one result into several")
-
-        def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-            return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}
-
-        of_edges = stages.edges(number, kinds)
+        of_edges = stages.edges(number, kinds_by_name(types))
         types_of(of_edges, types)
         return cls(tuple(results), ArrowSteps((*layers, *of_edges), before), edges)
 

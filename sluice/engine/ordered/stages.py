@@ -19,8 +19,10 @@ from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
 from sluice.plan import Column, Edge, Layers, OrderedJob, OrderedOperator
 from sluice.plan.jobs import STORE, result_column
+from sluice.plan.one_pass import kind
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
+from sluice.values.dialect import tree_of
 from sluice.values.shapes import Shape
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 from sluice.values.sql_types import compact, struct_fields, struct_type
@@ -222,3 +224,12 @@ def _argument(sql: str, kind: str) -> str:
     if kind in _WRITTEN_AS_TEXT or kind.startswith("decimal"):
         return f"coalesce(CAST({sql} AS STRING), 'null')"
     return VALUE_JSON.format(sql)
+
+
+def kinds_by_name(types: Mapping[str, str]) -> Kinds:
+    """Tells the types of columns that read columns of these types. Raises NeedsSparkError for those of other steps."""
+
+    def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
+        return {column.name: compact(kind(tree_of(column.sql), types)) for column in columns}
+
+    return kinds

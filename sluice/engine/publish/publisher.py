@@ -76,6 +76,23 @@ class Output(Protocol):
         """Write a batch's records atomically. Returns the number of records per topic."""
 
 
+class StateRows(Protocol):
+    """The changed state rows of a batch, or the parcels with them, which are computed when they are written."""
+
+    def write(self, writer: ShardWriter) -> pa.Table:
+        """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
+
+
+@dataclass(frozen=True)
+class OnSpark:
+    """State rows that Spark computes."""
+
+    frame: DataFrame
+
+    def write(self, writer: ShardWriter) -> pa.Table:
+        return self.frame.select(*writer.columns).mapInArrow(writer.__call__, "written BIGINT").toArrow()
+
+
 def ordered_records(job: OrderedJob, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
     """The sorted output records of ordered operators, per sink."""
     for sink in job.ordered_sinks:
@@ -165,6 +182,10 @@ class Publisher:
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
         """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
+        self.publish(OnSpark(state_rows), batch)
+
+    def publish(self, state_rows: StateRows, batch: int) -> None:
+        """Publish a batch with these changed state rows."""
         try:
             self._publish(state_rows, batch)
         except BaseException as error:
@@ -174,7 +195,7 @@ class Publisher:
                 self.error = error
             raise
 
-    def _publish(self, state_rows: DataFrame, batch: int) -> None:
+    def _publish(self, state_rows: StateRows, batch: int) -> None:
         side_outputs, phases = self.storage.side_outputs, Phases()
         if self.output is not None:
             # The batches of a backlog have the same clock.
@@ -279,20 +300,20 @@ class Publisher:
         }
         return {topic: ends for topic, ends in moved.items() if ends}
 
-    def _write_shards(self, state_rows: DataFrame, batch: int) -> tuple[int, pa.Table]:
+    def _write_shards(self, state_rows: StateRows, batch: int) -> tuple[int, pa.Table]:
         """Write the shards. Returns the number of state rows written, and the rows that the tasks have spooled."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.totals)
-        written = state_rows.select(*writer.columns).mapInArrow(writer.__call__, "written BIGINT").toArrow()
+        written = state_rows.write(writer)
         spooled = [writer.spooled.empty_table(), *self.storage.side_outputs.changes(batch)]
         return pc.sum(written.column("written")).as_py() or 0, pa.concat_tables(spooled)
 
-    def _changes(self, state_rows: DataFrame, spooled: pa.Table) -> tuple[Records, list[Row]]:
+    def _changes(self, state_rows: StateRows, spooled: pa.Table) -> tuple[Records, list[Row]]:
         """The output records for store changes, and the rejected rows for changes on which a step failed."""
         job = self.storage.job
-        if self.output is None or not isinstance(job, FusedJob):
+        if self.output is None or not isinstance(job, FusedJob) or not isinstance(state_rows, OnSpark):
             return [], []
         self.tables.apply(spooled)
-        return change_records(state_rows.sparkSession, job, spooled, self.tables, self.types)
+        return change_records(state_rows.frame.sparkSession, job, spooled, self.tables, self.types)
 
     def _start_output(self, batch: int, ends: dict[str, dict[str, int]]) -> StreamOutput | None:
         """Write the output records of streams, if tasks have written all of them; otherwise None.

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.plan import Job, Layers
+from sluice.plan import Column, Job, Layers
 from sluice.plan.one_pass import TypedAttempt, TypedLayer, failure_columns, typed_layers, types_read, why_spark
 from sluice.sql.arrow import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
@@ -54,6 +54,14 @@ class ArrowSteps:
             )
             return None
         return cls(steps.layers, steps.types, schema)
+
+    @classmethod
+    def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers = ()) -> Self:
+        """The steps of a job and the layers after them, which give the columns with these names and SQL."""
+        last = tuple(Column(name, sql, None) for name, sql in columns.items() if name != sql)
+        layers, types = (*job.layers, *more, last), types_read(job)
+        empty = cls(layers, types).columns(pa.RecordBatch.from_pylist([], read))
+        return cls(layers, types, pa.schema([(name, empty[name].type) for name in columns]))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None

@@ -1,0 +1,86 @@
+"""A job's query as functions over Arrow batches, which run in Spark's tasks or, for a test, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import pyarrow as pa
+
+from sluice.engine.batch.arrow import Chain, Task, arrow_type
+from sluice.engine.batch.parcels import Pack, unpack
+from sluice.engine.batch.storage import Storage
+from sluice.engine.ordered.ingest import Ingest
+from sluice.engine.ordered.routes import Routes
+from sluice.engine.ordered.stages import Stages, kinds_by_name
+from sluice.engine.read.global_tables import TableReader, ordered_rows
+from sluice.engine.read.streams import StreamReader
+from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.plan import Job, OrderedJob
+from sluice.plan.one_pass import NeedsSparkError, types_of, types_read, why_spark
+
+Parcels = Mapping[int, Sequence[pa.RecordBatch]]
+"""Worker → the parcels for it."""
+
+
+@dataclass(frozen=True)
+class ArrowQuery:
+    """The tasks of a job. Each takes and yields record batches; parcels go between them (`batch.parcels`)."""
+
+    workers: int
+    read: Task
+    """From the streams' records to parcels for the first stage."""
+    stages: tuple[Task, ...]
+    tables: Task
+    """From the records of global tables to parcels for the shards."""
+    types: Mapping[str, str]
+    """Store → the type of its values."""
+    input_types: Mapping[int, str]
+    """Operator → the types of its inputs."""
+
+    @classmethod
+    def of(cls, job: Job, storage: Storage, partitions: Mapping[str, int], epoch: int, *, interleaved: bool) -> Self:
+        """The query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
+        if not isinstance(job, OrderedJob):
+            raise NeedsSparkError("aggregates in any order")
+        if reason := why_spark(job):
+            raise NeedsSparkError(reason)
+        side_outputs, batches = storage.side_outputs, storage.batches
+        reader = StreamReader.of(job, side_outputs, batches, interleaved=interleaved)
+        ingest = Ingest.of(job, side_outputs, batches, partitions)
+        stages = Stages(job, storage, ingest, epoch)
+        edges = stages.first_edges(kinds_by_name(types_of(job.layers, types_read(job))))
+        read = pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])
+        steps = ArrowSteps.giving(job, read, ingest.columns(job), edges)
+        workers = job.pipeline.workers
+        tasks = []
+        for number in range(1, job.stages + 1):
+            stage = stages.task(number)
+            tasks.append(Chain((unpack, stage, Routes.of(stages, number), *stages.last_tasks(number))))
+        tables = TableReader.of(job, side_outputs, batches, interleaved=interleaved)
+        return cls(
+            workers,
+            Chain((reader, steps, ingest, Pack(workers))),
+            tuple(tasks),
+            Chain((tables, ordered_rows, Pack(workers, to_all=True))),
+            stages.store_types(),
+            stages.input_types(),
+        )
+
+    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> Parcels:
+        """The parcels for the workers' shards, computed from a batch's records in this process."""
+        parcels = by_worker(self.read(iter(streams)))
+        for stage in self.stages:
+            parcels = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in parcels.values()))
+        return by_worker(chain(*parcels.values(), self.tables(iter(tables))))
+
+
+def by_worker(parcels: Iterator[pa.RecordBatch] | Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+    """Parcels in the place of a shuffle."""
+    shuffled: dict[int, list[pa.RecordBatch]] = {}
+    for batch in parcels:
+        for row, worker in enumerate(batch.column("worker").to_pylist()):
+            shuffled.setdefault(worker, []).append(batch.slice(row, 1))
+    return dict(sorted(shuffled.items()))

@@ -1,0 +1,87 @@
+"""Runs a pipeline under test in this process, without Spark: the same tasks, with a list in the place of a shuffle."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.engine.batch.checkpoint import running
+from sluice.engine.job.arrow_query import ArrowQuery, Parcels
+from sluice.engine.job.registration import generation_info
+from sluice.engine.publish.shard_writer import ShardWriter
+from sluice.plan import Job
+from sluice.settings import Settings
+from sluice.testing.piped_run import PipedRun
+
+_SCHEMA = pa.schema([
+    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
+    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("sequence", pa.int64()),
+])  # fmt: skip
+"""The records that a task reads, as `engine.read.streams` expects them."""
+
+
+class LocalRun(PipedRun):
+    """Runs one job of the pipeline under test in this process. Raises NeedsSparkError if only Spark can run it."""
+
+    def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
+        super().__init__(job, settings, partitions)
+        query = ArrowQuery.of(job, self.storage, self.partitions, self.lease.epoch, interleaved=True)
+        self._query = query
+        self._streams = {source.topic for source in job.streams}
+        self._tables = {table.source.topic for table in job.tables}
+        self._failed: BaseException | None = None
+        self.begin(generation_info(self.storage, query.types, query.input_types), query.types, None)
+
+    def take(self, records: list[str]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        self.keep_headers(records)
+        decoded = [_decoded(record) for record in records]
+        streams, tables = ([each for each in decoded if each["topic"] in of] for of in (self._streams, self._tables))
+        batch = self.batch + 1
+        self._begin(batch)
+        try:
+            with running(batch):
+                parcels = self._query.run(_batches(streams), _batches(tables))
+                self.publish(_Computed(parcels), batch)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _begin(self, batch: int) -> None:
+        """Log the batch as Spark does, with the time at which it begins."""
+        log = Path(self.storage.checkpoint, "offsets", str(batch))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("v1\n" + json.dumps({"batchTimestampMs": round(time.time() * 1_000)}))
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The parcels of a batch for the shards."""
+
+    parcels: Parcels
+
+    def write(self, writer: ShardWriter) -> pa.Table:
+        written = [batch for of_worker in self.parcels.values() for batch in writer(iter(of_worker))]
+        return pa.Table.from_batches(written, pa.schema([("written", pa.int64())]))
+
+
+def _decoded(record: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(record)
+    values["timestamp"] *= 1_000
+    for name in ("key", "value"):
+        values[name] = None if values[name] is None else base64.b64decode(values[name])
+    values["headers"] = None if values["headers"] == "null" else values["headers"]
+    return values
+
+
+def _batches(records: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    if records:
+        yield pa.RecordBatch.from_pylist(list(records), _SCHEMA)

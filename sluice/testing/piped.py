@@ -1,0 +1,113 @@
+"""What a test pipes into a pipeline, and what it reads of the results."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from sluice.sinks.protocol import BatchId, Column, Published, Rows
+from sluice.state.ledger.history import Batch
+from sluice.values import epochs
+from sluice.values.keys import key_text
+
+Headers = Mapping[str, str | bytes | None]
+
+
+class PipedRecords:
+    """Numbers the records of all topics, and writes each as JSON of the columns."""
+
+    def __init__(self) -> None:
+        self._offsets: Counter[tuple[str, int]] = Counter()
+
+    def record(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        timestamp: int,
+        headers: Headers | None = None,
+        partition: int = 0,
+    ) -> str:
+        """The next record of a topic's partition. Values of type str, bytes or None stay as they are, and keys too."""
+        named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
+        record = {
+            "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
+            "key": _base64(_bytes(_text(key))), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
+            "headers": json.dumps(named or None),
+        }  # fmt: skip
+        self._offsets[topic, partition] += 1
+        return json.dumps(record)
+
+
+def _text(key: Any) -> str | bytes | None:
+    return key if isinstance(key, bytes) else key_text(key)
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return msgspec.json.Encoder(decimal_format="number").encode(epochs.in_numbers(value))
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+@dataclass
+class KeptOutput:
+    """Stores output records by topic for the test."""
+
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
+        """`send` gets these records too."""
+
+    def give_up(self) -> None:
+        """Nothing has been stored before `send`."""
+
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for topic, table in records:
+            counts[topic] += table.num_rows
+            self.records.setdefault(topic, []).extend(table.to_pylist())
+        return dict(counts)
+
+
+@dataclass
+class KeptRows:
+    """Stores the records of tables' rows, like those of topics, and checks them against the declared columns."""
+
+    output: KeptOutput
+    columns: Mapping[str, Sequence[Column]]
+
+    def begin(self, published: Published | None) -> None:
+        pass
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        for output, of_table in rows.items():
+            self.output.records.setdefault(output, []).extend(of_table.records.to_pylist())
+        return {output: of_table.count for output, of_table in rows.items()}
+
+
+class OnlyWriter:
+    """A lease and identity check that always succeed, because nothing else uses the state and topics of a test."""
+
+    @property
+    def epoch(self) -> int:
+        return 1
+
+    def check(self) -> None:
+        pass
+
+    def check_identity(self) -> None:
+        pass

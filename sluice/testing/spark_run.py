@@ -1,0 +1,107 @@
+"""Runs a pipeline under test on Spark: the engine's own query, on records that a test pipes in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from sluice.engine.job.query import JobQuery
+from sluice.engine.publish.publisher import OnSpark
+from sluice.engine.session import close_idle_callbacks
+from sluice.engine.steps.worker_errors import worker_error
+from sluice.errors import EngineError
+from sluice.plan import Job
+from sluice.settings import Settings
+from sluice.testing.piped_run import PipedRun
+
+_RECORD = (
+    "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
+    "sequence BIGINT"
+)
+_COLUMNS = (
+    "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",
+    "unbase64(r.value) AS value", "nullif(r.headers, 'null') AS headers", "r.sequence",
+)  # fmt: skip
+
+
+class PipedInput:
+    """The records that a test pipes in. One task gets the records of all topics, in the order of the calls."""
+
+    interleaved = True
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._stream: Any = None
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(topics, 1)
+
+    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+        """The topics' records as a streaming DataFrame. Each call of `add` is one batch."""
+        if self._stream is None:
+            memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
+            strings = self._class("org.apache.spark.sql.Encoders").STRING()
+            self._stream = memory.apply(strings, self._spark._jsparkSession)
+        frame = DataFrame(self._stream.toDF(), self._spark).selectExpr(f"from_json(value, '{_RECORD}') AS r")
+        names = ", ".join(f"'{topic}'" for topic in topics)
+        return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
+
+    def forget(self, done: Sequence[Sequence[str]] = ()) -> None:
+        """Begin the input again, with the records of the batches that a copied checkpoint has done."""
+        if self._stream is not None:
+            self._stream.reset()
+        for records in done:
+            self.add(records)
+
+    def add(self, records: Sequence[str]) -> None:
+        """Add the records of a batch, each as JSON of the columns."""
+        batch = self._class("java.util.ArrayList")()
+        for record in records:
+            batch.add(record)
+        self._stream.addData(self._class("scala.jdk.javaapi.CollectionConverters").asScala(batch).toSeq())
+
+    def _class(self, name: str) -> Any:
+        """A class of the JVM. By its whole name, because py4j searches all jars for each part of a dotted path."""
+        return getattr(self._spark._jvm, name)
+
+
+class SparkRun(PipedRun):
+    """Runs one job of the pipeline under test on Spark."""
+
+    def __init__(self, spark: SparkSession, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
+        super().__init__(job, settings, partitions)
+        self._spark = spark
+        self._input = PipedInput(spark)
+        query = JobQuery(spark, self.storage, self._input, self.partitions, self.lease.epoch)
+        self.begin(query.info, query.frames.types, query.frames.totals)
+        self._query = query.start(self._publish)
+
+    def take(self, records: list[str]) -> None:
+        self.keep_headers(records)
+        self._input.add(records)
+        try:
+            self._query.processAllAvailable()
+        except StreamingQueryException as error:
+            raise (worker_error(self.job, str(error)) or _root(error)) from error
+
+    def stop(self) -> None:
+        self._query.stop()
+        close_idle_callbacks(self._spark)
+        super().stop()
+
+    def _publish(self, state_rows: DataFrame, batch: int) -> None:
+        self.publish(OnSpark(state_rows), batch)
+
+
+def _root(error: StreamingQueryException) -> EngineError:
+    """The error that a task or the driver raised, without Spark's stack trace."""
+    lines = str(error).splitlines()
+    python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+    for line in lines[python[-1] if python else 0 :]:
+        if (match := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
+            return EngineError(match[1] if line.startswith("sluice.") else line)
+    return EngineError(lines[0])
