@@ -230,6 +230,9 @@ def kinds_by_name(types: Mapping[str, str]) -> Kinds:
     """Tells the types of columns that read columns of these types. Raises NeedsSparkError for those of other steps."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-        return {column.name: compact(kind(tree_of(column.sql), types)) for column in columns}
+        return {
+            column.name: "void" if column.sql == "NULL" else compact(kind(tree_of(column.sql), types))
+            for column in columns
+        }
 
     return kinds

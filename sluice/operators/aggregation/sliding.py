@@ -33,12 +33,11 @@ class SlidingAggregate(Aggregation):
             return
         starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
         after = self._seed_after(state, starts, time)
-        join = self._join_first if time < size else self._join
-        counted = join(state, starts, row, out)
-        if after is not None:
-            state[time + 1] = after
-            window = (time + 1, time + 1 + size)
-            out.emit(row.key, self.calculation.result(after[1]), after[0], window=window)
+        if time < size:
+            counted = self._join_first(state, starts, row, out, after)
+        else:
+            counted = self._join(state, starts, row, out)
+            self._begin_after(state, row, out, after)
         if not counted:
             out.count("late")
             out.send_late()
@@ -51,6 +50,14 @@ class SlidingAggregate(Aggregation):
             return None
         latest, aggregate = state[holding]
         return latest, self.calculation.copy(aggregate)
+
+    def _begin_after(self, state: State, row: Row, out: Output, after: tuple[int, Any] | None) -> None:
+        """Begin the window right after the record with what `_seed_after` has found."""
+        if after is not None:
+            begin = row.time + 1
+            state[begin] = after
+            window = (begin, begin + self.window.size_ms)
+            out.emit(row.key, self.calculation.result(after[1]), after[0], window=window)
 
     def _join(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record that has a window of its own, which ends at the record. Return whether any window was open.
@@ -78,13 +85,18 @@ class SlidingAggregate(Aggregation):
                 out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size_ms))
         return counted
 
-    def _join_first(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record before `size`, which belongs to the shared window from 0. Return whether any window was open."""
+    def _join_first(
+        self, state: State, starts: list[int], row: Row, out: Output, after: tuple[int, Any] | None
+    ) -> bool:
+        """Add a record before `size`, which belongs to the shared window from 0. Return whether any window was open.
+
+        Kafka Streams sends the windows in this order, which a later step sees that no longer tells them apart.
+        """
         previous = state[0][0] if 0 in state else row.time
-        touched = [start for start in starts if 0 < start <= row.time]
-        if previous < row.time and previous + 1 not in state:
-            touched.append(previous + 1)
-        return self._add_each(state, [*touched, 0], row, out)
+        counted = self._add_each(state, [start for start in reversed(starts) if 0 < start <= row.time], row, out)
+        self._begin_after(state, row, out, after)
+        first = [previous + 1] if previous < row.time and previous + 1 not in state else []
+        return self._add_each(state, [*first, 0], row, out) or counted
 
     def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
         """Add the value to the windows that are open. Return whether there was an open window."""

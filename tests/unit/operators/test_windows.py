@@ -126,6 +126,12 @@ def test_early_values_share_the_first_sliding_window() -> None:
     assert counts(run(operator, at(5, 2))) == {(0, 10): 2, (3, 13): 1}, "in any order"
 
 
+def test_early_values_change_their_sliding_windows_in_the_order_of_kafka_streams() -> None:
+    ran = run(SlidingAggregate(COUNT, sliding("10 ms")), at(2, 6, 8, 4))
+    changed = [(result.window, result.value[0]) for result in ran.results[-3:]]
+    assert changed == [((3, 13), 3), ((5, 15), 2), ((0, 10), 4)], "others, the new one right after 4, the shared one"
+
+
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
     operator = SlidingAggregate(COUNT, sliding("10 ms", grace="100 ms"))
     assert counts(run(operator, at(20, 25, 31))) == counts(run(operator, at(31, 20, 25)))
