@@ -99,10 +99,10 @@ test-image: $(INSTALLED) ## Make the image of docker/ and test the services of c
 	@$(BIN)/pytest tests/image/containers.py $(ARGS)
 
 .PHONY: conformance
-conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b, EVERY=N, CLUSTER=1
+conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=one|each|random, FEATURES=a,b, EVERY=N, SPARK=1, CLUSTER=1
 	@test -n "$(CASES)" || { echo "Name the file of cases: make conformance CASES=path/to/cases.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.run "$(CASES)" $(if $(CUTS),--cuts $(CUTS)) $(if $(FEATURES),--features $(FEATURES)) \
-		$(if $(EVERY),--every $(EVERY)) $(if $(CLUSTER),--cluster)
+		$(if $(EVERY),--every $(EVERY)) $(if $(SPARK),--spark) $(if $(CLUSTER),--cluster)
 
 .PHONY: topologies
 topologies: $(JARS) ## Compare COUNT=100 random topologies from SEED=1 with the model; or PAIRS=1, TRIPLES=1000, EVERY=N

@@ -28,13 +28,12 @@ from pyspark.sql import SparkSession
 from sluice.engine.steps.pickling import require_no_task
 from sluice.errors import TopologyError
 from sluice.plan import Job, plan
-from sluice.plan.one_pass import NeedsSparkError
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
-from sluice.testing.local_run import LocalRun
+from sluice.testing.local_run import LocalRun, why_not_local
 from sluice.testing.piped import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
@@ -195,10 +194,9 @@ class TopologyTestDriver:
 def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
     """A run in this process, or on Spark if a test asks for it or a step needs it."""
     if spark is None:
-        try:
+        if not (reason := why_not_local(job, settings)):
             return LocalRun(job, settings, partitions)
-        except NeedsSparkError as reason:
-            log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=str(reason))
+        log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=reason)
     from sluice.testing.spark_run import SparkRun
 
     return SparkRun(spark or shared_session(), job, settings, partitions)

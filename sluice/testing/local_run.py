@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.engine.batch.checkpoint import running
+from sluice.engine.batch.storage import Storage
 from sluice.engine.job.arrow_query import ArrowQuery, Parcels
 from sluice.engine.job.registration import generation_info
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.plan import Job
+from sluice.plan.one_pass import NeedsSparkError
 from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
 
@@ -27,15 +29,22 @@ _SCHEMA = pa.schema([
 """The records that a task reads, as `engine.read.streams` expects them."""
 
 
+def why_not_local(job: Job, settings: Settings) -> str:
+    """The part of a job that only Spark can run; empty if there is none."""
+    try:
+        ArrowQuery.of(job, Storage.of(job, 1, settings), dict.fromkeys(job.topics, 1), 0, interleaved=True)
+    except NeedsSparkError as reason:
+        return str(reason)
+    return ""
+
+
 class LocalRun(PipedRun):
-    """Runs one job of the pipeline under test in this process. Raises NeedsSparkError if only Spark can run it."""
+    """Runs the pipeline under test in this process, unless `why_not_local`."""
 
     def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         super().__init__(job, settings, partitions)
         query = ArrowQuery.of(job, self.storage, self.partitions, self.lease.epoch, interleaved=True)
         self._query = query
-        self._streams = {source.topic for source in job.streams}
-        self._tables = {table.source.topic for table in job.tables}
         self._failed: BaseException | None = None
         self.begin(generation_info(self.storage, query.types, query.input_types), query.types, None)
 
@@ -43,14 +52,11 @@ class LocalRun(PipedRun):
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)
-        decoded = [_decoded(record) for record in records]
-        streams, tables = ([each for each in decoded if each["topic"] in of] for of in (self._streams, self._tables))
         batch = self.batch + 1
         self._begin(batch)
         try:
             with running(batch):
-                parcels = self._query.run(_batches(streams), _batches(tables))
-                self.publish(_Computed(parcels), batch)
+                self.publish(computed(self._query, records), batch)
         except BaseException as error:
             self._failed = error
             raise
@@ -63,7 +69,7 @@ class LocalRun(PipedRun):
 
 
 @dataclass(frozen=True)
-class _Computed:
+class Computed:
     """The parcels of a batch for the shards."""
 
     parcels: Parcels
@@ -71,6 +77,13 @@ class _Computed:
     def write(self, writer: ShardWriter) -> pa.Table:
         written = [batch for of_worker in self.parcels.values() for batch in writer(iter(of_worker))]
         return pa.Table.from_batches(written, pa.schema([("written", pa.int64())]))
+
+
+def computed(query: ArrowQuery, records: Sequence[str]) -> Computed:
+    """What a batch of piped records gives."""
+    decoded = [_decoded(record) for record in records]
+    streams, tables = ([each for each in decoded if each["topic"] in of] for of in (query.streams, query.tables))
+    return Computed(query.run(_batches(streams), _batches(tables)))
 
 
 def _decoded(record: str) -> dict[str, Any]:

@@ -17,22 +17,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from sluice.engine.batch.checkpoint import running
 from sluice.engine.batch.storage import Storage
+from sluice.engine.job.arrow_query import ArrowQuery
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
+from sluice.engine.job.registration import generation_info
 from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.store_changes import GlobalTables
+from sluice.engine.publish.window_retention import Retention
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.sql.arrow_types import arrow_type
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo
 from sluice.state.shard.protocol import Checksums
 from sluice.testing.driver import shared_session
+from sluice.testing.local_run import computed, why_not_local
 from sluice.testing.piped import OnlyWriter
 from sluice.topology.pipeline import Pipeline
 
@@ -178,9 +185,12 @@ class Replays:
         self._home, self._copy = self._folder / "home", self._folder / "copy"
         self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
         self.storage = Storage.of(plan(pipeline).job, 1, self._settings)
-        self._input = FileInput(str(self._folder / "records"))
-        self._query = JobQuery(shared_session(), self.storage, self._input, partitions, epoch=OnlyWriter().epoch)
-        self._rows = PlannedRows(self._query.rows)
+        job = self.storage.job
+        self._query: Query = (
+            OnSpark(self.storage, partitions, str(self._folder / "records"))
+            if why_not_local(job, self._settings)
+            else InProcess(self.storage, partitions)
+        )
 
     def __enter__(self) -> Replays:
         return self
@@ -232,7 +242,7 @@ class Replays:
             self._home.mkdir()
         with Ledger.open(self._settings.ledger) as ledger:
             ledger.generations.register(self._query.info)
-            yield _Run(self._query, ledger, self._input, self._rows, written)
+            yield _Run(self._query, ledger, written)
 
     def _result(self, run: _Run) -> Result:
         batch = run.batch
@@ -247,34 +257,87 @@ class Replays:
         return Result(run.written.topics(), self.storage.checksums(batch), stores)
 
 
+class Query(Protocol):
+    """Computes the batches of a run."""
+
+    storage: Storage
+    info: GenerationInfo
+
+    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
+        """A publisher of the batches after `published`."""
+
+    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
+        """Compute and publish a batch."""
+
+
+class OnSpark:
+    """Computes batches on Spark."""
+
+    def __init__(self, storage: Storage, partitions: Mapping[str, int], path: str) -> None:
+        self.storage = storage
+        self._input = FileInput(path)
+        self._query = JobQuery(shared_session(), storage, self._input, partitions, epoch=OnlyWriter().epoch)
+        self._rows = PlannedRows(self._query.rows)
+        self.info = self._query.info
+
+    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
+        return self._query.publisher(ledger, written, written, written, published=published)
+
+    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
+        self._input.write(records)
+        shared_session().sparkContext.setLocalProperty("streaming.sql.batchId", str(batch))
+        publisher(cast(DataFrame, self._rows), batch)
+
+
+class InProcess:
+    """Computes batches in this process."""
+
+    def __init__(self, storage: Storage, partitions: Mapping[str, int]) -> None:
+        self.storage = storage
+        self._partitions = partitions
+        self._query = ArrowQuery.of(storage.job, storage, partitions, OnlyWriter().epoch, interleaved=True)
+        self.info = generation_info(storage, self._query.types, self._query.input_types)
+
+    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
+        tables = GlobalTables.load(self.storage.job, self.storage.locations[0], published)
+        retention = Retention.of(self.storage, self._partitions)
+        return Publisher(
+            self.storage, ledger, written, written, written, tables, None, self._query.types, retention, lambda _: {},
+            partitions=self._partitions, published=published,
+        )  # fmt: skip
+
+    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
+        with running(batch):
+            publisher.publish(computed(self._query, records), batch)
+
+
 class _Run:
     """The batches of a run. After an interruption, a new publisher continues."""
 
-    def __init__(self, query: JobQuery, ledger: Ledger, source: FileInput, rows: PlannedRows, written: Written) -> None:
+    def __init__(self, query: Query, ledger: Ledger, written: Written) -> None:
         self.written = written
         self.batch = -1
-        self._query, self._ledger, self._input, self._rows = query, ledger, source, rows
+        self._query, self._ledger = query, ledger
         self._checkpoint = Path(query.storage.checkpoint)
         self._publisher = self._begin()
 
     def take(self, records: Sequence[str]) -> None:
         """Run the records as one batch, and repeat it if it is interrupted."""
-        self._input.write(records)
         try:
-            self._run_batch()
+            self._run_batch(records)
         except Interrupted:
             self._publisher = self._begin()
-            self._run_batch()
+            self._run_batch(records)
 
     def _begin(self) -> Publisher:
         storage = self._query.storage
         published = self._ledger.snapshots.last_batch(storage.ref)
         storage.prepare(published, max(self.written.batches, default=-1), self._ledger, self.written.epoch)
-        publisher = self._query.publisher(self._ledger, self.written, self.written, self.written, published=published)
+        publisher = self._query.publisher(self._ledger, self.written, published)
         publisher.begin()
         return publisher
 
-    def _run_batch(self) -> None:
+    def _run_batch(self, records: Sequence[str]) -> None:
         """Run the next batch, or repeat the last one if it is not done, and log it like Spark."""
         number = self._query.storage.next_batch
         offsets, commits = (self._checkpoint / log / str(number) for log in ("offsets", "commits"))
@@ -282,8 +345,7 @@ class _Run:
             begun = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000})
             offsets.parent.mkdir(parents=True, exist_ok=True)
             offsets.write_text(f"v1\n{begun}\n{number}")
-        shared_session().sparkContext.setLocalProperty("streaming.sql.batchId", str(number))
-        self._publisher(cast(DataFrame, self._rows), number)
+        self._query.run(records, number, self._publisher)
         self.batch = number
         self.written.pass_by("before the commit")
         commits.parent.mkdir(parents=True, exist_ok=True)

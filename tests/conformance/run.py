@@ -1,6 +1,7 @@
 """Runs conformance cases on Kafka Streams' input, in one batch or in several, and compares the results.
 
-python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--every N] [--alone] [--cluster]
+python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--every N] [--alone] [--spark]
+                                             [--cluster]
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sluice import Pipeline
+from sluice.plan import plan
+from sluice.settings import settings
 from sluice.testing import TopologyTestDriver
+from sluice.testing.driver import shared_session
+from sluice.testing.local_run import why_not_local
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
 from tests.postgres import new_database, postgres_server
 
@@ -54,6 +59,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--features", default="")
     parser.add_argument("--alone", action="store_true", help="each case in a pipeline of its own")
     parser.add_argument("--every", type=int, default=1, help="only every Nth case of the file")
+    parser.add_argument("--spark", action="store_true", help="all cases on Spark, also those that do not need it")
     parser.add_argument(
         "--cluster", action="store_true", help="on a standalone Spark cluster of two workers, with PostgreSQL"
     )
@@ -65,7 +71,8 @@ def main(arguments: list[str]) -> int:
         print(f"There is no case of {given.features or 'any feature'} in {given.cases}.", file=sys.stderr)
         return 2
     passed, failed = 0, 0
-    with on_cluster() if given.cluster else nullcontext(LOCAL) as place:
+    alone = Place(spark=shared_session()) if given.spark else LOCAL
+    with on_cluster() if given.cluster else nullcontext(alone) as place:
         for feature, mine in by_feature(cases):
             start = time.monotonic()
             problems = run_all(mine, given.cuts, 1 if given.alone else TOGETHER, place)
@@ -119,16 +126,32 @@ def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
 def run_all(cases: list[Case], cuts: str, together: int, place: Place = LOCAL) -> list[tuple[str, str]]:
     """Run cases, `together` per pipeline. Returns the names of failed cases, with the reasons."""
     problems = []
+    if place == LOCAL:
+        local = [case for case in cases if needs_no_spark(case)]
+        for case in local:
+            problems += _tried([case], cuts, place)
+        cases = [case for case in cases if case not in local]
     for begin in range(0, len(cases), together):
         some = cases[begin : begin + together]
-        try:
-            problems += run(some, cuts, place)
-        except Exception as error:  # an error in one case must not stop the others
-            if len(some) == 1:
-                problems.append((some[0]["id"], f"{type(error).__name__}: {error}"))
-            else:
-                problems += run_all(some, cuts, 1, place)  # find out which case failed
+        problems += _tried(some, cuts, place)
     return problems
+
+
+def needs_no_spark(case: Case) -> bool:
+    """Whether the driver runs the case in this process."""
+    pipeline = Pipeline("conformance", workers=1)
+    add(pipeline, case, "c0")
+    return not why_not_local(plan(pipeline).job, settings())
+
+
+def _tried(cases: list[Case], cuts: str, place: Place) -> list[tuple[str, str]]:
+    """Like `run`. After an error in one of several cases, each runs alone, to find out which one failed."""
+    try:
+        return run(cases, cuts, place)
+    except Exception as error:  # an error in one case must not stop the others
+        if len(cases) == 1:
+            return [(cases[0]["id"], f"{type(error).__name__}: {error}")]
+        return [problem for case in cases for problem in _tried([case], cuts, place)]
 
 
 def run(cases: list[Case], cuts: str, place: Place = LOCAL) -> list[tuple[str, str]]:

@@ -25,7 +25,10 @@ from typing import Any, Self
 import psutil
 
 from sluice import Pipeline
+from sluice.plan import plan
+from sluice.settings import settings
 from sluice.testing.driver import shared_session
+from sluice.testing.local_run import why_not_local
 from sluice.testing.piped import PipedRecords
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes
@@ -331,19 +334,37 @@ def main(arguments: list[str]) -> int:
                 sep="\n  ",
             )
         return 0
-    shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
     together = given.together or (24 if given.pairs or given.triples else 4)
     failed: dict[str, str] = {}
-    for done in range(0, len(topologies), together):
-        some = topologies[done : done + together]
+    done = 0
+    for some in _shared(topologies, together):
         chance = random.Random(f"{given.seed} {done}")
         partitions = 1 if given.pairs or given.triples or given.only else chance.choice((1, 1, 1, 2, 4))
         for topology, problem in try_all(some, [*records(chance, given.records, partitions)], partitions):
             if topology.name not in failed:
                 print(f"{topology.name}: {problem[:2000]}", flush=True)
             failed.setdefault(topology.name, problem)
-        print(f"{done + len(some) - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
+        done += len(some)
+        if len(some) > 1 or done % 25 == 0:
+            print(f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
+    print(f"{len(topologies) - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
     return 1 if failed else 0
+
+
+def _shared(topologies: Sequence[Topology], together: int) -> Iterator[Sequence[Topology]]:
+    """Each topology that runs in this process, then the others, so many in a pipeline, because they share a batch."""
+    on_spark = []
+    for topology in topologies:
+        pipeline = Pipeline("topologies", workers=2)
+        add_topologies(pipeline, [topology])
+        if why_not_local(plan(pipeline).job, settings()):
+            on_spark.append(topology)
+        else:
+            yield [topology]
+    if on_spark:
+        shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
+    for begin in range(0, len(on_spark), together):
+        yield on_spark[begin : begin + together]
 
 
 def _cpu_s() -> float:

@@ -97,6 +97,16 @@ def test_a_row_that_never_passed_a_filter_is_no_update_for_a_suppress_step(drive
     assert [(record.key, record.value) for record in driver.read("held")] == [("a", {"n": 1}), ("c", None)]
 
 
+def test_a_deleted_row_advances_the_stream_time_of_the_groups(drive: Drive) -> None:
+    pipeline = Pipeline("held_groups", workers=2)
+    items = pipeline.table("items", value=Item)
+    items.group_by("g").count(store="groups").suppress_until_time_limit("4 ms").to("held")
+    driver = drive(pipeline)
+    driver.pipe("items", {"n": 1, "g": "x"}, "a", timestamp=60)
+    driver.pipe("items", None, "a", timestamp=100)
+    assert [(record.key, record.value, record.timestamp) for record in driver.read("held")] == [("x", 0, 100)]
+
+
 def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
     pipeline = Pipeline("held", workers=2)
     items, others = pipeline.table("items", value=Item), pipeline.table("others", value=Item)

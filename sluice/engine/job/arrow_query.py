@@ -30,10 +30,14 @@ class ArrowQuery:
     """The tasks of a job. Each takes and yields record batches; parcels go between them (`batch.parcels`)."""
 
     workers: int
+    streams: frozenset[str]
+    """The topics of the streams."""
+    tables: frozenset[str]
+    """The topics of the global tables."""
     read: Task
     """From the streams' records to parcels for the first stage."""
     stages: tuple[Task, ...]
-    tables: Task
+    read_tables: Task
     """From the records of global tables to parcels for the shards."""
     types: Mapping[str, str]
     """Store → the type of its values."""
@@ -62,6 +66,8 @@ class ArrowQuery:
         tables = TableReader.of(job, side_outputs, batches, interleaved=interleaved)
         return cls(
             workers,
+            frozenset(source.topic for source in job.streams),
+            frozenset(table.source.topic for table in job.tables),
             Chain((reader, steps, ingest, Pack(workers))),
             tuple(tasks),
             Chain((tables, ordered_rows, Pack(workers, to_all=True))),
@@ -74,7 +80,7 @@ class ArrowQuery:
         parcels = by_worker(self.read(iter(streams)))
         for stage in self.stages:
             parcels = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in parcels.values()))
-        return by_worker(chain(*parcels.values(), self.tables(iter(tables))))
+        return by_worker(chain(*parcels.values(), self.read_tables(iter(tables))))
 
 
 def by_worker(parcels: Iterator[pa.RecordBatch] | Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:

@@ -104,35 +104,52 @@ class Gather:
         return cls(tuple(operators), stage, job.pipeline.workers)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        advances = Advances()
-        replaced: dict[int, bool] = {}
+        passed: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for batch in batches:
             for operator in self.operators if batch.num_rows else ():
                 for edge in operator.edges:
-                    if edge.stage == self.stage:
-                        self._add(advances, batch, operator, edge, replaced)
+                    if edge.stage == self.stage and (rows := _rows_of(edge, batch)).num_rows:
+                        passed.setdefault((edge.target, edge.side), []).append(rows)
             yield batch
+        advances = Advances()
+        for operator in self.operators:
+            for edge in operator.edges:
+                if rows := passed.get((edge.target, edge.side)):
+                    self._add(advances, pa.Table.from_batches(rows).combine_chunks(), operator, edge)
         given = [operator for operator in self.operators if operator.number in advances.batches]
         yield from advances.reports(given, self.workers)
 
     @staticmethod
-    def _add(
-        advances: Advances, batch: pa.RecordBatch, operator: OrderedOperator, edge: Edge, replaced: dict[int, bool]
-    ) -> None:
-        is_input = pc.and_(pc.equal(batch.column("target"), edge.target), pc.equal(batch.column("side"), edge.side))
-        given = batch.filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))
-        if not given.num_rows:
-            return
-        keyed, valued = (truth(given.column(name).is_valid()) for name in ("key", "value"))
-        old = truth(given.column("old"))
-        # A table's old value directly precedes the new one and has the same time.
-        complete = ~old & (keyed if edge.keyed else True) & (valued if edge.valued else True)
+    def _add(advances: Advances, rows: pa.Table, operator: OrderedOperator, edge: Edge) -> None:
+        keyed, valued, old = (truth(rows.column(name)) for name in ("keyed", "valued", "old"))
+        # A table's old value directly precedes the new one and has the same time. A deleted row has only the old value.
+        complete = ~_replaced(rows, old) & (keyed if edge.keyed else True) & (valued if edge.valued else True)
         if isinstance(operator.action, Suppress) and operator.action.filtered:
-            replaces = old & valued
-            complete &= valued | np.concatenate(([replaced.get(operator.number, False)], replaces[:-1]))
-            replaced[operator.number] = bool(replaces[-1])
-        columns = {name: given.column(name) for name in (*SORT_KEY, "time", "headers")}
+            replaces = np.concatenate(([False], (old & valued)[:-1]))
+            complete &= ~old & (valued | replaces)
+        columns = {name: rows.column(name).combine_chunks() for name in (*SORT_KEY, "time", "headers")}
         advances.add(operator, edge.side, complete, columns)
+
+
+_GATHERED = ("old", "foreign", *SORT_KEY, "time", "headers")
+
+
+def _rows_of(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What advances depend on, of the rows for an edge's target."""
+    is_input = pc.and_(pc.equal(batch.column("target"), edge.target), pc.equal(batch.column("side"), edge.side))
+    columns = {"keyed": batch.column("key").is_valid(), "valued": batch.column("value").is_valid()}
+    columns |= {name: batch.column(name) for name in _GATHERED}
+    return pa.RecordBatch.from_pydict(columns).filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))
+
+
+def _replaced(rows: pa.Table, old: Mask) -> Mask:
+    """Mask of the old values that the next row replaces."""
+    before, after = rows.slice(0, len(rows) - 1), rows.slice(1)
+    same = old[:-1] & ~old[1:]
+    for name in ("sequence", "origin", "foreign"):
+        columns = before.column(name), after.column(name)
+        same &= truth(pc.fill_null(pc.equal(*columns), pc.and_(*(pc.is_null(column) for column in columns))))
+    return np.concatenate((same, [False]))
 
 
 def _sorted(table: pa.Table) -> pa.Table:
