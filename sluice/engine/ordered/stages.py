@@ -19,10 +19,9 @@ from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
 from sluice.plan import Column, Edge, Layers, OrderedJob, OrderedOperator
 from sluice.plan.jobs import STORE, result_column
-from sluice.plan.one_pass import kind
+from sluice.plan.one_pass import on_arrow
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
-from sluice.values.dialect import tree_of
 from sluice.values.shapes import Shape
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 from sluice.values.sql_types import compact, struct_fields, struct_type
@@ -230,9 +229,6 @@ def kinds_by_name(types: Mapping[str, str]) -> Kinds:
     """Tells the types of columns that read columns of these types. Raises NeedsSparkError for those of other steps."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-        return {
-            column.name: "void" if column.sql == "NULL" else compact(kind(tree_of(column.sql), types))
-            for column in columns
-        }
+        return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}
 
     return kinds
