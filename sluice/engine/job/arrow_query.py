@@ -9,7 +9,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from sluice.engine.batch.arrow import Chain, Task, arrow_type
+from sluice.engine.batch.arrow import Chain, Task
 from sluice.engine.batch.parcels import Pack, unpack
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.ingest import Ingest
@@ -20,6 +20,7 @@ from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job, OrderedJob
 from sluice.plan.one_pass import NeedsSparkError, types_of, types_read, why_spark
+from sluice.sql.arrow_types import arrow_type
 
 Parcels = Mapping[int, Sequence[pa.RecordBatch]]
 """Worker → the parcels for it."""
