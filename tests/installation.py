@@ -1,4 +1,4 @@
-"""An installation without Spark and records: a ledger, shards, and a checkpoint with the logs that Sluice reads."""
+"""An installation without Spark and records: a ledger and shards."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.engine.batch.storage import checkpoint_of
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef, owner
 from sluice.state.shard.operator_states import State
 from tests.states import States, make_audit, make_snapshot
@@ -55,7 +55,6 @@ class Installation:
         """Publish the next batch."""
         self.states.batch += 1
         batch = self.states.batch
-        self.log("offsets", batch)
         checksums = {}
         with Lease(self.ledger.leases, self.ref, this_process("")) as lease:
             for worker, place in enumerate(self.states.written_at):
@@ -80,14 +79,11 @@ class Installation:
             snapshot = make_snapshot(batch, generation=self.ref.generation, positions={"orders": {"0": batch + 1}})
             history = Batch(number=batch, begun=batch, partitions={"orders": 1}, ends={"orders": {"0": batch + 1}})
             assert self.ledger.snapshots.publish(snapshot, audit, {"count/orders/0": batch}, history)
-        self.log("commits", batch)
 
-    def log(self, name: str, batch: int, end: int | None = None) -> None:
-        """Write a batch into a log of the checkpoint. It ends at offset `end`, by default after its only record."""
-        folder = Path(checkpoint_of(self.settings.checkpoints, self.ref), name)
-        folder.mkdir(parents=True, exist_ok=True)
-        ends = {"orders": {"0": batch + 1 if end is None else end}}
-        (folder / str(batch)).write_text(f'v1\n{{"batchTimestampMs":{batch}}}\n{json.dumps(ends)}')
+    def begin(self) -> None:
+        """Plan the next batch, as a driver does that is then killed."""
+        with Lease(self.ledger.leases, self.ref, this_process("")) as lease:
+            self.ledger.plans.add(self.ref, PlannedBatch(number=self.states.batch + 1, begun=1), lease.epoch)
 
 
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:

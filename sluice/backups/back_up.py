@@ -16,7 +16,7 @@ from sluice import __version__
 from sluice.backups import manifest
 from sluice.backups.manifest import BackedUp, Manifest, file_errors
 from sluice.backups.shards import copy_at, with_batches
-from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.file_modes import make_folder
@@ -56,9 +56,9 @@ def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress =
             generations = with_batches(copy)
             # Spark keeps a batch for a limited time, so the checkpoints come first.
             for info, batch in generations:
-                progress(f"copying the checkpoint of {info.pipeline}")
-                copied = checkpoint_of(manifest.checkpoints(folder), info.ref)
-                copy_checkpoint(checkpoint_of(checkpoints, info.ref), copied, batch)
+                if has_spark_state(checkpoint := checkpoint_of(checkpoints, info.ref)):
+                    progress(f"copying the checkpoint of {info.pipeline}")
+                    copy_checkpoint(checkpoint, checkpoint_of(manifest.checkpoints(folder), info.ref), batch)
             for info, worker, batch, shard in shards:
                 address = location(manifest.shards(folder), info.ref, worker.number)
                 with create_shard(address, anew=True) as new:

@@ -17,8 +17,8 @@ from pyarrow import fs
 from sluice.backups import manifest
 from sluice.backups.manifest import Manifest, file_errors
 from sluice.backups.shards import copy_at, with_batches
-from sluice.engine.batch.checkpoint import copy_checkpoint
 from sluice.engine.batch.side_outputs import delete_folder, open_path
+from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import Refused
 from sluice.remote.copying import Progress
@@ -67,7 +67,7 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
                 shards.append(stack.enter_context(create_shard(address, anew=True)))
                 copy_at(old, shards[-1], source, info, worker, batch, progress)
         for info, batch in generations:
-            if info.ref not in placed:
+            if info.ref not in placed and has_spark_state(checkpoint_of(manifest.checkpoints(folder), info.ref)):
                 _restore_checkpoint(folder, settings.checkpoints, info, batch)
         copy_ledger(source, target, locations)
         for shard in shards:

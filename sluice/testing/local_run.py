@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from sluice.engine.batch.checkpoint import running
+from sluice.engine.batch.start import running
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.arrow_query import ArrowQuery, Parcels
 from sluice.engine.job.registration import generation_info
@@ -52,20 +50,13 @@ class LocalRun(PipedRun):
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)
-        batch = self.batch + 1
-        self._begin(batch)
+        start = self.plan(self.batch + 1)
         try:
-            with running(batch):
-                self.publish(computed(self._query, records), batch)
+            with running(start):
+                self.publish(computed(self._query, records), start.number)
         except BaseException as error:
             self._failed = error
             raise
-
-    def _begin(self, batch: int) -> None:
-        """Log the batch as Spark does, with the time at which it begins."""
-        log = Path(self.storage.checkpoint, "offsets", str(batch))
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("v1\n" + json.dumps({"batchTimestampMs": round(time.time() * 1_000)}))
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 from sluice.engine.batch.dead_letters import headers_of
 from sluice.engine.batch.rejected import Place
+from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.encode import UNWRITTEN
@@ -21,6 +21,7 @@ from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.testing.piped import KeptOutput, KeptRows, OnlyWriter
 
@@ -30,10 +31,8 @@ class PipedRun:
 
     def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         self.job = job
-        self._moved = Path(settings.home, "clock")
-        self._moved.parent.mkdir(parents=True, exist_ok=True)
-        self._moved.write_text("0")
-        self.storage = replace(Storage.of(job, 1, settings), moved=str(self._moved))
+        self._ahead_ms = 0
+        self.storage = Storage.of(job, 1, settings)
         self.output = KeptOutput()
         self.counts: Counter[str] = Counter()
         self.batch = -1
@@ -58,7 +57,11 @@ class PipedRun:
             Retention.of(self.storage, self.partitions), self.headers_at, totals, table_sinks=table_sinks,
             partitions=self.partitions,
         )  # fmt: skip
-        self._publisher.begin()
+
+    def plan(self, batch: int) -> BatchStart:
+        """Plan a batch. Returns what its tasks need."""
+        planned = PlannedBatch(number=batch, begun=time.time_ns() // 1_000_000 + self._ahead_ms)
+        return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}))
 
     def take(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""
@@ -78,7 +81,7 @@ class PipedRun:
 
     def advance(self, milliseconds: int) -> None:
         """Advance the clock of the next batches."""
-        self._moved.write_text(str(int(self._moved.read_text()) + milliseconds))
+        self._ahead_ms += milliseconds
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch, and count what happened to its records."""

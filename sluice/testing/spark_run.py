@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.start import tell_tasks_by_file, write_start
 from sluice.engine.job.query import JobQuery
 from sluice.engine.publish.publisher import OnSpark
 from sluice.engine.session import close_idle_callbacks
@@ -40,7 +42,7 @@ class PipedInput:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+    def read(self, topics: Sequence[str]) -> DataFrame:
         """The topics' records as a streaming DataFrame. Each call of `add` is one batch."""
         if self._stream is None:
             memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
@@ -78,10 +80,13 @@ class SparkRun(PipedRun):
         self._input = PipedInput(spark)
         query = JobQuery(spark, self.storage, self._input, self.partitions, self.lease.epoch)
         self.begin(query.info, query.frames.types, query.frames.totals)
+        self._start = Path(settings.home, "start")
+        tell_tasks_by_file(spark.sparkContext, self._start)
         self._query = query.start(self._publish)
 
     def take(self, records: list[str]) -> None:
         self.keep_headers(records)
+        write_start(self._start, self.plan(self.batch + 1))
         self._input.add(records)
         try:
             self._query.processAllAvailable()
@@ -95,6 +100,7 @@ class SparkRun(PipedRun):
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(OnSpark(state_rows), batch)
+        write_start(self._start, self.plan(batch + 1))  # to evict its own state, Spark runs a batch without records
 
 
 def _root(error: StreamingQueryException) -> EngineError:

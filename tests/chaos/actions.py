@@ -23,6 +23,7 @@ from sluice.plan import plan
 from sluice.remote.server.moves import move
 from sluice.sinks.postgres import PostgresTables
 from sluice.state.ledger.placement import Placement
+from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.snapshots import Snapshots
 from tests.chaos.episode import Episode
 
@@ -49,6 +50,8 @@ POINTS = {
     "before the ledger": Point(Snapshots, "publish"),
     "after the ledger": Point(Snapshots, "publish", after=True),
     "before Spark's commit": Point(Publisher, "__call__", after=True),
+    "before the plan": Point(Plans, "add"),
+    "after the plan": Point(Plans, "add", after=True),
 }
 
 
@@ -122,14 +125,6 @@ def crashed_run(episode: Episode) -> str:
     return f"crash {name}, at the {nth}. time: {ended}"
 
 
-def lost_commit(episode: Episode) -> str:
-    if not episode.ends:
-        return "nothing has been committed"
-    episode.run()
-    episode.forget_commit()
-    return "the last commit is lost"
-
-
 def lost_lease(episode: Episode) -> str:
     """Another driver takes the lease in the middle of a batch, and does nothing."""
     name = episode.chance.choice(("before the shards", "after the shards", "before the output"))
@@ -148,17 +143,11 @@ def aborted_transaction(episode: Episode) -> str:
     return "an aborted transaction in a source"
 
 
-def lost_checkpoint(episode: Episode) -> str:
-    """The checkpoint is gone: the run says so, and a rebuild repairs it."""
-    if not episode.ends:
-        return "no checkpoint yet"
-    episode.run()
-    if not any(episode.checkpoint.glob("offsets/*")):
-        return "no checkpoint yet"
-    shutil.rmtree(episode.checkpoint)
-    with pytest.raises(EngineError, match="checkpoint"):
-        episode.run()
-    return f"the checkpoint is lost, {rebuild(episode)}"
+def another_host(episode: Episode) -> str:
+    """The next run is on a host with nothing but the databases, maybe in the middle of a batch."""
+    crashed = f"{crashed_run(episode)}, then " if episode.chance.random() < 0.7 else ""
+    shutil.rmtree(episode.settings.checkpoints, ignore_errors=True)
+    return f"{crashed}on another host, read {episode.run()}"
 
 
 def rebuild(episode: Episode, **how: Any) -> str:
@@ -324,8 +313,8 @@ def compacted(episode: Episode) -> str:
 
 Action = Callable[[Episode], str]
 ACTIONS: dict[Action, int] = {
-    run: 3, crashed_run: 8, lost_checkpoint: 1, rebuild: 1, build_beside: 1, other_workers: 2, edited: 1,
-    lost_commit: 2, lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1, global_change: 1,
+    run: 3, crashed_run: 8, another_host: 3, rebuild: 1, build_beside: 1, other_workers: 2, edited: 1,
+    lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1, global_change: 1,
     idle: 1, lingering: 1, run_small_batches: 3, backlog: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion. In this order, rebuilds have little to replay."""

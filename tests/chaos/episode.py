@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,12 +129,6 @@ class Episode(Running):
         nodes = [node for topology in self.topologies for node in topology.nodes]
         timed = ("window", "within", "ms")
         return any(node["op"] in ("suppress", "process") or any(name in node for name in timed) for node in nodes)
-
-    @property
-    def checkpoint(self) -> Path:
-        with self.ledger() as ledger:
-            generation = ledger.generations.current_number(self.pipeline.name)
-        return Path(self.settings.checkpoints, self.pipeline.name, f"g{generation}", "spark")
 
     def run(self, **how: Any) -> int:
         try:

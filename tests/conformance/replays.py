@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, Self, cast, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sluice.engine.batch.checkpoint import running
+from sluice.engine.batch.start import BatchStart, running, tell_tasks
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.arrow_query import ArrowQuery
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
@@ -36,6 +36,7 @@ from sluice.settings import Settings
 from sluice.sql.arrow_types import arrow_type
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.state.shard.protocol import Checksums
 from sluice.testing.driver import shared_session
@@ -43,7 +44,7 @@ from sluice.testing.local_run import computed, why_not_local
 from sluice.testing.piped import OnlyWriter
 from sluice.topology.pipeline import Pipeline
 
-Moment = Literal["before the state", "before the output", "before the snapshot", "before the commit"]
+Moment = Literal["before the state", "before the output", "before the snapshot"]
 """What an interrupted batch has not written yet: nothing, or all that comes before it."""
 
 Records = dict[str, list[dict[str, Any]]]
@@ -118,7 +119,7 @@ class FileInput:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+    def read(self, topics: Sequence[str]) -> DataFrame:
         """The records of these topics."""
         columns = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
         frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, columns)
@@ -266,7 +267,7 @@ class Query(Protocol):
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
         """A publisher of the batches after `published`."""
 
-    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
+    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         """Compute and publish a batch."""
 
 
@@ -283,10 +284,10 @@ class OnSpark:
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
         return self._query.publisher(ledger, written, written, written, published=published)
 
-    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
+    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         self._input.write(records)
-        shared_session().sparkContext.setLocalProperty("streaming.sql.batchId", str(batch))
-        publisher(cast(DataFrame, self._rows), batch)
+        tell_tasks(shared_session().sparkContext, start)
+        publisher(cast(DataFrame, self._rows), start.number)
 
 
 class InProcess:
@@ -303,12 +304,12 @@ class InProcess:
         retention = Retention.of(self.storage, self._partitions)
         return Publisher(
             self.storage, ledger, written, written, written, tables, None, self._query.types, retention, lambda _: {},
-            partitions=self._partitions, published=published,
+            partitions=self._partitions,
         )  # fmt: skip
 
-    def run(self, records: Sequence[str], batch: int, publisher: Publisher) -> None:
-        with running(batch):
-            publisher.publish(computed(self._query, records), batch)
+    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+        with running(start):
+            publisher.publish(computed(self._query, records), start.number)
 
 
 class _Run:
@@ -318,7 +319,7 @@ class _Run:
         self.written = written
         self.batch = -1
         self._query, self._ledger = query, ledger
-        self._checkpoint = Path(query.storage.checkpoint)
+        self._plan = PlannedBatch(number=-1, begun=0)
         self._publisher = self._begin()
 
     def take(self, records: Sequence[str]) -> None:
@@ -332,21 +333,15 @@ class _Run:
     def _begin(self) -> Publisher:
         storage = self._query.storage
         published = self._ledger.snapshots.last_batch(storage.ref)
-        storage.prepare(published, max(self.written.batches, default=-1), self._ledger, self.written.epoch)
-        publisher = self._query.publisher(self._ledger, self.written, published)
-        publisher.begin()
-        return publisher
+        storage.prepare(self._ledger, None, self.written.epoch)
+        return self._query.publisher(self._ledger, self.written, published)
 
     def _run_batch(self, records: Sequence[str]) -> None:
-        """Run the next batch, or repeat the last one if it is not done, and log it like Spark."""
-        number = self._query.storage.next_batch
-        offsets, commits = (self._checkpoint / log / str(number) for log in ("offsets", "commits"))
-        if not offsets.exists():
-            begun = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000})
-            offsets.parent.mkdir(parents=True, exist_ok=True)
-            offsets.write_text(f"v1\n{begun}\n{number}")
-        self._query.run(records, number, self._publisher)
+        """Plan and run the next batch, or repeat the planned one if it is not published."""
+        published = self._ledger.snapshots.last_batch(self._query.storage.ref)
+        number = 0 if published is None else published + 1
+        if self._plan.number != number:
+            self._plan = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
+        times = self._publisher.begin(self._plan, {})
+        self._query.run(records, BatchStart(number, self._plan.begun, times), self._publisher)
         self.batch = number
-        self.written.pass_by("before the commit")
-        commits.parent.mkdir(parents=True, exist_ok=True)
-        commits.write_text("v1\n{}")

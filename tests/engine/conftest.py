@@ -21,6 +21,7 @@ from sluice.plan import plan
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef, Snapshot, StoreInfo
 from sluice.testing.kafka import EmbeddedKafka
@@ -119,17 +120,15 @@ class Running:
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's own folder."""
+        """Spark's own folder, if Spark keeps the state."""
         return Path(self.settings.checkpoints, self.pipeline.name, "g1", "spark")
 
-    def forget_commit(self, batch: int | None = None) -> None:
-        """Restore the state right before Spark committed a batch, by default the last one."""
-        if batch is None:
-            batch = max(int(file.name) for file in (self.checkpoint / "commits").iterdir() if file.name.isdigit())
-        for folder, first in (("commits", batch), ("offsets", batch + 1)):
-            for file in (self.checkpoint / folder).iterdir():
-                if file.name.isdigit() and int(file.name) >= first:
-                    file.unlink()
+    def planned(self) -> PlannedBatch:
+        """The plan of the newest batch."""
+        with self.ledger() as ledger:
+            planned = ledger.plans.newest(GenerationRef(self.pipeline.name, 1))
+        assert planned is not None
+        return planned
 
     def crash_before_publishing(self) -> None:
         """Run until a batch's shards and output are written, and end as after a crash right before the ledger."""

@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, within
-from sluice.engine.batch.checkpoint import batch_positions, last_batch
 from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import LeaseError
@@ -113,11 +112,6 @@ def results(running: Running) -> dict[str, Any]:
     return results
 
 
-def begun(running: Running) -> int:
-    """The last batch in Spark's offset log."""
-    return last_batch(str(running.checkpoint), "offsets")
-
-
 def sizes(running: Running) -> list[int]:
     return [snapshot.counts["read"] for snapshot in running.snapshots()]
 
@@ -159,7 +153,7 @@ def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method
     real = getattr(where, method)
 
     def die(self: Any, *arguments: Any) -> Any:
-        if begun(running) == batch:
+        if running.planned().number == batch:
             raise Crash("in the middle")
         return real(self, *arguments)
 
@@ -168,7 +162,7 @@ def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method
         with pytest.raises(Exception, match="Crash"):
             running.run(max_records=most)
     assert len(running.snapshots()) == batch
-    return batch_positions(str(running.checkpoint), batch)
+    return running.planned().ends
 
 
 def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,21 +195,6 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
     assert results(running) == expected
 
 
-@pytest.mark.heavy
-def test_an_unfinished_batch_of_an_older_version_keeps_its_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, traffic = started(start)
-    traffic.send(150)
-    with monkeypatch.context() as patched:
-        # An older version let Spark divide all backlogs, in proportion to the partitions' sizes.
-        patched.setattr("sluice.engine.job.run.needs_order", lambda *_: False)
-        ends = crash(monkeypatch, running, TransactionalOutput, "send", batch=0, most=60)
-    running.run(max_records=60)
-    first, *others = running.snapshots()
-    assert first.positions == ends
-    assert len(others) > 1
-    assert sum(sizes(running)) == running.counts("applied")
-
-
 def test_a_driver_without_the_lease_begins_no_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running, traffic = started(start)
     traffic.send(150)
@@ -229,7 +208,7 @@ def test_a_driver_without_the_lease_begins_no_batch(start: Start, monkeypatch: p
     monkeypatch.setattr(Snapshots, "publish", lose)
     with pytest.raises(LeaseError):
         running.run(max_records=60)
-    assert begun(running) == 0
+    assert running.planned().number == 0
 
 
 def test_a_rebuild_without_the_history_divides_the_records_in_order(start: Start) -> None:

@@ -109,7 +109,7 @@ def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start:
     amount(running, 1, at=5)
     amount(running, 1, at=100)
     running.run()
-    shutil.rmtree(running.checkpoint.parent / "side_outputs")
+    shutil.rmtree(running.settings.checkpoints)
     amount(running, 1, at=6)
     running.run()
     assert running.store("n") == {("k", 0): 1, ("k", 100): 1}

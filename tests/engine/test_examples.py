@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,6 @@ def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a
 
     if name == "windows":
         before = held(settings, pipeline)
-        shutil.rmtree(settings.checkpoints)
         for shard in settings.home.rglob("worker-*.sqlite*"):
             shard.unlink()
         with pytest.raises((EngineError, StateError), match="rebuild"):

@@ -112,7 +112,7 @@ def _by_password(port: int, folder: Path, **changed: str) -> dict[str, str]:
 
 def _read(spark: SparkSession, kafka: dict[str, str], folder: Path) -> int:
     query = (
-        KafkaInput(spark, kafka).read(["sales"], None).writeStream.format("noop")
+        KafkaInput(spark, kafka).read(["sales"]).writeStream.format("noop")
         .option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
     )  # fmt: skip
     query.awaitTermination()

@@ -115,9 +115,8 @@ class Kills:
         return self._query(self.world.settings.ledger, "SELECT count(*) FROM snapshots")
 
     def begun(self) -> int:
-        """The number of batches in Spark's offset log."""
-        folder = self.world.home / "checkpoints" / self.world.name / "g1/spark/offsets"
-        return len([*folder.glob("[0-9]*")]) if folder.is_dir() else 0
+        """The number of batches that have been planned."""
+        return self._query(self.world.settings.ledger, "SELECT sum(number + 1) FROM plans")
 
     def shards(self) -> list[str]:
         """The locations of the shards."""
@@ -130,11 +129,9 @@ class Kills:
 
     def phase(self) -> str:
         """How far the last batch was when the driver died."""
-        begun, done, published = self.world.begun(), self.world.done(), self.world.published()
-        if begun == done:
+        begun = self.world.begun()
+        if begun == self.world.published():
             return "between batches"
-        if published == begun:
-            return "after the ledger, before Spark's commit"
         shards = self.shards()
         query = f"SELECT count(*) FROM batches WHERE batch = {begun}"
         written = sum(self._query(shard, query) for shard in shards)

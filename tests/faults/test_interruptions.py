@@ -185,17 +185,17 @@ def differing_keys(world: World, store: str) -> dict[object, str]:
     return asyncio.run(compared())
 
 
-def _await_build(world: World, rebuild: Driver, before: frozenset[Path] = frozenset()) -> None:
+def _await_build(world: World, rebuild: Driver, before: frozenset[tuple[int, int]] = frozenset()) -> None:
     wait_until(lambda: bool(_built(world) - before) or not rebuild.runs, LONG_S)
 
 
-def _built(world: World) -> frozenset[Path]:
+def _built(world: World) -> frozenset[tuple[int, int]]:
     """The batches that generations other than the current one have begun."""
     with world.ledger() as ledger:
-        current = f"g{ledger.generations.current_number(world.name)}"
-    folder = Path(world.settings.checkpoints) / world.name
-    begun = (file.relative_to(folder) for file in folder.glob("g*/spark/offsets/[0-9]*"))
-    return frozenset(batch for batch in begun if batch.parts[0] != current)
+        current = ledger.generations.current_number(world.name)
+        others = [number for number in ledger.generations.numbers(world.name) if number != current]
+        planned = {number: ledger.plans.newest(GenerationRef(world.name, number)) for number in others}
+    return frozenset((number, plan.number) for number, plan in planned.items() if plan is not None)
 
 
 def start_to_end(world: World, *arguments: str) -> None:

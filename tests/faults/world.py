@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.batch.checkpoint import last_batch
 from sluice.examples.orders.topics import produce_orders
 from sluice.processes import has_ended, with_descendants
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationRef
 from sluice.submission import submission
 from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
@@ -120,12 +120,6 @@ class World:
         }
         return Settings.read(own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")})
 
-    def checkpoint(self) -> Path:
-        """Spark's folder in the current generation."""
-        with Ledger.open(self.settings.ledger) as ledger:
-            generation = ledger.generations.current_number(self.name) or 1
-        return Path(self.settings.checkpoints) / self.name / f"g{generation}" / "spark"
-
     def produce(self, count: int, **options: Any) -> None:
         """Send orders, some of them invalid and some late."""
         defaults = {"stores": 20, "bad_share": 0.02, "late_share": 0.05}
@@ -173,12 +167,10 @@ class World:
         assert driver.runs, driver.output[-3000:]
 
     def begun(self) -> int:
-        """The newest batch in Spark's offset log, -1 if none."""
-        return last_batch(str(self.checkpoint()), "offsets")
-
-    def done(self) -> int:
-        """The newest batch in Spark's commit log, -1 if none."""
-        return last_batch(str(self.checkpoint()), "commits")
+        """The newest planned batch, -1 if none."""
+        with self.ledger() as ledger:
+            planned = ledger.plans.newest(GenerationRef(self.name, ledger.generations.current_number(self.name) or 1))
+        return -1 if planned is None else planned.number
 
     def admin(self) -> AdminClient:
         return AdminClient({**self.config})

@@ -16,9 +16,9 @@ from sluice import Pipeline
 from sluice.backups import restore as restoring
 from sluice.backups.back_up import back_up
 from sluice.backups.restore import restore
-from sluice.engine.batch.checkpoint import copy_checkpoint
+from sluice.engine.batch.spark_state import copy_checkpoint
 from sluice.engine.job.rebuild import drop_built
-from sluice.errors import DamagedState, EngineError, Refused, SettingsError, SluiceError, StateError
+from sluice.errors import DamagedState, Refused, SettingsError, SluiceError, StateError
 from sluice.plan import plan
 from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
@@ -56,7 +56,6 @@ def test_a_backup_is_restored_with_all_snapshots(database: str, tmp_path: Path) 
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
         assert ledger.snapshots.recent("orders") == old.ledger.snapshots.recent("orders")
-    assert [*Path(new.checkpoints).rglob("offsets/*")]
 
 
 def test_a_backup_of_files_is_restored_to_postgresql(backup: Path, tmp_path: Path, postgres: str) -> None:
@@ -103,8 +102,6 @@ def test_backups_are_consistent_while_batches_are_published(database: str, tmp_p
         restore(tmp_path / f"backup{number}", new)
         with Ledger.open(new.ledger) as ledger:
             assert content(ledger) == expected(*range(batch + 1))
-        offsets = {int(file.name) for file in Path(new.checkpoints).rglob("offsets/*")}
-        assert offsets == {*range(batch + 1)}
 
 
 def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
@@ -121,7 +118,7 @@ def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
         assert {version.batch for version in shard.state_versions(0, None, 1_000)} == {0}
 
 
-@pytest.mark.parametrize("part", ["ledger.sqlite", "shards", "checkpoints", "backup.json"])
+@pytest.mark.parametrize("part", ["ledger.sqlite", "shards", "backup.json"])
 @pytest.mark.parametrize("damage", ["altered", "missing"])
 def test_a_damaged_backup_is_refused(part: str, damage: str, backup: Path, tmp_path: Path) -> None:
     file = next(path for path in [backup / part, *(backup / part).rglob("*")] if path.is_file())
@@ -169,19 +166,17 @@ def test_an_installation_without_its_shards_is_not_replaced(backup: Path, tmp_pa
         restore(backup, new)
 
 
-@pytest.mark.parametrize(("left", "error"), [("shards", "already is a shard"), ("checkpoints", "already is a check")])
-def test_what_an_installation_has_left_is_not_replaced(left: str, error: str, backup: Path, tmp_path: Path) -> None:
+def test_shards_that_an_installation_has_left_are_not_replaced(backup: Path, tmp_path: Path) -> None:
     settings = Installation(settings_of(tmp_path / "existing")).settings
     for file in settings.home.glob("ledger.sqlite*"):
         file.unlink()
-    shutil.rmtree(settings.home / ({"shards", "checkpoints"} - {left}).pop())
-    with pytest.raises(Refused, match=error):
+    with pytest.raises(Refused, match="already is a shard"):
         restore(backup, settings)
     with Ledger.open(settings.ledger) as ledger:
         assert ledger.generations.pipelines() == []
 
 
-@pytest.mark.parametrize("point", ["before a checkpoint", "before the ledger", "after the ledger"])
+@pytest.mark.parametrize("point", ["before the ledger", "after the ledger"])
 def test_an_interrupted_restore_is_repeated(
     point: str, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,11 +187,7 @@ def test_an_interrupted_restore_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            restoring,
-            "copy_checkpoint" if point == "before a checkpoint" else "copy_ledger",
-            copied if point == "after the ledger" else interrupted,
-        )
+        patch.setattr(restoring, "copy_ledger", copied if point == "after the ledger" else interrupted)
         with pytest.raises(KeyboardInterrupt):
             restore(backup, new)
     restore(backup, new)
@@ -239,13 +230,6 @@ def test_damaged_state_is_not_backed_up(tmp_path: Path) -> None:
         back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
     with pytest.raises(DamagedState, match="not a complete backup"):
         restore(tmp_path / "backup", settings_of(tmp_path / "new"))
-
-
-def test_a_checkpoint_without_the_newest_batch_is_not_backed_up(tmp_path: Path) -> None:
-    old = Installation(settings_of(tmp_path / "old"))
-    shutil.rmtree(old.settings.checkpoints)
-    with pytest.raises(EngineError, match="does not have batch 0"):
-        back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
 
 
 def test_an_existing_backup_is_not_overwritten(backup: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from sluice.engine.job.backlog_run import ahead
+from sluice.engine.job.batches import ahead
 from sluice.engine.read.backlog import Offsets
 
 

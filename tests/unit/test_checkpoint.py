@@ -1,4 +1,4 @@
-"""A checkpoint's files are complete or absent, whatever interrupts a driver that writes them."""
+"""The checkpoint that a driver writes for Spark, from the ledger's positions and plan."""
 
 from __future__ import annotations
 
@@ -9,41 +9,48 @@ from typing import Any
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.checkpoint import batch_positions, copy_identity, last_batch
+from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.replay import log_batch
 from sluice.engine.job.run import query_errors
-from sluice.errors import EngineError, LeaseError
+from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
+from sluice.state.ledger.plans import PlannedBatch
 from tests.full_disks import limited
 
-PATTERN = ["v1", json.dumps({"batchTimestampMs": 1, "conf": {}}), json.dumps({"sales": {"0": 1}})]
-IDENTITY = json.dumps({"id": "98191ff1-f4ef-4af5-8fa0-0cb60640ad04"})
+SOURCES = (("sales", "returns"), ("shops",))
 
 
-def test_half_a_log_of_a_batch_is_not_a_log(tmp_path: Path) -> None:
-    checkpoint = str(tmp_path)
-    ends = {"sales": {"0": 7}}
-    with pytest.raises(OSError, match="File too large"), limited(10):
-        log_batch(checkpoint, 0, ends, 5, PATTERN)
-    assert last_batch(checkpoint, "offsets") == -1
-    log_batch(checkpoint, 0, ends, 5, PATTERN)
-    assert batch_positions(checkpoint, 0) == ends
-    assert [file.name for file in (tmp_path / "offsets").iterdir()] == ["0"]
-    with pytest.raises(LeaseError, match="Another driver has begun batch 0"):
-        log_batch(checkpoint, 0, ends, 5, PATTERN)
+def offsets(*ends: int) -> dict[str, dict[str, int]]:
+    """Eleven partitions of `sales` that end at the first number, and one partition of each of the other topics."""
+    sales, returns, shops = ends
+    many = {str(number): sales for number in reversed(range(11))}
+    return {"sales": many, "returns": {"0": returns}, "shops": {"0": shops}}
 
 
-def test_half_an_identity_of_a_query_is_not_an_identity(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    (source / "metadata").write_text(IDENTITY)
-    with pytest.raises(OSError, match="File too large"), limited(10):
-        copy_identity(str(source), str(target))
-    assert not (target / "metadata").exists()
-    copy_identity(str(source), str(target))
-    assert [(file.name, file.read_text()) for file in target.iterdir()] == [("metadata", IDENTITY)]
+def log(checkpoint: Path, name: str) -> list[str]:
+    return (checkpoint / name).read_text().split("\n")
+
+
+@pytest.mark.parametrize("number", [0, 1, 41])
+def test_spark_continues_with_the_planned_batch(number: int, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "spark"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "99").write_text("of another host")
+    batch = PlannedBatch(number=number, begun=7, ends=offsets(9, 5, 3))
+    write_checkpoint(str(checkpoint), batch, offsets(4, 5, 0), SOURCES, {"spark.sql.shuffle.partitions": "2"})
+    batches = [number] if number == 0 else [number - 1, number]
+    assert sorted(int(file.name) for file in (checkpoint / "offsets").iterdir()) == batches
+    commits = [file.name for file in checkpoint.glob("commits/*")]
+    assert commits == ([] if number == 0 else [str(number - 1)])
+    version, metadata, streams, tables = log(checkpoint, f"offsets/{number}")
+    assert version == "v1"
+    conf = {"spark.sql.shuffle.partitions": "2"}
+    assert json.loads(metadata) == {"batchWatermarkMs": 0, "batchTimestampMs": 7, "conf": conf}
+    # Spark compares positions as text.
+    sales = ",".join(f'"{part}":9' for part in range(11))
+    assert (streams, tables) == (f'{{"returns":{{"0":5}},"sales":{{{sales}}}}}', '{"shops":{"0":3}}')
+    assert log(checkpoint, "sources/1/0") == ["\0v1", '{"shops":{"0":0}}']
 
 
 def test_a_full_disk_ends_a_run_with_the_folder_and_a_next_step(tmp_path: Path) -> None:

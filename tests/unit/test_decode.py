@@ -20,10 +20,9 @@ from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, Serde
 from sluice.dead_letters import UNREADABLE
-from sluice.engine.batch import checkpoint
-from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.start import BatchStart
 from sluice.engine.read import streams as sourcing
 from sluice.engine.read.decode import ValueDecoder, failing, key_texts
 from sluice.engine.read.global_tables import TableReader
@@ -544,22 +543,21 @@ class Reading:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
         self.pipeline = Pipeline("p", **pipeline)
         self.side_outputs = SideOutputs(str(folder))
-        monkeypatch.setattr(sourcing, "current_batch", lambda: 0)
-        monkeypatch.setattr(checkpoint, "batch_clock", lambda *_: NOW_MS)
+        monkeypatch.setattr(sourcing, "this_batch", lambda: BatchStart(0, NOW_MS))
 
     def stream(self, reads: str = "_key", **stream: Any) -> Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
         self.pipeline.stream("orders", **given).group_by(reads).count(store="n")
         job = plan(self.pipeline).job
-        self.reader: StreamReader | TableReader = StreamReader.of(job, self.side_outputs, BatchClock("nowhere"))
+        self.reader: StreamReader | TableReader = StreamReader.of(job, self.side_outputs)
         return self
 
     def table(self, key: str | Callable[[bytes], str] | None = None) -> Reading:
         self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
         job = plan(self.pipeline).job
-        self.side_outputs.start(0, {})
-        self.reader = TableReader.of(job, self.side_outputs, BatchClock("nowhere"), interleaved=False)
+        self.side_outputs.start(0)
+        self.reader = TableReader.of(job, self.side_outputs, interleaved=False)
         return self
 
     def read(
@@ -818,13 +816,13 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
     reading = Reading(tmp_path, monkeypatch)
     rates = reading.pipeline.global_table("orders", value=Order, key="shop")
     reading.pipeline.stream("others", value=str).join(rates).to("joined")  # by an ordered operator
-    job, batches = plan(reading.pipeline).job, BatchClock("nowhere")
-    reading.side_outputs.start(0, {})
+    job = plan(reading.pipeline).job
+    reading.side_outputs.start(0)
     shops = ["a", "b", "c", "d" * 3_000, "e", "f"]
     values = [order(shop=f'"{shop}"') for shop in shops] + [b"{"]
     keys: list[bytes | None] = [b"k", None, b"\xff", b"k" * 3_000, b"k", b"k", b"k"]
     times = [NOW] * 4 + [NOW + timedelta(days=2), datetime(1960, 1, 1, tzinfo=UTC), NOW]
-    reading.reader = StreamReader.of(job, reading.side_outputs, batches)
+    reading.reader = StreamReader.of(job, reading.side_outputs)
     assert len(reading.read(*values, keys=keys, times=times)) == 3
     expected = {
         "read": 7, "dead_letter/key_too_long": 1, "dead_letter/future": 1, "dead_letter/event_time": 1,
@@ -832,7 +830,7 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
     }  # fmt: skip
     assert reading.counts == expected
     assert {letter["headers"]["sluice.reason"] for letter in reading.letters} <= UNREADABLE
-    reading.reader = TableReader.of(job, reading.side_outputs, batches, interleaved=False)
+    reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     assert [row["key"] for row in reading.read(*values, keys=keys, times=times)] == ["a", "b", "c"]
     assert (reading.counts, len(reading.letters)) == (expected, 4), "the table's records are counted once"
 
@@ -918,8 +916,8 @@ def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
         reading.pipeline.stream("others", value=str)
         reading.pipeline.global_table("orders", value=serde)
         job = plan(reading.pipeline).job
-        reading.side_outputs.start(0, {})
-        reading.reader = TableReader.of(job, reading.side_outputs, BatchClock("nowhere"), interleaved=False)
+        reading.side_outputs.start(0)
+        reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     else:
         reading.stream(value=serde, event_time=None)
     assert len(reading.read(b"good", b"odd", b"good")) == 2
@@ -957,8 +955,8 @@ def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatc
     reading.pipeline.stream("others", value=str)
     reading.pipeline.global_table("orders", value=Product)
     job = plan(reading.pipeline).job
-    reading.side_outputs.start(0, {})
-    reading.reader = TableReader.of(job, reading.side_outputs, BatchClock("nowhere"), interleaved=False)
+    reading.side_outputs.start(0)
+    reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     given = b'{"name": "a\\"b", "rate": 5, "price": 1.5, "at": "2024-01-01T08:00:00", "data": "AP8=", "unknown": 1'
     rows = reading.read(
         given + b"}",

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.rows import offset_of, origins, partition_of
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.ordered.ingest import Ingest
@@ -35,7 +34,7 @@ def joined() -> OrderedJob:
 
 @pytest.mark.parametrize("name", ["partition", "offset"])
 def test_a_record_without_an_origin_is_an_error(name: str, tmp_path: Path) -> None:
-    ingest = Ingest.of(joined(), SideOutputs(str(tmp_path)), BatchClock(str(tmp_path)), {"sales": 1, "shops": 1})
+    ingest = Ingest.of(joined(), SideOutputs(str(tmp_path)), {"sales": 1, "shops": 1})
     numbers = {"partition": 3, "offset": 5, name: LARGEST[name] + 1}
     batch = pa.RecordBatch.from_pydict(
         {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}

@@ -17,7 +17,7 @@ STEPS = [
     Step(2, "b", "process Totals", "", "orders.py:9", "fail"),
 ]
 JOB = SimpleNamespace(pipeline=SimpleNamespace(name="orders", steps={}), python_steps=STEPS)
-STORAGE: Any = SimpleNamespace(job=JOB, checkpoint="/checkpoints/orders", locations=[])
+STORAGE: Any = SimpleNamespace(job=JOB, folder="/checkpoints/orders", locations=[])
 PUBLISHER: Any = SimpleNamespace(error=None)
 LEASE: Any = SimpleNamespace(require=lambda: None)
 
@@ -35,10 +35,10 @@ def test_a_full_disk_is_named_with_what_to_do() -> None:
     )
 
 
-def test_any_other_error_ends_with_the_commands_for_a_retry_and_a_rebuild() -> None:
+def test_any_other_error_ends_with_what_the_next_run_does() -> None:
     assert error_of("java.io.IOException: Stream is corrupted.") == (
         "The query of orders failed: java.io.IOException: Stream is corrupted. Nothing from the batch was published; "
-        "the next run retries it. If the checkpoint /checkpoints/orders is damaged: sluice rebuild orders."
+        "the next run retries it."
     )
 
 

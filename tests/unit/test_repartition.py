@@ -8,7 +8,7 @@ import json
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 
@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.checkpoint import last_batch
-from sluice.engine.batch.storage import Storage, checkpoint_of
+from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.job.repartition import repartition
@@ -28,14 +27,11 @@ from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.ledger.sources import SourcePartition
-from sluice.state.model import GenerationRef, owner
+from sluice.state.model import owner
 from sluice.state.shard.operator_states import State
 from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.dying import calls
-from tests.full_disks import limited
 from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
 from tests.postgres import new_database
 
@@ -72,11 +68,10 @@ def test_every_value_is_at_the_worker_that_owns_its_key(workers: int, old: Insta
     after = old.ledger.snapshots.latest("orders")
     assert before is not None
     assert after == msgspec.structs.replace(before, generation=2)
-    current = old.ledger.generations.current("orders")
-    assert current is not None
-    assert old.ledger.snapshots.times_before(current.ref, 2) == {"count/orders/0": 1}
-    assert [batch.number for batch in old.ledger.history.all(current.ref)] == [0, 1]
-    assert last_batch(checkpoint_of(old.settings.checkpoints, current.ref), "commits") == 1
+    info = old.ledger.generations.current("orders")
+    assert info is not None
+    assert old.ledger.snapshots.times_before(info.ref, 2) == {"count/orders/0": 1}
+    assert [batch.number for batch in old.ledger.history.all(info.ref)] == [0, 1]
 
 
 def test_the_next_batch_continues_in_the_new_generation(old: Installation) -> None:
@@ -115,41 +110,12 @@ def test_a_repeated_command_changes_nothing(files: Installation) -> None:
     assert content(files.ledger) == expected(0)
 
 
-@pytest.mark.parametrize("log", ["offsets", "commits"])
-def test_an_interrupted_batch_has_to_end_first(log: str, files: Installation) -> None:
-    if log == "offsets":
-        files.log("offsets", 1)
-    else:
-        Path(checkpoint_of(files.settings.checkpoints, files.ref), "commits", "0").unlink()
-    refused(files, 3, "was interrupted", "sluice run orders")
-
-
-def test_batches_without_records_after_the_published_one_do_not_count(files: Installation) -> None:
-    for log in ("offsets", "commits"):
-        files.log(log, 1, end=1)
+def test_an_interrupted_batch_has_to_end_first(files: Installation) -> None:
+    files.begin()
+    refused(files, 3, "was interrupted: batch 1 has begun", "sluice run orders")
+    files.publish()
     assert repartition(job_of(3), files.settings).generation == 2
-    assert content(files.ledger) == expected(0)
-
-
-def test_a_finished_batch_with_records_that_the_ledger_lacks_counts(files: Installation) -> None:
-    for log in ("offsets", "commits"):
-        files.log(log, 1)
-    refused(files, 3, "was interrupted", "sluice run orders")
-
-
-@pytest.mark.parametrize("end", [0, 1])
-def test_finished_batches_without_a_snapshot_may_only_be_empty(end: int, tmp_path: Path) -> None:
-    settings, ref = settings_of(tmp_path), GenerationRef("orders", 1)
-    storage = Storage.of(job_of(2), 1, settings)
-    for log in ("offsets", "commits"):
-        folder = Path(storage.checkpoint, log)
-        folder.mkdir(parents=True)
-        (folder / "0").write_text(f'v1\n{{}}\n{{"orders":{{"0":{end}}}}}')
-    with Ledger.open(settings.ledger) as ledger:
-        ledger.sources.add(ref, [SourcePartition(topic="orders", partition=0, topic_id="id", first=0)])
-        refused = pytest.raises(EngineError, match="has finished batch 0, but the ledger does not have it")
-        with refused if end else nullcontext():
-            storage.prepare(None, -1, ledger, 1)
+    assert content(files.ledger) == expected(1)
 
 
 def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
@@ -217,23 +183,11 @@ def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
             repartition(job_of(3), files.settings)
     # A user promotes the generation that is there, instead of repeating the command.
     storage = Storage.of(job_of(3), 2, files.settings)
-    with pytest.raises(EngineError, match="has finished batch 0, but the ledger does not have it") as caught:
-        storage.prepare(None, -1, files.ledger, 9)
+    with pytest.raises(EngineError, match="has batches of generation 2 of orders, but the ledger has none") as caught:
+        storage.prepare(files.ledger, None, 9)
     assert "sluice generations drop orders" in caught.value.next_step
     shards = [open_shard(address) for address in storage.locations]
     assert sum(len(shard.scan(0, 0)) for shard in shards) == len(KEYS)
-    repartition(job_of(3), files.settings)
-    assert content(files.ledger) == expected(0)
-
-
-def test_a_full_disk_is_named_and_the_command_is_repeated(files: Installation) -> None:
-    Path(checkpoint_of(files.settings.checkpoints, files.ref), "state").write_bytes(b"x" * 10_000_000)
-    with (
-        pytest.raises(EngineError, match=r"checkpoint of orders cannot be copied: .*File too large"),
-        limited(5_000_000),
-    ):
-        repartition(job_of(3), files.settings)
-    assert content(files.ledger) == expected(0)
     repartition(job_of(3), files.settings)
     assert content(files.ledger) == expected(0)
 

@@ -46,7 +46,7 @@ def job(*, topic: bool = False, step: bool = False) -> OrderedJob:
 def routes_of(planned: OrderedJob) -> Routes:
     """The routes after the job's only stage."""
     storage = Storage.of(planned, 1, Settings.read({}))
-    ingest = Ingest.of(planned, storage.side_outputs, storage.batches, {"sales": 1})
+    ingest = Ingest.of(planned, storage.side_outputs, {"sales": 1})
     stages = Stages(planned, storage, ingest, epoch=1)
     read = types_of(planned.layers, types_read(planned))
     stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})

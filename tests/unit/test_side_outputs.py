@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.checkpoint import last_batch
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, Written, part_name
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, Written, open_path, part_name
 from sluice.engine.batch.storage import Storage
-from sluice.errors import EngineError, SettingsError
+from sluice.errors import SettingsError
 from sluice.plan import plan
 from sluice.settings import Settings
 
@@ -91,26 +90,9 @@ def test_topics_may_have_the_longest_names(side_outputs: SideOutputs) -> None:
     }
 
 
-def test_a_batch_starts_from_its_stream_times(side_outputs: SideOutputs) -> None:
-    side_outputs.start(1, {"w/a/0": 5})
-    side_outputs.start(1, {"w/a/0": 7})
-    assert side_outputs.times(1) == {"w/a/0": 7}
-    side_outputs.start(2, {})
-    assert side_outputs.times(2) == {}
-
-
-def test_missing_stream_times_are_an_error(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="Cannot read the stream times of batch 1"):
-        side_outputs.times(1)
-    side_outputs.start(1, {"w/a/0": 5})
-    (tmp_path / "side_outputs" / "1" / "times.json").write_text("{")
-    with pytest.raises(EngineError, match="then run again"):
-        side_outputs.times(1)
-
-
 def test_old_batches_are_dropped_when_a_new_one_starts(side_outputs: SideOutputs, tmp_path: Path) -> None:
     for batch in range(12):
-        side_outputs.start(batch, {"w/a/0": batch})
+        side_outputs.start(batch)
     # A previous driver may not know yet that it lost its lease, and still work on the previous batch.
     assert {int(folder.name) for folder in (tmp_path / "side_outputs").iterdir()} == {10, 11}
 
@@ -154,13 +136,13 @@ def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_p
     pipeline.stream("orders", value=str).group_by("value").count(store="n")
     storage = Storage.of(plan(pipeline).job, 1, Settings.read({"SLUICE_HOME": str(tmp_path)}))
     paused, successor = (storage.held(epoch).side_outputs for epoch in (1, 2))
-    paused.start(5, {"n/orders/0": 1})
+    paused.start(5)
     successor.forget_earlier()
     assert [folder.name for folder in Path(storage.folder, "side_outputs").iterdir()] == []
-    successor.start(5, {"n/orders/0": 1})
+    successor.start(5)
     successor.write_facts(5, "read-orders-00000", Facts({"read": 3}))
     successor.write_records(5, "out", "part-orders-00000", records("x"))
-    paused.start(5, {"n/orders/0": 1})
+    paused.start(5)
     paused.forget_earlier()
     assert successor.facts(5).counts == {"read": 3}
     assert keys_of(successor, 5, "out") == ["x"]
@@ -168,6 +150,6 @@ def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_p
 
 def test_an_object_store_is_refused_with_an_alternative() -> None:
     with pytest.raises(SettingsError, match="cannot be kept at a s3a:// address") as caught:
-        last_batch("s3a://user:secret@bucket/checkpoints/orders/g1/spark", "commits")
+        open_path("s3a://user:secret@bucket/checkpoints/orders/g1/side_outputs")
     assert "SLUICE_CHECKPOINTS" in caught.value.next_step
     assert "secret" not in str(caught.value)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.fused import windowing as windowing_module
 from sluice.engine.fused.windowing import Windowed, Windowing, assign_windows
@@ -25,16 +25,6 @@ from sluice.values.windows import Window
 
 WINDOW = tumbling("1 minute", grace="15 seconds")
 NOW = 1_700_000_000_000
-
-
-class Begun(BatchClock):
-    """All batches have the same start time."""
-
-    def __init__(self) -> None:
-        super().__init__("no checkpoint")
-
-    def begun(self, batch: int) -> int:
-        return NOW
 
 
 def put(
@@ -192,13 +182,13 @@ class Sales:
         assert isinstance(job, FusedJob)
         self.job = job
         self.side_outputs = SideOutputs(str(folder))
-        self.side_outputs.start(0, {})
+        self.side_outputs.start(0)
         (self.input,) = {name for group in self.job.groups for name in group.inputs}
         inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
-        self.windowing = Windowing.of(self.job, self.side_outputs, Begun(), self.partitions, inputs)
-        self.batch = 0
-        monkeypatch.setattr(windowing_module, "current_batch", lambda: self.batch)
+        self.windowing = Windowing.of(self.job, self.side_outputs, self.partitions, inputs)
+        self.start = BatchStart(0, NOW)
+        monkeypatch.setattr(windowing_module, "this_batch", lambda: self.start)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
         """Process records (time, shop, amount) of one partition; returns store, key and window start of each row."""
@@ -215,9 +205,9 @@ class Sales:
 
     def publish(self) -> None:
         """End the batch, as the driver does."""
-        times = self.side_outputs.times(self.batch) | self.side_outputs.facts(self.batch).stream_times
-        self.batch += 1
-        self.side_outputs.start(self.batch, times)
+        times = {**self.start.times, **self.side_outputs.facts(self.start.number).stream_times}
+        self.start = BatchStart(self.start.number + 1, NOW, times)
+        self.side_outputs.start(self.start.number)
 
     def facts(self, batch: int = 0) -> Facts:
         """A task's side outputs, without the last-seen times."""
@@ -369,9 +359,10 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     job = plan(pipeline).job
     assert isinstance(job, FusedJob)
-    windowing = Windowing.of(job, SideOutputs(str(tmp_path)), Begun(), {"sales": 1}, {})
-    windowing.stream_times.side_outputs.start(0, {})
-    monkeypatch.setattr(windowing_module, "current_batch", lambda: 0)
+    side_outputs = SideOutputs(str(tmp_path))
+    windowing = Windowing.of(job, side_outputs, {"sales": 1}, {})
+    side_outputs.start(0)
+    monkeypatch.setattr(windowing_module, "this_batch", lambda: BatchStart(0, NOW))
     (group,) = job.groups
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),
@@ -381,4 +372,4 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
     assert sum(state_rows.num_rows for state_rows in windowing(iter([batch]))) == 1
-    assert windowing.stream_times.side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}
+    assert side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}

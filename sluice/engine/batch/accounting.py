@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.headers import RAW, concatenated, headers_of_records, with_headers
 from sluice.engine.batch.rows import origins
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
+from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, OrderedJob, Sink
@@ -104,21 +104,17 @@ class PartFacts:
 class StreamTimeReader:
     """Reads, in tasks, the stream times at the start of a batch."""
 
-    side_outputs: SideOutputs
-    batches: BatchClock
     partitions: Mapping[str, int]
     """Topic of each stream → its number of partitions."""
     idle_timeout_ms: int | None
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
+    def of(cls, job: Job, partitions: Mapping[str, int]) -> Self:
         counts = {source.topic: partitions[source.topic] for source in job.streams}
-        return cls(side_outputs, batches, counts, job.pipeline.idle_timeout_ms)
+        return cls(counts, job.pipeline.idle_timeout_ms)
 
-    def before(self, number: int) -> StreamTimes:
-        return StreamTimes(
-            self.side_outputs.times(number), self.partitions, self.batches.begun(number), self.idle_timeout_ms
-        )
+    def before(self, start: BatchStart) -> StreamTimes:
+        return StreamTimes(start.times, self.partitions, start.begun, self.idle_timeout_ms)
 
 
 @dataclass

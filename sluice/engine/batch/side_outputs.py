@@ -21,14 +21,13 @@ import msgspec
 import pyarrow as pa
 from pyarrow import fs
 
-from sluice.errors import EngineError, SettingsError
+from sluice.errors import SettingsError
 
 KEPT_BATCHES = 1
 """Number of earlier batches whose folders are kept. A driver that has lost its lease without noticing must not delete
 the folder of a batch that the new holder has begun."""
 
 _FACTS = ".facts.json"
-_TIMES = "times.json"
 _CHANGES = ".changes.arrow"
 
 
@@ -125,30 +124,15 @@ class SideOutputs:
         """The records for a topic, one table per file, in the order of file names."""
         return self._tables(batch, _records(topic))
 
-    def times(self, batch: int) -> dict[str, int]:
-        """The stream times at the start of the batch, as written by `start`.
-
-        Raises EngineError if they are missing, because a task would otherwise aggregate late records.
-        """
-        filesystem, path = self._at(f"{batch}/{_TIMES}")
-        try:
-            with filesystem.open_input_stream(path) as file:
-                return msgspec.json.decode(file.read(), type=dict[str, int])
-        except (OSError, msgspec.DecodeError) as error:
-            raise EngineError(
-                f"Cannot read the stream times of batch {batch}: {path}: {error}.",
-                next_step="Check that all executors share this folder, then run again.",
-            ) from None
-
-    def start(self, batch: int, times: Mapping[str, int]) -> None:
-        """Create the batch's folder with the stream times at its start, and delete the folders of old batches.
+    def start(self, batch: int) -> None:
+        """Create the batch's folder, and delete the folders of old batches.
 
         Files of an earlier attempt are deleted too, because that attempt may have read other records.
         """
         filesystem, path = self._at("")
         if filesystem.get_file_info(f"{path}/{batch}").type != fs.FileType.NotFound:
             filesystem.delete_dir(f"{path}/{batch}")
-        self._put(f"{batch}/{_TIMES}", msgspec.json.encode(times))
+        filesystem.create_dir(f"{path}/{batch}")
         for info in filesystem.get_file_info(fs.FileSelector(path)):
             if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
                 filesystem.delete_dir(info.path)

@@ -1,4 +1,4 @@
-"""The persistent storage of a generation: checkpoint, side outputs, shards."""
+"""The storage of a generation: shards, side outputs, and the checkpoint if Spark keeps its state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sluice.engine.batch.checkpoint import BatchClock, batch_positions, forget_stray_checksums, last_batch
 from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import DamagedState, EngineError
@@ -14,10 +13,12 @@ from sluice.file_modes import close_folders, make_folder
 from sluice.plan import Job
 from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
-from sluice.state.shard.addresses import location
+from sluice.state.shard.addresses import location, shown
 from sluice.state.shard.protocol import Checksums, Shard
 
 
@@ -28,17 +29,12 @@ class Storage:
     job: Job
     generation: int
     folder: str
-    """The folder of the checkpoint and the side outputs."""
+    """The folder of the side outputs."""
     checkpoint: str
+    """The folder of the checkpoint if Spark keeps the job's state."""
     side_outputs: SideOutputs
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
-    moved: str = ""
-    """In tests, a file with the number of ms by which the clock is advanced."""
-
-    @property
-    def batches(self) -> BatchClock:
-        return BatchClock(self.checkpoint, self.moved)
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
@@ -63,18 +59,6 @@ class Storage:
         """
         return replace(self, side_outputs=replace(self.side_outputs, root=f"{self.side_outputs.root}/{epoch}"))
 
-    def positions(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-        """End offsets by topic and partition of the last batch that is done, and of the last batch that was begun."""
-        batches = (last_batch(self.checkpoint, log) for log in ("commits", "offsets"))
-        done, begun = (batch_positions(self.checkpoint, batch) if batch >= 0 else {} for batch in batches)
-        return done, begun
-
-    @property
-    def next_batch(self) -> int:
-        """The number of the batch that Spark runs next, which is the last begun batch if it is not done."""
-        begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
-        return begun if begun > done else done + 1
-
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
         return worker_shard(worker, self.locations[worker])
@@ -87,65 +71,44 @@ class Storage:
                 checksums[str(worker)] = shard.checksums(batch)
         return checksums
 
-    def prepare(self, published: int | None, written: int, ledger: Ledger, epoch: int) -> None:
+    def prepare(self, ledger: Ledger, written: Batch | None, epoch: int) -> None:
         """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
 
         Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write to any shard.
 
-        `published` is the ledger's last batch; `written` is the last batch whose output records were written, or -1.
-        If the checkpoint were older than either, Spark would count records twice or omit their output.
+        `written` is the last batch whose output records were written. If the ledger were older, Sluice would count
+        records twice, or write other records under the number of that batch.
         """
         if "://" not in self.folder:  # remote storage controls access itself
             make_folder(Path(self.folder))
             close_folders(Path(self.folder), levels=2)
-        forget_stray_checksums(self.checkpoint)
-        begun, done = (last_batch(self.checkpoint, log) for log in ("offsets", "commits"))
-        # Without a snapshot, the shards would be emptied, and Spark would not read the finished batches again.
-        is_lost = published is None and done >= 0 and self._has_read(done, ledger)
-        if done >= written > (-1 if published is None else published) or is_lost:
+        published, planned = ledger.snapshots.last_batch(self.ref), ledger.plans.unpublished(self.ref)
+        is_known = written is None or written.number <= (-1 if published is None else published)
+        if written is not None and not is_known and (planned is None or not _is_same(planned, written)):
+            name, newest = self.job.pipeline.name, "none" if published is None else published
             raise EngineError(
-                f"The checkpoint {self.checkpoint} has finished batch {done}, but the ledger does not have it.",
-                next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
-                f"sluice generations drop {self.job.pipeline.name}.",
+                f"Batch {written.number} of {name} has written its output, but the ledger does not have this batch: "
+                f"the newest one that it has published is {newest}. The ledger is older than the output.",
+                next_step="Restore the newest ledger and shards. Or rebuild the state from the topics, which does not "
+                f"write that output again: sluice rebuild {name}.",
             )
-        if begun < max(-1 if published is None else published, written):
-            raise EngineError(
-                f"Batch {max(published or 0, written)} of {self.job.pipeline.name} was published, but the checkpoint "
-                f"{self.checkpoint} ends at batch {begun}.",
-                next_step="Restore the checkpoint, or rebuild the state from the topics: "
-                f"sluice rebuild {self.job.pipeline.name}.",
-            )
-        self._check_positions(published, ledger)
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
+                    if planned is None and shard.journal().batches:
+                        raise self._unknown_rows(address)
                     shard.begin(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
         self.side_outputs.forget_earlier()
 
-    def _has_read(self, batch: int, ledger: Ledger) -> bool:
-        """Whether the batches up to a finished one have read records. Those of empty topics are not published."""
-        firsts = {(source.topic, str(source.partition)): source.first for source in ledger.sources.get(self.ref)}
-        return any(
-            end != firsts.get((topic, number))
-            for topic, ends in batch_positions(self.checkpoint, batch).items()
-            for number, end in ends.items()
+    def _unknown_rows(self, address: str) -> EngineError:
+        name = self.job.pipeline.name
+        return EngineError(
+            f"{shown(address)} has batches of generation {self.generation} of {name}, but the ledger has none of them.",
+            next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
+            f"sluice generations drop {name}.",
         )
-
-    def _check_positions(self, published: int | None, ledger: Ledger) -> None:
-        """Raise EngineError unless the checkpoint's offsets match the newest published snapshot."""
-        snapshot = None if published is None else ledger.snapshots.get(self.ref, published)
-        if snapshot is None:
-            return
-        for batch in {snapshot.batch, max(snapshot.batch, last_batch(self.checkpoint, "commits"))}:
-            if (positions := batch_positions(self.checkpoint, batch)) != snapshot.positions:
-                raise EngineError(
-                    f"The checkpoint {self.checkpoint} is damaged: its batch {batch} ends at {positions}, but "
-                    f"the ledger's batch {snapshot.batch} ends at {snapshot.positions}.",
-                    next_step="Restore the checkpoint, or rebuild the state from the topics: "
-                    f"sluice rebuild {self.ref.pipeline}.",
-                )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
         """Quarantine shards that are lost or do not match the published checksums, and raise DamagedState for them.
@@ -164,6 +127,13 @@ class Storage:
                 f"sluice rebuild {self.ref.pipeline}."
             )
             raise error
+
+
+def _is_same(planned: PlannedBatch, written: Batch) -> bool:
+    """Whether a batch whose output was written has this plan."""
+    ends = ((topic, number, end) for topic, of_topic in written.ends.items() for number, end in of_topic.items())
+    same_ends = all(planned.ends.get(topic, {}).get(number) == end for topic, number, end in ends)
+    return same_ends and (planned.number, planned.begun) == (written.number, written.begun)
 
 
 def checkpoint_of(checkpoints: str, ref: GenerationRef) -> str:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import Fate, Part, PartFacts, RecordSinks, StreamTimeReader, Task, truth
-from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.headers import headers_of_records, with_headers
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.plan import AggregationGroup, FusedJob
 from sluice.state.model import NO_WINDOW
@@ -84,21 +84,20 @@ class Windowing:
         cls,
         job: FusedJob,
         side_outputs: SideOutputs,
-        batches: BatchClock,
         partitions: Mapping[str, int],
         inputs: Mapping[str, pa.DataType],
     ) -> Self:
         """The windowing of a job. `partitions`: topic → number of partitions; `inputs`: aggregated column → type."""
-        stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
+        stream_times = StreamTimeReader.of(job, partitions)
         return cls(stream_times, job.groups, RecordSinks.of(job, side_outputs), dict(inputs))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        number = current_batch()
+        start = this_batch()
         task: _Task | None = None
         for batch in batches:
             if batch.num_rows:
                 if task is None:
-                    before = self.stream_times.before(number)
+                    before = self.stream_times.before(start)
                     task = _Task(before, closed=closed(self.groups, before))
                 for part, mask in self.sinks.parts(batch):
                     yield from self._part(part, batch if mask is None else batch.filter(pa.array(mask)), task)
@@ -106,7 +105,7 @@ class Windowing:
             for facts in task.parts.values():
                 if task.closed > BEFORE_ALL:
                     facts.times[CLOSED] = task.closed
-            task.write(self.sinks, number)
+            task.write(self.sinks, start.number)
 
     def _part(self, part: Part, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
         facts = task.parts.setdefault(part, PartFacts())

@@ -52,9 +52,9 @@ class ArrowQuery:
             raise NeedsSparkError("aggregates in any order")
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
-        side_outputs, batches = storage.side_outputs, storage.batches
-        reader = StreamReader.of(job, side_outputs, batches, interleaved=interleaved)
-        ingest = Ingest.of(job, side_outputs, batches, partitions)
+        side_outputs = storage.side_outputs
+        reader = StreamReader.of(job, side_outputs, interleaved=interleaved)
+        ingest = Ingest.of(job, side_outputs, partitions)
         stages = Stages(job, storage, ingest, epoch)
         edges = stages.first_edges(kinds_by_name(types_of(job.layers, types_read(job))))
         read = pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])
@@ -64,7 +64,7 @@ class ArrowQuery:
         for number in range(1, job.stages + 1):
             stage = stages.task(number)
             tasks.append(Chain((unpack, stage, Routes.of(stages, number), *stages.last_tasks(number))))
-        tables = TableReader.of(job, side_outputs, batches, interleaved=interleaved)
+        tables = TableReader.of(job, side_outputs, interleaved=interleaved)
         return cls(
             workers,
             frozenset(source.topic for source in job.streams),

@@ -15,17 +15,17 @@ import structlog
 from msgspec import structs
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.checkpoint import has_spark_state
+from sluice.engine.batch.spark_state import has_spark_state
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.job.merge import Merge, Part, processors_of
-from sluice.engine.job.moving import move_checkpoint, require_complete, require_local
+from sluice.engine.job.moving import require_complete, require_local
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
-from sluice.engine.job.replay import Step, change_sources
+from sluice.engine.job.replay import Step
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
@@ -76,7 +76,7 @@ class ChangedStores:
                     return state.info.generation
                 self._require_movable(state)
                 require_local(state.info)
-                self._require_written(state)
+                self._require_written(ledger, state)
                 if not state.changes.added:
                     drop_others(ledger, self.job, lease.row, self.settings)
                     return self._promote(ledger, lease, state, None)
@@ -128,7 +128,7 @@ class ChangedStores:
             next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
         )
 
-    def _require_written(self, state: _State) -> None:
+    def _require_written(self, ledger: Ledger, state: _State) -> None:
         """Raise EngineError after an interrupted batch. Other drivers can write no more output."""
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
@@ -138,7 +138,7 @@ class ChangedStores:
         next_step = (
             f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
         )
-        require_complete(state.storage, state.published, output.last, next_step=next_step)
+        require_complete(ledger, state.storage, state.published, output.last, next_step=next_step)
 
     def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
         """Register a generation of the changed stores, or continue that of a call that was killed.
@@ -186,15 +186,12 @@ class ChangedStores:
     def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: Part | None) -> int:
         """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
         old, batch, changes = state.info, state.published.batch, state.changes
-        self._require_written(state)
+        self._require_written(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         ref = ledger.generations.new(old.pipeline)
-        target = Storage.of(self.job, ref.generation, self.settings)
         new = self._info(self.job, ref.generation)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as own:
-            move_checkpoint(state.storage, target, batch)
-            change_sources(target.checkpoint, batch, self.job.topics_of_sources)
             merge = Merge(self.job, old, part, new, changes)
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
             times = merge.times(ledger, batch)

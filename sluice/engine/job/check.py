@@ -36,7 +36,7 @@ class NoRecords:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+    def read(self, topics: Sequence[str]) -> DataFrame:
         return self.spark.createDataFrame([], _RECORD)
 
 
@@ -82,11 +82,11 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
-    query = JobQuery(spark, storage, source, source.partitions(job.topics), max_records=1)
+    query = JobQuery(spark, storage, source, source.partitions(job.topics))
     query.check_changes()
     if (published := ledger.snapshots.newest(storage.ref)) is None:
         return ""
     before, now = ledger.generations.get(storage.ref), query.info
-    require_compatible(before, now, lambda: is_interrupted(storage, published))
+    require_compatible(before, now, lambda: is_interrupted(ledger, storage, published))
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

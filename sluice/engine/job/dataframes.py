@@ -45,7 +45,7 @@ class Input(Protocol):
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Each topic's number of partitions."""
 
-    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
+    def read(self, topics: Sequence[str]) -> DataFrame:
         """The topics' records as a streaming DataFrame with the columns of `streams.RECORD`."""
 
 
@@ -57,7 +57,6 @@ class Frames:
     job: Job
     storage: Storage
     input: Input
-    max_records: int | None
     partitions: Mapping[str, int]
     epoch: int = 0
     """Epoch of the lease under which operators' states are written."""
@@ -93,12 +92,8 @@ class Frames:
         """The streams' records as they are in Kafka, and the task that decodes them."""
         job, storage = self.job, self.storage
         interleaved = self.input.interleaved and isinstance(job, OrderedJob)
-        reader = StreamReader.of(job, storage.side_outputs, storage.batches, interleaved=interleaved)
-        topics, most = [source.topic for source in job.streams], self.max_records
-        if most is not None:
-            # Spark rounds each partition's share down, which would leave a few records for one more batch.
-            most += sum(self.partitions[topic] for topic in topics) - 1
-        return reader, self.input.read(topics, most)
+        reader = StreamReader.of(job, storage.side_outputs, interleaved=interleaved)
+        return reader, self.input.read([source.topic for source in job.streams])
 
     def _fused(self, job: FusedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
         """State rows of the fused operator. Tasks assign records to windows and combine them before the aggregation.
@@ -120,7 +115,7 @@ class Frames:
             for group in job.groups
             for store in group.store_columns
         }
-        windowing = Windowing.of(job, self.storage.side_outputs, self.storage.batches, self.partitions, types)
+        windowing = Windowing.of(job, self.storage.side_outputs, self.partitions, types)
         combiner = Combiner.of(job, types)
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"))
         tasks = (windowing, combiner) if steps is None else (reader, steps, windowing, combiner)
@@ -134,7 +129,7 @@ class Frames:
     def _ordered(self, job: OrderedJob, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
         """Parcels of rows for stores and sinks. As in `_fused`, the steps run on Arrow if they can."""
         storage = self.storage
-        ingest = Ingest.of(job, storage.side_outputs, storage.batches, self.partitions)
+        ingest = Ingest.of(job, storage.side_outputs, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
@@ -151,10 +146,8 @@ class Frames:
         """The changes of global tables as state rows, or their parcels. Every batch reads all available changes."""
         if not self.job.tables:
             return None
-        reader = TableReader.of(
-            self.job, self.storage.side_outputs, self.storage.batches, interleaved=self.input.interleaved
-        )
-        source = self.input.read([table.source.topic for table in self.job.tables], None)
+        reader = TableReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
+        source = self.input.read([table.source.topic for table in self.job.tables])
         workers = self.job.pipeline.workers
         if isinstance(self.job, OrderedJob):
             return source.mapInArrow(Chain((reader, ordered_rows, Pack(workers, to_all=True))).__call__, PARCEL_DDL)

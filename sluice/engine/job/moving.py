@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from typing import TypeVar
 
-from sluice.engine.batch.checkpoint import batch_positions, copy_checkpoint, last_batch
 from sluice.engine.batch.shards import damaged_state
 from sluice.engine.batch.side_outputs import delete_folder
+from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state, last_batch
 from sluice.engine.batch.storage import Storage
 from sluice.errors import EngineError
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, Snapshot, WorkerInfo
 from sluice.state.shard.addresses import is_remote
 from sluice.state.shard.checksums import checksum_of
@@ -101,11 +102,14 @@ def require_local(info: GenerationInfo) -> None:
         )
 
 
-def require_complete(storage: Storage, published: Snapshot, written: Batch | None, *, next_step: str) -> None:
+def require_complete(
+    ledger: Ledger, storage: Storage, published: Snapshot, written: Batch | None, *, next_step: str
+) -> None:
     """Raise EngineError with this next step unless all batches that were begun or written have been published."""
     last_written = -1 if written is None else written.number
-    if is_interrupted(storage, published) or last_written > published.batch:
-        begun = last_batch(storage.checkpoint, "offsets")
+    if is_interrupted(ledger, storage, published) or last_written > published.batch:
+        planned = ledger.plans.unpublished(storage.ref)
+        begun = -1 if planned is None else planned.number
         raise EngineError(
             f"The last run of {storage.job.pipeline.name} was interrupted: batch "
             f"{max(begun, published.batch, last_written)} has begun but has not ended.",
@@ -113,24 +117,19 @@ def require_complete(storage: Storage, published: Snapshot, written: Batch | Non
         )
 
 
-def is_interrupted(storage: Storage, published: Snapshot) -> bool:
-    """Whether the next run repeats the published batch, or a later one that was begun."""
-    return has_later_batch(storage, published) or last_batch(storage.checkpoint, "commits") < published.batch
+def is_interrupted(ledger: Ledger, storage: Storage, published: Snapshot) -> bool:
+    """Whether the next run repeats a batch that was planned, or, for Spark's own state, published."""
+    lacks_it = has_spark_state(storage.checkpoint) and last_batch(storage.checkpoint, "commits") < published.batch
+    return lacks_it or ledger.plans.unpublished(storage.ref) is not None
 
 
-def has_later_batch(storage: Storage, published: Snapshot | None) -> bool:
-    """Whether a batch was begun after the published one that may have written something.
+def move_spark_state(old: Storage, new: Storage, batch: int) -> None:
+    """Copy the checkpoint of a job whose state Spark keeps, without batches after `batch`.
 
-    A batch that is done without a snapshot has written nothing: it had no records, and ends where the snapshot ends.
+    Raises EngineError if its files cannot be read or written.
     """
-    begun, done = (last_batch(storage.checkpoint, log) for log in ("offsets", "commits"))
-    if begun <= (-1 if published is None else published.batch):
-        return False
-    return published is None or begun > done or batch_positions(storage.checkpoint, done) != published.positions
-
-
-def move_checkpoint(old: Storage, new: Storage, batch: int) -> None:
-    """Copy a checkpoint without batches after `batch`. Raises EngineError if its files cannot be read or written."""
+    if not has_spark_state(old.checkpoint):
+        return
     try:
         delete_folder(new.folder)
         copy_checkpoint(old.checkpoint, new.checkpoint, batch)

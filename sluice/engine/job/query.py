@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,14 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sluice.engine.batch.checkpoint import batch_log, copy_identity, last_batch
 from sluice.engine.batch.rejected import HeadersAt
-from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.dataframes import Frames, Input
 from sluice.engine.job.registration import generation_info
-from sluice.engine.job.replay import Sink, begin
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
@@ -29,6 +26,9 @@ from sluice.plan import FusedJob, Job
 from sluice.sinks.protocol import TableSink
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
+
+Sink = Callable[[DataFrame, int], None]
+"""The function that Spark calls with each batch."""
 
 
 @dataclass
@@ -45,8 +45,6 @@ class JobQuery:
     """Topic → its number of partitions, as assumed by tasks."""
     epoch: int = 0
     """Epoch of the lease under which state is written."""
-    max_records: int | None = 2_000_000
-    """Maximum number of stream records in a batch; None for all available records."""
     frames: Frames = field(init=False)
     rows: DataFrame = field(init=False)
 
@@ -58,6 +56,11 @@ class JobQuery:
         return self.storage.job
 
     @property
+    def has_spark_state(self) -> bool:
+        """Whether Spark keeps the state of the job, so that its checkpoint must not be lost."""
+        return isinstance(self.job, FusedJob) and bool(self.job.groups) and self.frames.totals is None
+
+    @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
         return generation_info(self.storage, self.frames.types, self.frames.input_types)
@@ -65,7 +68,7 @@ class JobQuery:
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
-        self.frames = Frames(self.spark, self.job, self.storage, self.input, self.max_records, partitions, self.epoch)
+        self.frames = Frames(self.spark, self.job, self.storage, self.input, partitions, self.epoch)
         self.rows = self.frames.state_rows()
 
     def check_changes(self) -> None:
@@ -95,37 +98,16 @@ class JobQuery:
         retention = Retention.of(self.storage, self.partitions)
         return Publisher(
             self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions, published,
+            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions,
         )  # fmt: skip
 
     def start(self, sink: Sink) -> StreamingQuery:
         """Start the streaming query, which runs until it is stopped."""
         return self._writer(sink, self.storage.checkpoint).start()
 
-    def run(self, sink: Sink, *, once: bool = False) -> None:
-        """Run the streaming query until it has read all available records, or for one batch if `once`."""
-        writer = self._writer(sink, self.storage.checkpoint).queryName(self.job.pipeline.name)
-        self._run(writer.trigger(once=True) if once else writer.trigger(availableNow=True))
-
-    def pattern(self) -> list[str]:
-        """Spark's log of one batch, from which the logs of replayed batches are made.
-
-        It is the query's last batch. Before the first one, a batch is begun with a temporary checkpoint.
-        """
-        checkpoint = self.storage.checkpoint
-        if (last := last_batch(checkpoint, "offsets")) >= 0:
-            return batch_log(checkpoint, last)
-        elsewhere = f"{self.storage.folder}/first"
-        delete_folder(elsewhere)
-        with without_adaptive_execution(self.spark):
-            begin(lambda sink: self._run(self._writer(sink, elsewhere).trigger(once=True)))
-        log = batch_log(elsewhere, 0)
-        copy_identity(elsewhere, checkpoint)
-        delete_folder(elsewhere)
-        return log
-
-    def _run(self, writer: DataStreamWriter) -> None:
-        writer.start().awaitTermination()
+    def run(self, sink: Sink, checkpoint: str) -> None:
+        """Run the batch that the checkpoint has planned."""
+        self._writer(sink, checkpoint).queryName(self.job.pipeline.name).trigger(once=True).start().awaitTermination()
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:

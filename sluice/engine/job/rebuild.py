@@ -16,13 +16,11 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.checkpoint import last_batch
 from sluice.engine.batch.side_outputs import delete_folder
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.backlog_run import divided
+from sluice.engine.job.batches import divided
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.moving import has_later_batch
 from sluice.engine.job.replay import Step, steps_of
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.tables import databases_of
@@ -236,7 +234,7 @@ class Rebuild:
         first = {topic: added[topic] for topic in added if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
         read = within(ends, {**(latest.positions if latest else {}), **added})
-        batches, unpublished = ledger.history.all(old), self._unpublished(latest, old, ledger.audits.newest(old))
+        batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
         steps = [*steps_of([*batches, *unpublished])]
         published = [replace(step, ends=within(ends, {**step.ends, **first})) for step in steps[: len(batches)]]
         rest = [replace(step, ends=within(ends, {**step.ends, **added})) for step in steps[len(batches) :]]
@@ -253,7 +251,7 @@ class Rebuild:
         published = [replace(step, ends={**step.ends, **first}) for step in self._divided(begin, read)]
         return History(published, rest, complete=False)
 
-    def _unpublished(self, latest: Snapshot | None, old: GenerationRef, newest: Audit | None) -> list[Batch]:
+    def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
         If the ledger was restored from a backup, it is the last batch written since, with the records of all others.
@@ -261,26 +259,26 @@ class Rebuild:
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
-        if output.lacks(newest):
-            self._require_no_batch_between(old, latest)
+        if output.lacks(ledger.audits.newest(old)):
+            self._require_no_batch_between(ledger, old, latest)
         last = max(output.newest_generation, old.generation)
         marker = output.markers.get(last)
         if marker is None or (last, marker.batch.number) <= (old.generation, latest.batch if latest else -1):
             return []
         return [marker.with_earlier]
 
-    def _require_no_batch_between(self, old: GenerationRef, latest: Snapshot | None) -> None:
+    def _require_no_batch_between(self, ledger: Ledger, old: GenerationRef, latest: Snapshot | None) -> None:
         """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
-        storage, markers = Storage.of(self.job, old.generation, self.settings), self.job.pipeline.markers
-        published, begun = -1 if latest is None else latest.batch, last_batch(storage.checkpoint, "offsets")
-        if begun >= published and not has_later_batch(storage, latest):
+        markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
+        planned = ledger.plans.unpublished(old)
+        if planned is None:
             log.warning("markers lost", topic=markers, note="No output is written twice: every batch was published.")
         elif self.from_topics:
             log.warning("markers lost", topic=markers, note=f"Output after batch {published} may be written twice.")
         else:
             raise EngineError(
                 f"The topic {markers} has lost its markers, so it is unknown whether output was written after batch "
-                f"{published}, the last that {old.pipeline} has published. The checkpoint's last batch is {begun}.",
+                f"{published}, the last that {old.pipeline} has published: batch {planned.number} was begun.",
                 next_step="Restore the topic's records. To accept that this batch's output may be written twice: "
                 f"sluice rebuild {old.pipeline} --from-topics.",
             )

@@ -19,7 +19,7 @@ import structlog
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.moving import Moved, Origin, Target, move_checkpoint, require_complete, require_local
+from sluice.engine.job.moving import Moved, Origin, Target, move_spark_state, require_complete, require_local
 from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
@@ -88,11 +88,11 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             database.fence()
         old_storage = Storage.of(job, old.generation, settings)
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
-        require_complete(old_storage, published, output.last, next_step=retry)
+        require_complete(ledger, old_storage, published, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
-            move_checkpoint(old_storage, storage, batch)
+            move_spark_state(old_storage, storage, batch)
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
             ledger.generations.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)

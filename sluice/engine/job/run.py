@@ -14,21 +14,20 @@ from pyspark.errors import StreamingQueryException
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits, ensure_topics, partition_counts, topic_limits
-from sluice.engine.job.backlog_run import BacklogRun, needs_order
+from sluice.engine.job.batches import Batches
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.linger import Linger, News
 from sluice.engine.job.moving import is_interrupted
-from sluice.engine.job.query import JobQuery, without_adaptive_execution
-from sluice.engine.job.replay import Sink, Step, joined, replay
+from sluice.engine.job.query import JobQuery
+from sluice.engine.job.replay import Step, joined
 from sluice.engine.job.standbys import StandbyCopies
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
-from sluice.engine.publish.window_retention import Retention
-from sluice.engine.read.identity import Positions, SourceIdentity
+from sluice.engine.read.identity import SourceIdentity
 from sluice.engine.read.kafka import KafkaInput
 from sluice.engine.session import Starting, compile_for, started
 from sluice.engine.steps.sql_errors import no_result_error
@@ -47,10 +46,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class JobRun:
-    """Runs a job on a Spark session, in batches of at most `max_records` records of streams.
-
-    If Spark divides the records, a batch may have one more for each further partition.
-    """
+    """Runs a job on a Spark session, in batches of about `max_records` records of streams."""
 
     spark: Starting
     job: Job
@@ -97,7 +93,8 @@ class JobRun:
         """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
         pipeline = self.job.pipeline
         identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics, ledger.audits)
-        firsts = identity.check(*storage.positions())
+        newest, planned = ledger.snapshots.newest(storage.ref), ledger.plans.unpublished(storage.ref)
+        firsts = identity.check({} if newest is None else newest.positions, {} if planned is None else planned.ends)
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, pipeline.markers)
         limits = self._make_topics(partitions, writer)
@@ -110,24 +107,21 @@ class JobRun:
         direct = direct if self.steps is None else None  # a replay writes no output
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
-        source = KafkaInput(spark, self.settings.kafka, None if self.steps is None else firsts)
-        in_order = needs_order(self.job, partitions)
-        most = None if in_order else self.max_records
-        query = JobQuery(spark, storage, source, partitions, lease.epoch, most)
-        info, newest = query.info, ledger.snapshots.newest(storage.ref)
-        published = None if newest is None else newest.batch
+        source = KafkaInput(spark, self.settings.kafka)
+        query = JobQuery(spark, storage, source, partitions, lease.epoch)
+        info, published = query.info, None if newest is None else newest.batch
         before = None if newest is None else ledger.generations.get(storage.ref)
         if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
-        require_compatible(before, info, lambda: newest is not None and is_interrupted(storage, newest))
+        require_compatible(before, info, lambda: newest is not None and is_interrupted(ledger, storage, newest))
         with writing as output:
             if output is not None:
                 output.require_newest()
                 output.require_marker(ledger.audits.newest(storage.ref))
             with _older_ledger(lease):
-                storage.prepare(published, -1 if output is None else output.last_batch, ledger, lease.epoch)
+                storage.prepare(ledger, None if output is None else output.last, lease.epoch)
             sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
             last = _last_published(ledger, newest) if sinks and newest is not None else None
             for table_sink in sinks.values():
@@ -137,43 +131,24 @@ class JobRun:
             self._register(ledger, before, info, lease.epoch)
             publisher = query.publisher(
                 ledger, lease, identity, output, published=published,
-                auditor=Auditor(storage, self.settings.run, lease.epoch, firsts), limits=limits, at_least_once=direct,
+                auditor=Auditor(storage, self.settings.run, lease.epoch), limits=limits, at_least_once=direct,
                 table_sinks=sinks, headers_at=source.headers_at,
             )  # fmt: skip
+            batches = Batches(query, publisher, ledger, lease, firsts)
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:
-                    self._replay(query, publisher, firsts, self.steps)
+                    batches.repeat(joined(self.job, query.frames.types, self.steps, firsts, self.max_records))
                     return publisher.read, False
                 linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
                 standbys = StandbyCopies(ledger, lease)
                 news: News | None = "records"
                 while news == "records":
                     compile_for(spark, linger.unread(ledger.positions(pipeline.name)))
-                    if in_order:
-                        BacklogRun(query, self.settings.kafka, self.max_records, lease.require).run(publisher, firsts)
-                    else:
-                        publisher.begin()
-                        query.run(publisher)
+                    batches.run_all(self.settings.kafka, self.max_records)
                     ledger.failures.clear(pipeline.name)
                     standbys.refresh_if_due()
                     news = linger.wait(ledger.positions(pipeline.name))
         return publisher.read, news == "partitions"
-
-    def _replay(self, query: JobQuery, publisher: Publisher, firsts: Positions, steps: Sequence[Step]) -> None:
-        partitions = query.partitions
-
-        def again(sink: Sink, step: Step) -> None:
-            """Run one batch with the numbers of partitions that the topics had when it first ran."""
-            publisher.partitions = {**partitions, **(step.partitions or {})}
-            publisher.retention = Retention.of(query.storage, publisher.partitions)
-            publisher.begin()
-            if publisher.partitions != query.partitions:
-                query.repartition(publisher.partitions)
-            with without_adaptive_execution(query.spark):
-                query.run(sink, once=True)
-
-        steps = joined(self.job, query.frames.types, steps, firsts, self.max_records)
-        replay(query.storage, steps, firsts, publisher, again)
 
     def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
         if before is not None and (changed := changed_functions(before, info)):
@@ -256,12 +231,12 @@ def _older_ledger(lease: Lease) -> Iterator[None]:
 def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
     """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error.
 
-    Errors of the checkpoint's file system, such as a full disk, become EngineErrors too.
+    Errors of a file system, such as a full disk, become EngineErrors too.
     """
     try:
         yield
     except StreamingQueryException as failed:
-        # A driver that has taken the lease over changes the checkpoint and shards, so the lost lease is the real cause.
+        # A driver that has taken the lease over changes the shards, so the lost lease is the real cause.
         lease.require()
         if publisher.error is not None:
             raise publisher.error from None
@@ -269,11 +244,8 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
             raise error from None
         retry = "Nothing from the batch was published; the next run retries it."
-        if _FULL_DISK in message:
-            advice = f"A disk is full, for example that of {storage.checkpoint}: free some space. {retry}"
-        else:
-            name = storage.job.pipeline.name
-            advice = f"{retry} If the checkpoint {storage.checkpoint} is damaged: sluice rebuild {name}."
+        full = f"A disk is full, for example that of {storage.folder}: free some space. "
+        advice = f"{full if _FULL_DISK in message else ''}{retry}"
         cause = _cause(message).rstrip(".")
         raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
     except OSError as failed:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.checkpoint import batch_log, last_batch
+from sluice.engine.batch.spark_state import batch_log, last_batch
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import partition_counts
 from sluice.engine.job.query import JobQuery
 from sluice.engine.read.kafka import KafkaInput
-from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.plan import Job, OrderedJob
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import shown
@@ -55,7 +55,7 @@ def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
     if isinstance(job, OrderedJob):
         for stage in range(1, job.stages + 1):
             yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
-    elif isinstance(job, FusedJob) and query.frames.totals is None:
+    elif query.has_spark_state:
         number, since = _shuffle_partitions(query.spark, storage)
         yield f"  state   {counted(number, 'shuffle partition')}, a task for each{since}"
 

@@ -24,10 +24,10 @@ from sluice.engine.batch.accounting import (
     columns_of_records,
     truth,
 )
-from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.headers import headers_of_records
 from sluice.engine.batch.rows import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
 from sluice.engine.ordered.advances import Advances
 from sluice.errors import EngineError
@@ -56,9 +56,9 @@ class Ingest:
     workers: int
 
     @classmethod
-    def of(cls, job: OrderedJob, side_outputs: SideOutputs, batches: BatchClock, partitions: Mapping[str, int]) -> Self:
+    def of(cls, job: OrderedJob, side_outputs: SideOutputs, partitions: Mapping[str, int]) -> Self:
         """The ingest of a job. `partitions`: topic → number of partitions."""
-        stream_times = StreamTimeReader.of(job, side_outputs, batches, partitions)
+        stream_times = StreamTimeReader.of(job, partitions)
         return cls(stream_times, RecordSinks.of(job, side_outputs), job.operators, job.pipeline.workers)
 
     @staticmethod
@@ -74,18 +74,18 @@ class Ingest:
         return columns_of_records(job) | {name: name for name in names}
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        number = current_batch()
+        start = this_batch()
         task: _Task | None = None
         for batch in batches:
             if batch.num_rows:
-                task = task or _Task(self.stream_times.before(number))
+                task = task or _Task(self.stream_times.before(start))
                 yield from self._rows(batch, task)
         if task is not None:
             # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
             yield from task.advances.reports(timed, self.workers)
-            task.write(self.sinks, number)
+            task.write(self.sinks, start.number)
 
     def _rows(self, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
         parts = list(self.sinks.parts(batch))

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
-from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.rows import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.batch.side_outputs import Facts, no_garbage_collection
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
+from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.ordered.advances import Timeline
 from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput
@@ -34,6 +34,7 @@ class Stage:
 
     number: int
     stream_times: StreamTimeReader
+    side_outputs: SideOutputs
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
@@ -61,9 +62,10 @@ class Stage:
                 yield from self._run(rows, table.column("worker")[0].as_py())
 
     def _run(self, rows: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
-        batch = current_batch()
+        start = this_batch()
+        batch = start.number
         is_report = pc.equal(rows.column("side"), STREAM_TIME)
-        before = self.stream_times.before(batch)
+        before = self.stream_times.before(start)
         timelines = self._timelines(rows.filter(is_report), before)
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             run = StageRun.of(self, BatchStates(shard, batch, self.epoch, before), timelines)
@@ -78,7 +80,7 @@ class Stage:
         by_partition = {f"{self.topics[source]}-{number}": dict(counts)
                         for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
         facts = Facts(dict(run.output.counts), times, by_partition=by_partition)
-        self.stream_times.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
+        self.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 
     def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:

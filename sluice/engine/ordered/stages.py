@@ -94,6 +94,7 @@ class Stages:
         stage = Stage(
             number,
             self.ingest.stream_times,
+            self.storage.side_outputs,
             self.storage.locations,
             tuple(
                 stage_operator(

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.storage import Storage
+from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
 from sluice.state.ledger.audits import Audit, SourceAudit
-
-Positions = Mapping[str, Mapping[str, int]]
-"""Topic → partition as text → offset."""
+from sluice.state.ledger.plans import PlannedBatch
 
 
 @dataclass
 class Auditor:
-    """Audits a run's batches. `firsts` are the offsets at which the generation began."""
+    """Audits a run's batches."""
 
     storage: Storage
     run: str
     epoch: int
-    firsts: Positions
 
-    def audit(self, batch: int) -> Audit:
-        """Audit a batch whose shards are written. Raises EngineError if the audit does not balance."""
+    def audit(self, plan: PlannedBatch, before: Positions) -> Audit:
+        """Audit a batch whose shards are written. Raises EngineError if the audit does not balance.
+
+        `before` are the offsets at which the batch begins.
+        """
+        batch = plan.number
         checksums = self.storage.checksums(batch)
         job = self.storage.job
         audit = Audit(
@@ -36,7 +36,7 @@ class Auditor:
             batch=batch,
             run=self.run,
             epoch=self.epoch,
-            sources=self._sources(batch),
+            sources=self._sources(batch, before, plan.ends),
             outputs={},
             checksums={worker: sums.state_rows for worker, sums in checksums.items()},
             states={worker: sums.states for worker, sums in checksums.items()},
@@ -44,22 +44,18 @@ class Auditor:
         if audit.wrong:
             raise EngineError(
                 f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
-                next_step="Nothing from the batch was published. This is a bug in Sluice: keep the checkpoint "
-                "and report it.",
+                next_step="Nothing from the batch was published. This is a bug in Sluice: report it.",
             )
         return audit
 
-    def _sources(self, batch: int) -> tuple[SourceAudit, ...]:
+    def _sources(self, batch: int, before: Positions, after: Positions) -> tuple[SourceAudit, ...]:
         counts = self.storage.side_outputs.counts_by_partition(batch)
         last = self.storage.side_outputs.last_records(batch)
-        before = batch_positions(self.storage.checkpoint, batch - 1) if batch else {}
-        after = batch_positions(self.storage.checkpoint, batch)
         read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
         audits = []
         for topic, partition in sorted({*read, *counts}):
             end = after.get(topic, {}).get(str(partition), 0)
-            first = self.firsts.get(topic, {}).get(str(partition), 0)
-            start = before.get(topic, {}).get(str(partition), first)
+            start = before.get(topic, {}).get(str(partition), 0)
             if end > start or counts.get((topic, partition)):
                 source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
                 offset, fingerprint = last.get((topic, partition), (-1, ""))

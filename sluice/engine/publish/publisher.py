@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 import structlog
 from pyspark.sql import DataFrame
 
-from sluice.engine.batch.checkpoint import batch_positions
 from sluice.engine.batch.headers import concatenated, with_headers
 from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
@@ -33,11 +32,13 @@ from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
 from sluice.engine.publish.transaction import inexact
 from sluice.engine.publish.window_retention import Retention
+from sluice.engine.read.identity import Positions
 from sluice.errors import SluiceError
 from sluice.plan import FusedJob, OrderedJob, Sink
 from sluice.sinks.protocol import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import Snapshot
 
 log = structlog.get_logger()
@@ -161,24 +162,30 @@ class Publisher:
     """Destination → the writer of its tables outside Kafka."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Topic → its number of partitions, as assumed by tasks."""
-    published: int | None = None
-    """The last batch that was published when the run began."""
     read: int = 0
     """Number of records read so far."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _published_ms: int = 0
     """When the last batch was published, epoch ms."""
+    _planned: PlannedBatch | None = None
+    _before: Positions = field(default_factory=dict)
+    _times: Mapping[str, int] = field(default_factory=dict)
 
-    def begin(self) -> Mapping[str, int]:
-        """Write the stream times that the next batch starts from, and return them.
+    def begin(self, plan: PlannedBatch, before: Positions) -> Mapping[str, int]:
+        """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times that it starts from.
 
         Spark starts tasks before it calls the publisher.
         """
-        batch = self.storage.next_batch
-        times = self.ledger.snapshots.times_before(self.storage.ref, batch)
-        self.storage.side_outputs.start(batch, times)
-        return times
+        self._planned, self._before = plan, before
+        self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
+        self.storage.side_outputs.start(plan.number)
+        return self._times
+
+    @property
+    def _plan(self) -> PlannedBatch:
+        assert self._planned is not None
+        return self._planned
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
         """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
@@ -199,12 +206,11 @@ class Publisher:
         side_outputs, phases = self.storage.side_outputs, Phases()
         if self.output is not None:
             # The batches of a backlog have the same clock.
-            begun = max(self.storage.batches.begun(batch), self._published_ms)
+            begun = max(self._plan.begun, self._published_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         self.lease.check()
-        if batch == self.published and self._skip_published(batch):
-            return
-        ends = self._ends(batch)
+        assert batch == self._plan.number
+        ends = self._ends()
         with ThreadPoolExecutor(1) as pool:
             # The records of streams are complete now, so that sending them need not wait for the shards.
             sending = pool.submit(self._start_output, batch, ends)
@@ -215,23 +221,21 @@ class Publisher:
         step_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
         side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
         facts = side_outputs.facts(batch)
-        before = side_outputs.times(batch)
-        times = before | facts.stream_times
+        times = {**self._times, **facts.stream_times}
         counts = facts.counts | {"rows": written_rows}
         is_empty = not facts.counts and not counts["rows"]
         metadata = self._metadata(batch, ends, counts)
-        if is_empty and not ends:
-            side_outputs.start(batch + 1, before)
+        if is_empty and not self._plan.ends:
             return
         dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters)]
         if self.output is not None:
             dead_letters.append(with_own_headers(step_letters, self.headers_at))
             require_few_failures(self.storage.job, counts, dead_letters)
         # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
-        # Publish it so that the ledger's positions match the checkpoint's.
+        # Publish it so that the ledger has the positions.
         if not is_empty:
-            self.retention.expire(batch, times, self.lease.epoch)
-        audit = None if self.auditor is None else self.auditor.audit(batch)
+            self.retention.expire(self._plan, times, self.lease.epoch)
+        audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before)
         self.identity.check_identity()
         phases.end("audit")
         rejected = RejectedOutput()
@@ -248,7 +252,6 @@ class Publisher:
         new = self.ledger.snapshots.publish(
             snapshot, audit and msgspec.structs.replace(audit, outputs=written, phases=phases.ms), times, metadata
         )
-        side_outputs.start(batch + 1, times)
         self._published_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
         done = "batch published" if new else "batch was published already"
@@ -263,40 +266,21 @@ class Publisher:
         job = self.storage.job
         return not isinstance(job, FusedJob) or not job.groups or self.totals is not None
 
-    def _skip_published(self, batch: int) -> bool:
-        """Let Spark commit a batch that is published, without computing it again. Returns whether that is possible.
-
-        Its records may have changed, for example by compaction, but its results must not. Only a state that Spark keeps
-        needs the batch again.
-        """
-        if not self._is_exact:
-            return False
-        snapshot = self.ledger.snapshots.get(self.storage.ref, batch)
-        if snapshot is None or snapshot.positions != batch_positions(self.storage.checkpoint, batch):
-            return False
-        self.storage.side_outputs.start(batch + 1, self.ledger.snapshots.times_before(self.storage.ref, batch + 1))
-        self.read += snapshot.counts.get("read", 0)
-        log.info("batch was published already", snapshot=snapshot.id)
-        return True
-
     def _metadata(self, batch: int, ends: dict[str, dict[str, int]], counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""
         return Batch(
             number=batch,
-            begun=self.storage.batches.begun(batch),
+            begun=self._plan.begun,
             partitions=dict(self.partitions),
             ends=ends,
             by_clock=any(name.endswith("/future") for name in counts),
         )
 
-    def _ends(self, batch: int) -> dict[str, dict[str, int]]:
+    def _ends(self) -> dict[str, dict[str, int]]:
         """Topic → partition → the batch's end offset, for the partitions of which it has read."""
-        checkpoint = self.storage.checkpoint
-        firsts = self.auditor.firsts if self.auditor else {}
-        before = batch_positions(checkpoint, batch - 1) if batch else firsts
         moved = {
-            topic: {number: end for number, end in ends.items() if before.get(topic, {}).get(number) != end}
-            for topic, ends in batch_positions(checkpoint, batch).items()
+            topic: {number: end for number, end in ends.items() if self._before.get(topic, {}).get(number) != end}
+            for topic, ends in self._plan.ends.items()
         }
         return {topic: ends for topic, ends in moved.items() if ends}
 
@@ -434,7 +418,7 @@ class Publisher:
             generation=self.storage.generation,
             batch=batch,
             published_at=datetime.now(UTC),
-            positions=batch_positions(self.storage.checkpoint, batch),
+            positions=self._plan.ends,
             # Closed times, and when each partition last had a record, depend on where batches end.
             stream_times={name: time for name, time in times.items() if name.split("/")[0] not in OWN_TIMES},
             counts=counts,

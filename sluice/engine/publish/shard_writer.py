@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from sluice.engine.batch.checkpoint import current_batch
 from sluice.engine.batch.parcels import PARCEL, unpack
 from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.storage import Storage
 from sluice.engine.fused.totals import Totals
 from sluice.plan import FusedJob, Job, OrderedJob
@@ -103,7 +103,7 @@ class ShardWriter:
             return
         worker, events, latest = received
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
-        batch, rows = current_batch(), rows_of(latest.select([*STATE_KEY, "value"]))
+        batch, rows = this_batch().number, rows_of(latest.select([*STATE_KEY, "value"]))
         if self.totals is None:
             changes = latest.filter(pc.is_in(latest.column("group_id"), pa.array(wanted, pa.int32())))
         # `rows` has copied them. Otherwise a large batch would need half a gigabyte more.

@@ -13,6 +13,7 @@ from typing import Self
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import StreamTimes
 from sluice.plan import FusedJob, Job
+from sluice.state.ledger.plans import PlannedBatch
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,11 @@ class Retention:
     def of(cls, storage: Storage, partitions: Mapping[str, int]) -> Self:
         return cls(storage, partitions, tuple(_windows(storage.job)))
 
-    def expire(self, batch: int, stream_times: Mapping[str, int], epoch: int) -> None:
+    def expire(self, plan: PlannedBatch, stream_times: Mapping[str, int], epoch: int) -> None:
         """Remove the windows whose retention is over. `stream_times` are the stream times after the batch."""
         if not self.windows:
             return
-        times = StreamTimes(
-            stream_times, self.partitions, self.storage.batches.begun(batch), self.storage.job.pipeline.idle_timeout_ms
-        )
+        times = StreamTimes(stream_times, self.partitions, plan.begun, self.storage.job.pipeline.idle_timeout_ms)
         is_fused = isinstance(self.storage.job, FusedJob)
         closed_at = times.closed if is_fused else times.closed_together
         closed = {windows: closed_at(windows.operator, windows.topics) for windows in self.windows}
@@ -54,7 +53,7 @@ class Retention:
         }
         for worker in range(len(self.storage.locations)) if ends else ():
             with self.storage.shard(worker) as shard:
-                shard.expire(batch, ends, epoch)
+                shard.expire(plan.number, ends, epoch)
 
 
 def _windows(job: Job) -> Iterator[KeptWindows]:

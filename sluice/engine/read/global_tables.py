@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.checkpoint import BatchClock
 from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.rows import rows
 from sluice.engine.batch.side_outputs import SideOutputs
@@ -38,13 +37,13 @@ class TableReader(Reader):
     columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BINARY"
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool) -> TableReader:
+    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool) -> TableReader:
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         uncounted = frozenset(source.topic for source in job.streams)  # ordered joins read these tables as streams
         return cls(
-            side_outputs, batches, job.pipeline.dead_letters, decoders, groups,
+            side_outputs, job.pipeline.dead_letters, decoders, groups,
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from pyspark.sql import DataFrame, SparkSession
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.topics import partition_counts
 from sluice.engine.read.headers import Headers, headers_at
-from sluice.engine.read.identity import Positions
 from sluice.engine.read.java_settings import java_settings
 from sluice.engine.read.streams import RECORD
 
@@ -37,8 +35,6 @@ class KafkaInput:
 
     spark: SparkSession
     kafka: Mapping[str, str]
-    firsts: Positions | None = None
-    """The offsets at which the first batch begins; None for the topics' first offsets."""
 
     interleaved = False
 
@@ -48,12 +44,8 @@ class KafkaInput:
     def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
         return headers_at(self.kafka, places)
 
-    def read(self, topics: Sequence[str], max_records: int | None) -> DataFrame:
-        """The topics' committed records, at most `max_records` per batch."""
+    def read(self, topics: Sequence[str]) -> DataFrame:
+        """The topics' committed records."""
         options = {f"kafka.{name}": value for name, value in java_settings(self.kafka).items()} | _KAFKA_OPTIONS
-        if max_records is not None:
-            options["maxOffsetsPerTrigger"] = str(max_records)
-        if self.firsts is not None:
-            options["startingOffsets"] = json.dumps({topic: self.firsts[topic] for topic in topics})
         reader = self.spark.readStream.format("kafka").options(**options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)

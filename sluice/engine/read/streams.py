@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.checkpoint import BatchClock, current_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
+from sluice.engine.batch.start import BatchStart, this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
@@ -87,7 +87,6 @@ class Reader:
     """Decodes a task's records, and writes their dead letters and counts as side outputs."""
 
     side_outputs: SideOutputs
-    batches: BatchClock
     dead_letters: str
     decoders: dict[str, ValueDecoder]
     sequenced: bool = field(default=False, kw_only=True)
@@ -97,36 +96,35 @@ class Reader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shares: dict[tuple[str, int], Share] = {}
-        number = current_batch()
-        clock = self.batches.begun(number)
+        start = this_batch()
         with no_garbage_collection():
             for batch in batches:
                 for part, records in _by_partition(batch) if batch.num_rows else ():
                     share = shares.setdefault(part, Share(*part))
                     share.counts["read"] += records.num_rows
                     share.last = _last(records)
-                    records = self._sequenced(records, share) if self.sequenced else records
-                    yield self._decode(records, share, clock)
+                    records = self._sequenced(records, share, start) if self.sequenced else records
+                    yield self._decode(records, share, start.begun)
         for share in shares.values():
             if share.topic in self.uncounted:
                 continue
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
-                self.side_outputs.write_records(number, self.dead_letters, share.name, dead_letters)
+                self.side_outputs.write_records(start.number, self.dead_letters, share.name, dead_letters)
             facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}", share.last)
-            self.side_outputs.write_facts(number, share.name, facts)
+            self.side_outputs.write_facts(start.number, share.name, facts)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def _sequenced(self, batch: pa.RecordBatch, share: Share) -> pa.RecordBatch:
+    def _sequenced(self, batch: pa.RecordBatch, share: Share, start: BatchStart) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
         The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
         """
         name = f"{ORDER}/{share.topic}/{share.partition}"
         if name not in share.times:
-            share.times[name] = self.side_outputs.times(current_batch()).get(name, BEFORE_ALL)
+            share.times[name] = start.times.get(name, BEFORE_ALL)
         timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
         sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
         share.times[name] = int(sequence[-1])
@@ -161,7 +159,7 @@ class StreamReader(Reader):
     """Columns of `_EXTRA` that the job needs as well."""
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, batches: BatchClock, *, interleaved: bool = False) -> StreamReader:
+    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
         is_ordered = isinstance(job, OrderedJob) and bool(job.operators)
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
@@ -173,7 +171,7 @@ class StreamReader(Reader):
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved
-        return cls(side_outputs, batches, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
+        return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
 
     @property
     def columns(self) -> dict[str, str]:

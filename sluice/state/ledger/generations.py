@@ -22,6 +22,7 @@ from sluice.state.ledger.tables import (
     HISTORY,
     LEASES,
     PIPELINES,
+    PLANS,
     QUARANTINE,
     SNAPSHOTS,
     SOURCES,
@@ -35,7 +36,7 @@ from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerI
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.protocol import Checksums
 
-_BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, SOURCES, QUARANTINE)
+_BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, PLANS, SOURCES, QUARANTINE)
 
 
 class Generations(LedgerPart):

@@ -15,6 +15,7 @@ from sluice.state.ledger.leases import Leases
 from sluice.state.ledger.migrations import migrate
 from sluice.state.ledger.notes import Notes
 from sluice.state.ledger.placement import Placements
+from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.servers import Servers
@@ -36,6 +37,7 @@ class Ledger:
         self.leases = Leases(engine)
         self.audits = Audits(engine)
         self.history = History(engine)
+        self.plans = Plans(engine)
         self.sources = Sources(engine)
         self.quarantine = Quarantine(engine)
         self.placements = Placements(engine)

@@ -189,6 +189,17 @@ HISTORY = Table(
 )
 """The history of published batches. A rebuild repeats them, so retention does not remove them."""
 
+PLANS = Table(
+    "plans",
+    METADATA,
+    *_generation_columns(),
+    Column("number", BigInteger, nullable=False, comment="the batch number"),
+    Column("begun", BigInteger, nullable=False, comment="epoch ms"),
+    Column("partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"),
+    Column("ends", Text, nullable=False, comment="JSON object: the end offsets of all partitions"),
+)
+"""The plan of each generation's newest batch, written before the batch begins."""
+
 SOURCES = Table(
     "sources",
     METADATA,

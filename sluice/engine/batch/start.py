@@ -1,0 +1,80 @@
+"""What the tasks of a batch know when it begins: its number, its clock and the stream times.
+
+The driver gives them to the tasks with Spark's local properties, which Spark sends with every task of the thread that
+starts the query. Nothing is read from a file that hosts would have to share.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import compress, decompress
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_START = "sluice.start"
+_FILE = "sluice.start.file"
+_HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
+"""The batch whose tasks this thread runs itself."""
+
+
+class BatchStart(msgspec.Struct, frozen=True):
+    """The start of a batch."""
+
+    number: int
+    begun: int
+    """The time at which the batch was planned, epoch ms; a retry does not change it."""
+    times: Mapping[str, int] = {}
+    """The stream times that the batch continues from."""
+
+
+def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
+    """Give a batch's start to the tasks of the queries that this thread starts from now on."""
+    spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
+    spark.setLocalProperty(_FILE, "")
+
+
+def tell_tasks_by_file(spark: SparkContext, file: Path) -> None:
+    """Let tasks read the start of each batch from a file on this host: for a query that runs over several batches."""
+    spark.setLocalProperty(_FILE, str(file))
+
+
+def write_start(file: Path, start: BatchStart) -> None:
+    """Write the start of the next batch to the file of `tell_tasks_by_file`."""
+    file.write_bytes(msgspec.json.encode(start))
+
+
+@contextmanager
+def running(start: BatchStart) -> Iterator[None]:
+    """Run the tasks of a batch in this thread, without Spark."""
+    token = _HERE.set(start)
+    try:
+        yield
+    finally:
+        _HERE.reset(token)
+
+
+def this_batch() -> BatchStart:
+    """The start of this task's batch."""
+    if (here := _HERE.get()) is not None:
+        return here
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    if file := context.getLocalProperty(_FILE):
+        return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
+    return _decoded(context.getLocalProperty(_START) or "")
+
+
+@lru_cache(2)
+def _decoded(text: str) -> BatchStart:
+    return msgspec.json.decode(decompress(b64decode(text)), type=BatchStart)

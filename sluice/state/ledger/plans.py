@@ -1,0 +1,73 @@
+"""The plan of each generation's newest batch: which records it reads, and its clock.
+
+A driver writes the plan before anything of the batch leaves it: output, rows of a table, or rows of a shard. If the
+driver ends before the batch is published, the next one, on whatever host, repeats exactly this plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+
+from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.ledger.leases import require_epoch
+from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.tables import PLANS, SNAPSHOTS, of_ref
+from sluice.state.model import GenerationRef
+
+_JSON_COLUMNS = ("partitions", "ends")
+
+
+class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch reads."""
+
+    number: int
+    begun: int
+    """Epoch ms at which the batch was planned; the processing time of all its records."""
+    partitions: dict[str, int] = {}
+    """Topic → its number of partitions when the batch was planned."""
+    ends: dict[str, dict[str, int]] = {}
+    """Topic → partition as text → offset after the batch's last record, for all partitions."""
+
+
+class Plans(LedgerPart):
+    """The plans of all generations' newest batches."""
+
+    def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
+        """Plan the next batch of a generation. Returns the plan that the ledger had of this batch already, if any.
+
+        Raises LeaseError unless the generation's lease is held in this epoch.
+        """
+        with database_errors("Planning the batch"), transaction(self._engine) as connection:
+            require_epoch(connection, ref, epoch)
+            planned = _unpublished(connection, ref)
+            if planned is not None:
+                return planned
+            connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
+            texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
+            connection.execute(insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts)
+        return plan
+
+    def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
+        """The plan of a batch that was begun but not published, and that the next run repeats."""
+        with database_errors("Reading the ledger"), self._engine.connect() as connection:
+            return _unpublished(connection, ref)
+
+    def newest(self, ref: GenerationRef) -> PlannedBatch | None:
+        """The plan of the newest batch, published or not."""
+        rows = self._read(select(PLANS).where(of_ref(PLANS, ref)))
+        return _plan(rows[0]) if rows else None
+
+
+def _unpublished(connection: Connection, ref: GenerationRef) -> PlannedBatch | None:
+    published = select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
+    after = PLANS.c.number > func.coalesce(published, -1)
+    row = connection.execute(select(PLANS).where(of_ref(PLANS, ref), after)).mappings().first()
+    return None if row is None else _plan(row)
+
+
+def _plan(row: RowMapping) -> PlannedBatch:
+    values: dict[str, Any] = {name: row[name] for name in PlannedBatch.__struct_fields__}
+    return PlannedBatch(**values | {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})
