@@ -316,7 +316,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     depth = below(builder, first.stage)
     ways = ", ".join(f"IF({masked(builder, scope)}, {number}, NULL)" for number, scope in enumerate(scopes))
     column = f"m{node.number}_ways"
-    add(builder, first.stage, depth, Column(column, f"filter(array({ways}), way -> way IS NOT NULL)", node.number))
+    add(builder, first.stage, depth, Column(column, f"array_compact(array({ways}))", node.number))
     way = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any(s.rekeyed for s in scopes))
     elements = _elements(builder, node, way, column, Shape.single())
     name = f"x{node.number}"

@@ -17,7 +17,7 @@ from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed import Typed, typed
 from sluice.sql.types import VOID, Types
 from sluice.values.records import METADATA
-from sluice.values.sql_types import struct_type
+from sluice.values.sql_types import element_type, struct_type
 
 
 class NeedsSparkError(Exception):
@@ -39,9 +39,22 @@ class TypedAttempt:
     causes: tuple[tuple[Typed, str], ...]
 
 
-TypedColumn = tuple[str, Typed]
-TypedLayer = tuple[tuple[TypedColumn, ...], tuple[TypedAttempt, ...]]
-"""The columns and the attempts of a layer."""
+@dataclass(frozen=True)
+class TypedExplosion:
+    """A column that turns one record into several: a row per element of an array, and one for an empty array."""
+
+    of: Column
+    array: Typed
+
+
+@dataclass(frozen=True)
+class TypedLayer:
+    """A layer with the types of its expressions."""
+
+    columns: tuple[tuple[str, Typed], ...]
+    explosion: TypedExplosion | None
+    attempts: tuple[TypedAttempt, ...]
+    """Computed after the explosion."""
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
@@ -53,22 +66,26 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
     for layer in layers:
         if isinstance(layer, Transformation):
             raise NeedsSparkError("is a function of a DataFrame", layer.step)
-        columns, attempts = [], []
+        columns, attempts, explosion = [], [], None
         for column in layer:
             try:
                 if isinstance(column, Attempt):
                     attempts.append(_attempt(column, known))
+                elif column.position:
+                    explosion = _explosion(column, known)
                 else:
-                    columns.append((column.name, _column(column, known)))
+                    columns.append((column.name, on_arrow(column.sql, known)))
             except NeedsSparkError as part:
                 raise NeedsSparkError(str(part), column.step) from None
         for name, expression in columns:
             known[name] = expression.type
+        if explosion is not None:
+            known |= {explosion.of.name: element_type(explosion.array.type), explosion.of.position: "INT"}
         for attempt in attempts:
             results = {f"c{number}": part.type for number, part in enumerate(attempt.columns)}
             known |= {attempt.of.name: struct_type(results), attempt.of.error: "STRING"}
             known |= {} if attempt.of.key is None else {attempt.of.key_text: "STRING"}
-        made.append((tuple(columns), tuple(attempts)))
+        made.append(TypedLayer(tuple(columns), explosion, tuple(attempts)))
     return made, known
 
 
@@ -91,10 +108,12 @@ def on_arrow(sql: str, types: Types, kind: str = "") -> Typed:
     return expression
 
 
-def _column(column: Column, types: Types) -> Typed:
-    if column.position:
-        raise NeedsSparkError("turns one record into several")
-    return on_arrow(column.sql, types)
+def _explosion(column: Column, types: Types) -> TypedExplosion:
+    call = tree_of(column.sql)
+    array = on_arrow(text_of(call.this), types)
+    if not element_type(array.type):
+        raise NeedsSparkError(column.sql)
+    return TypedExplosion(column, array)
 
 
 def _attempt(attempt: Attempt, types: Types) -> TypedAttempt:
@@ -130,9 +149,9 @@ def failure_columns(job: Job) -> tuple[Column, ...]:
 
 def _require_edge(edge: Edge, types: Types) -> None:
     """Raise NeedsSparkError if Arrow cannot compute the rows that an ordered operator takes from the steps."""
-    if edge.path_column is not None:
-        raise NeedsSparkError("turns one record into several", edge.target)
     try:
+        if edge.path_column is not None:
+            on_arrow(edge.path_from("X''"), types, "BINARY")
         for condition in (edge.passed, edge.is_null):
             on_arrow(condition, types, "BOOLEAN")
         for key in (edge.key, edge.foreign):

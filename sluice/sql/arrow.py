@@ -23,7 +23,7 @@ from sluice.sql.arrow_numbers import absolute, calculated, divided, divided_whol
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import Mask, Result, Value, array_of, either, mask_of, null_if_failed, valid
 from sluice.sql.rules import RULES, RuleKey
-from sluice.sql.typed import JSON_VALUE, Typed
+from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, Typed
 from sluice.sql.types import is_decimal
 from sluice.values.sql_types import struct_fields
 
@@ -187,6 +187,7 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
     exp.Column: _column,
     exp.Literal: _literal,
     exp.Boolean: lambda of, expression: Result(pa.scalar(bool(expression.node.this))),
+    exp.HexString: lambda of, expression: Result(pa.scalar(bytes.fromhex(expression.node.name))),
     exp.Null: lambda of, expression: Result(pa.scalar(None, pa.null())),
     exp.Paren: lambda of, expression: of.of(expression.parts[0]),
     exp.And: _and,
@@ -293,7 +294,25 @@ def _object_json(expression: Typed, values: list[Value], count: int) -> Result:
 
 
 def _joined(expression: Typed, values: list[Value], count: int) -> Result:
-    return Result(pc.binary_join_element_wise(*values, ""))
+    return Result(pc.binary_join_element_wise(*values, pa.scalar("", arrow_type(expression.type))))
+
+
+def _compacted(expression: Typed, values: list[Value], count: int) -> Result:
+    """The lists without their nulls."""
+    lists = array_of(values[0], count)
+    parents, elements = pc.list_parent_indices(lists), lists.flatten()
+    kept = pc.is_valid(elements)
+    lengths = np.bincount(parents.filter(kept).to_numpy(), minlength=count)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    made = pa.ListArray.from_arrays(pa.array(offsets), elements.filter(kept))
+    return Result(pc.if_else(lists.is_valid(), made, pa.scalar(None, made.type)))
+
+
+def _path_element(expression: Typed, values: list[Value], count: int) -> Result:
+    """The index of an element as four bytes."""
+    indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
+    made = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
+    return Result(made.cast(pa.binary()))
 
 
 def _like(expression: Typed, values: list[Value], count: int) -> Result:
@@ -332,6 +351,8 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Struct: _struct,
     exp.Dot: lambda expression, values, count: Result(pc.struct_field(values[0], [expression.node.expression.name])),
     exp.Array: _array,
+    exp.ArrayCompact: _compacted,
+    PATH_ELEMENT: _path_element,
     exp.JSONFormat: _object_json,
     JSON_VALUE: lambda expression, values, count: Result(json_values(array_of(values[0], count))),
     exp.Concat: _joined,

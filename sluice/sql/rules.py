@@ -30,6 +30,7 @@ from sluice.sql.types import (
     precision_and_scale,
     wide_decimal,
 )
+from sluice.values import paths
 from sluice.values.sql import TO_JSON, VALUE_JSON
 from sluice.values.sql_types import element_type, struct_fields, struct_type
 
@@ -475,7 +476,7 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     of_bytes = bool(kinds) and set(kinds) == {"BINARY"}
     arrays = any(kind.startswith("ARRAY") for kind in kinds)
     is_text = set(kinds) == {"STRING"}
-    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_text else None)
+    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_text or of_bytes else None)
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -505,6 +506,19 @@ def _chosen(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _unchanged(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kinds[0] if kinds else "")
+
+
+def _compacted(node: exp.Expr, kinds: Kinds) -> Signature:
+    return Signature(kinds[0], kinds if element_type(kinds[0]) else None)
+
+
+def path_element(node: exp.Expr) -> exp.Expr | None:
+    """The position in what `paths.element` writes; None for any other expression."""
+    try:
+        position: exp.Expr = node.this.this.this.this
+    except AttributeError:
+        return None
+    return position if node == tree_of(paths.element(text_of(position))) else None
 
 
 _UNKNOWN = Rule(_unknown, "NO_RESULT")
@@ -569,6 +583,8 @@ RULES: dict[RuleKey, Rule] = {
     exp.Struct: Rule(_struct, arguments=_struct_arguments, order="all"),
     exp.Dot: Rule(_field, arguments=lambda node: (node.this,)),
     exp.Array: Rule(_array, "NO_RESULT", order="all"),
+    exp.ArrayCompact: Rule(_compacted, "NO_RESULT"),
+    exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
     exp.Bracket: Rule(_unknown, "INVALID_ARRAY_INDEX"),
     exp.ArraySize: Rule(lambda node, kinds: Signature("INT", fails=True), "NO_RESULT"),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),

@@ -8,12 +8,14 @@ from functools import cached_property
 from sqlglot import exp
 
 from sluice.sql.dialect import text_of, tree_of
-from sluice.sql.rules import RULES, RuleKey, Signature, json_of, json_problem, rule_key, rule_of
+from sluice.sql.rules import RULES, RuleKey, Signature, json_of, json_problem, path_element, rule_key, rule_of
 from sluice.sql.types import VOID, Types
 from sluice.values.sql_types import struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
 """The key of what `VALUE_JSON` writes. No function has this name."""
+PATH_ELEMENT = "(the index of an element in a path)"
+"""The key of what `paths.element` writes."""
 _LONGEST = 80
 
 
@@ -70,6 +72,9 @@ def typed(expression: str | exp.Expr, types: Types) -> Typed:
         return _column(node, types)
     if isinstance(node, exp.Substring) and (value := json_of(node)) is not None:
         return _json_value(node, typed(value, types))
+    if isinstance(node, exp.Unhex) and (position := path_element(node)) is not None:
+        part = typed(position, types)
+        return Typed(node, PATH_ELEMENT, Signature("BINARY", ("INT",) if part.type == "INT" else None), (part,))
     rule = rule_of(node)
     parts = tuple(typed(part, types) for part in rule.arguments(node))
     if (made := _rewritten(node, parts)) is not None:

@@ -18,6 +18,7 @@ from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
+from sluice.values.sql import TO_JSON
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
@@ -171,3 +172,8 @@ def _headers(step: Step, place: Place | None, row: Row, rejected: Rejected) -> I
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
+
+
+def rejection(node: int, error: str, value: str) -> str:
+    """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
+    return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.json_arrow import array_of_json
-from sluice.engine.batch.rows import ROW, SCHEMA
+from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.rows import REJECTED, ROW, SCHEMA
 from sluice.engine.ordered.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Edge
+from sluice.plan import Column, Edge
 from sluice.plan.one_pass import NeedsSparkError, types_of
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import paths
@@ -32,35 +33,101 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Route:
+    """The way of results to one target. The fields without a type are names of columns."""
+
+    target: int
+    side: int | None
+    passed: str
+    key: str
+    value: str
+    foreign: str | None
+    path: str | tuple[bytes, bytes]
+    """What precedes and follows the result's path, or the column of the path."""
+
+    @classmethod
+    def of(cls, edge: Edge) -> Self:
+        foreign = None if edge.foreign is None else edge.foreign_column
+        around = paths.around(edge.path, rekeyed=edge.rekeyed)
+        path = around if around is not None else f"{edge.column}_path"
+        return cls(edge.target, edge.side, edge.column, edge.key_column, edge.value_column, foreign, path)
+
+    @classmethod
+    def of_failure(cls, number: int) -> Self:
+        """The route of the rejected rows of a stage's failure with this number."""
+        name = f"failure{number}"
+        return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
+
+    def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
+        """The rows for the target; None if there are none."""
+        passed = pa.array(np.flatnonzero(truth(columns[self.passed])))
+        count = len(passed)
+        if not count:
+            return None
+        if isinstance(self.path, str):
+            path = columns[self.path].take(passed)
+        else:
+            before, after = (pa.scalar(part, pa.binary()) for part in self.path)
+            base = columns["path"].take(passed)
+            path = pc.binary_join_element_wise(before, base, after, pa.scalar(b"", pa.binary()))
+        changed = {
+            "target": pa.repeat(pa.scalar(self.target, pa.int32()), count),
+            "emitted": pa.repeat(False, count),
+            "key": columns[self.key].take(passed),
+            "value": columns[self.value].take(passed),
+            "path": path,
+            **{name: pa.nulls(count, SCHEMA.field(name).type) for name in ("output", "foreign", "worker")},
+        }
+        if self.side is not None:
+            changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)
+        if self.foreign is not None:
+            changed["foreign"] = columns[self.foreign].take(passed)
+        arrays = [changed[name] if name in changed else columns[name].take(passed) for name in SCHEMA.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+@dataclass(frozen=True)
 class Routes:
     """Creates the rows for the targets of a stage: operators of the next stages, stores and sinks."""
 
     results: tuple[Result, ...]
     steps: ArrowSteps
-    """The steps behind the stage's operators, and the columns of the edges to their targets."""
-    edges: tuple[Edge, ...]
+    """The steps behind the stage's operators, and the columns of the routes."""
+    routes: tuple[Route, ...]
 
     @classmethod
     def of(cls, stages: Stages, number: int) -> Self:
         """The routes after a stage. Raises NeedsSparkError if Spark must compute them."""
         job = stages.job
-        edges = tuple(job.feeds_of(number))
         types: dict[str, str] = dict(ROW)
         results = []
         for operator, column in stages.results(number):
             if not stages.types[column]:
-                raise NeedsSparkError(f"results of unknown type: {operator.step}")
+                raise NeedsSparkError(f"{operator.step} has results of an unknown type")
             types[column] = canonical(stages.types[column])
             results.append(Result(operator.number, column, arrow_type(types[column])))
-        layers = job.later_layers.get(number, ())
-        before, types = types, types_of(layers, types)
-        if any(failure.stage == number for failure in job.failures):
-            raise NeedsSparkError("a step can fail")
-        if any(edge.constant_path is None for edge in edges):
-            raise NeedsSparkError("turns one result into several")
-        of_edges = stages.edges(number, kinds_by_name(types))
-        types_of(of_edges, types)
-        return cls(tuple(results), ArrowSteps((*layers, *of_edges), before), edges)
+        layers, before = job.later_layers.get(number, ()), types
+        types = types_of(layers, types)
+        layers = (*layers, *stages.edges(number, kinds_by_name(types)))
+        edges = job.feeds_of(number)
+        routes = [Route.of(edge) for edge in edges]
+        last = [
+            Column(route.path, edge.path_from("path"), edge.target)
+            for edge, route in zip(edges, routes, strict=True)
+            if isinstance(route.path, str)
+        ]
+        for place, failure in enumerate(failure for failure in job.failures if failure.stage == number):
+            route, step = Route.of_failure(place), failure.step.number
+            value = rejection(step, failure.error, failure.value)
+            last += [
+                Column(route.passed, failure.once, step),
+                Column(route.key, f"IF({failure.once}, {failure.key}, NULL)", step),
+                Column(route.value, f"IF({failure.once}, {value}, NULL)", step),
+            ]
+            routes.append(route)
+        layers = (*layers, tuple(last))
+        types_of(layers, before)
+        return cls(tuple(results), ArrowSteps(layers, before), tuple(routes))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -69,39 +136,15 @@ class Routes:
                 yield batch
                 continue
             yield batch.filter(pa.array(~emitted))
-            results = batch.filter(pa.array(emitted))
-            columns = self._columns(results)
-            for edge in self.edges:
-                passed = np.flatnonzero(truth(columns[edge.column]))
-                if len(passed):
-                    yield _rows(edge, results, columns, pa.array(passed))
+            columns = self._columns(batch.filter(pa.array(emitted)))
+            for route in self.routes:
+                if (rows := route.rows(columns)) is not None:
+                    yield rows
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """All columns of the edges."""
+        """All columns of the routes."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
             texts = pc.if_else(pc.equal(columns["target"], result.operator), columns["value"], None)
             columns[result.column] = array_of_json(texts, result.type)
         return self.steps.columns_from(columns, batch.num_rows)
-
-
-def _rows(edge: Edge, results: pa.RecordBatch, columns: dict[str, pa.Array], passed: pa.Array) -> pa.RecordBatch:
-    """The rows that carry results to an edge's target."""
-    count = len(passed)
-    around = paths.around(edge.path, rekeyed=edge.rekeyed)
-    assert around is not None
-    before, after = (pa.scalar(part, pa.binary()) for part in around)
-    base = results.column("path").take(passed)
-    changed = {
-        "target": pa.repeat(pa.scalar(edge.target, pa.int32()), count),
-        "side": pa.repeat(pa.scalar(edge.side, pa.int32()), count),
-        "emitted": pa.repeat(False, count),
-        "key": columns[edge.key_column].take(passed),
-        "value": columns[edge.value_column].take(passed),
-        "path": pc.binary_join_element_wise(before, base, after, pa.scalar(b"", pa.binary())),
-        **{name: pa.nulls(count, SCHEMA.field(name).type) for name in ("output", "foreign", "worker")},
-    }
-    if edge.foreign is not None:
-        changed["foreign"] = columns[edge.foreign_column].take(passed)
-    kept = results.take(passed)
-    return pa.RecordBatch.from_arrays([changed.get(name, kept.column(name)) for name in SCHEMA.names], schema=SCHEMA)

@@ -14,11 +14,12 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.parcels import PARCEL_DDL, unpack
+from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.rows import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stages import Kinds, Stages, parsed
-from sluice.engine.steps.attempts import rejection, with_columns
+from sluice.engine.steps.attempts import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError
 from sluice.plan import (

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.batch.rejected import Row
+from sluice.engine.batch.rejected import Row, rejection
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.steps.attempts import rejection, with_columns
+from sluice.engine.steps.attempts import with_columns
 from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
 from sluice.state.shard.protocol import Shard

@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.plan import Column, Job, Layers
-from sluice.plan.one_pass import TypedAttempt, TypedLayer, failure_columns, typed_layers, types_read, why_spark
+from sluice.plan.one_pass import (
+    TypedAttempt,
+    TypedExplosion,
+    TypedLayer,
+    failure_columns,
+    typed_layers,
+    types_read,
+    why_spark,
+)
 from sluice.sql.arrow import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
 from sluice.sql.arrow_types import arrow_type
@@ -76,9 +84,14 @@ class ArrowSteps:
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns of `count` rows, and those of all layers."""
-        for plain, attempts in self._typed:
-            made = {name: array_of(evaluate(expression, columns, count).values, count) for name, expression in plain}
-            for attempt in attempts:
+        for layer in self._typed:
+            made = {
+                name: array_of(evaluate(expression, columns, count).values, count) for name, expression in layer.columns
+            }
+            if layer.explosion is not None:
+                columns, made = _exploded(layer.explosion, columns, made, count), {}
+                count = len(columns[layer.explosion.of.name])
+            for attempt in layer.attempts:
                 made |= _attempted(attempt, columns, count)
             columns = columns | made
         return columns
@@ -86,6 +99,24 @@ class ArrowSteps:
     @cached_property
     def _typed(self) -> list[TypedLayer]:
         return typed_layers(self.layers, self.types)[0]
+
+
+def _exploded(
+    explosion: TypedExplosion, columns: Mapping[str, pa.Array], made: Mapping[str, pa.Array], count: int
+) -> dict[str, pa.Array]:
+    """All columns with a row per element of the array, like Spark's `posexplode_outer`."""
+    lists = array_of(evaluate(explosion.array, columns, count).values, count)
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    rows = np.repeat(np.arange(count), np.maximum(lengths, 1))
+    begins = np.cumsum(np.maximum(lengths, 1)) - np.maximum(lengths, 1)
+    positions = np.arange(len(rows)) - begins[rows]
+    is_empty = lengths[rows] == 0
+    elements = np.cumsum(~is_empty) - 1
+    given = {name: values.take(pa.array(rows)) for name, values in {**columns, **made}.items()}
+    return given | {
+        explosion.of.name: lists.flatten().take(pa.array(elements, mask=is_empty)),
+        explosion.of.position: pa.array(positions.astype(np.int32), mask=is_empty),
+    }
 
 
 def is_same(made: pa.DataType, wanted: pa.DataType) -> bool:

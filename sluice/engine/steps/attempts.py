@@ -17,7 +17,7 @@ from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Attempt
 from sluice.plan import Column as Plain
 from sluice.values.records import MOST_KEY_BYTES
-from sluice.values.sql import TO_JSON, quoted
+from sluice.values.sql import quoted
 
 _SHARING = "spark.sql.subexpressionElimination.enabled"
 
@@ -117,11 +117,6 @@ def _error_of(attempt: Attempt, outcomes: Sequence[tuple[Column, str]], schema: 
     for condition, text in unusable:
         message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
     return message.cast("STRING").alias(attempt.error)
-
-
-def rejection(node: int, error: str, value: str) -> str:
-    """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
-    return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
 
 
 def _outcomes(attempt: Attempt) -> Iterator[tuple[Column, str]]:
