@@ -51,8 +51,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("P
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--postgres`: the tests of pipelines keep their state in PostgreSQL instead of SQLite files.
 
+    `--spark`: they run on Spark, also if they do not need it.
+
     `--fab`: the tests of the REST API use Airflow's FAB auth manager.
     """
+    parser.addoption("--spark", action="store_true", help="test all pipelines on Spark")
     parser.addoption("--postgres", action="store_true", help="test pipelines with their state in PostgreSQL")
     parser.addoption("--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager")
 

@@ -25,14 +25,20 @@ def server(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def drive(spark: SparkSession, server: str) -> Iterator[Drive]:
+def session(request: pytest.FixtureRequest) -> SparkSession | None:
+    """The Spark session for drivers; None if only the pipelines that need Spark run on it."""
+    return request.getfixturevalue("spark") if request.config.getoption("--spark") else None
+
+
+@pytest.fixture
+def drive(session: SparkSession | None, server: str) -> Iterator[Drive]:
     """Makes a driver of a pipeline, or of the pipeline in `spark_jobs` with a name, and closes it after the test."""
     made: list[TopologyTestDriver] = []
 
     def driver(pipeline: Pipeline | str) -> TopologyTestDriver:
         if isinstance(pipeline, str):
             pipeline = load_pipeline(PIPELINES, pipeline)
-        made.append(TopologyTestDriver(pipeline, spark=spark, database=new_database(server) if server else ""))
+        made.append(TopologyTestDriver(pipeline, spark=session, database=new_database(server) if server else ""))
         return made[-1]
 
     yield driver

@@ -68,8 +68,9 @@ class ForeignKeyJoin(Timeless):
         state.right_time = -1 if row.value is None else row.time
         if self.right_filtered and old is None and row.value is None:
             return
-        for key, left in state.left.items():
-            out.emit(key, self._result(left, row.value), row.time)
+        # Kafka Streams reads the rows that refer to a key from a store, which has them in the order of their keys.
+        for key in sorted(state.left, key=str.encode):
+            out.emit(key, self._result(state.left[key], row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:

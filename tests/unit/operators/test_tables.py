@@ -164,6 +164,13 @@ def test_a_left_row_joins_its_foreign_key(how: FkHow, unmatched: list[Any]) -> N
     assert {result.key for result in ran.results} == {"o1"}
 
 
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_right_row_changes_the_rows_that_refer_to_it_in_the_order_of_their_keys(how: FkHow) -> None:
+    keys = ("b", "", "ä", "a")
+    ran = run(ForeignKeyJoin(how), [*(left("x", "l", 1, key=key) for key in keys), right("x", "r", 2)])
+    assert [result.key for result in ran.results[-4:]] == ["", "a", "b", "ä"]
+
+
 X, Y = right("x", "rx", 0), right("y", "ry", 9)
 NEW = left("x", "l", 1)
 UPDATED = [left("x", "l", 2, old=True), left("x", "m", 2)]
