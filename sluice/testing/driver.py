@@ -19,13 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import structlog
-from pyspark.sql import SparkSession
 
-from sluice.engine.steps.pickling import require_no_task
 from sluice.errors import TopologyError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
@@ -38,7 +36,11 @@ from sluice.testing.piped import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
+from sluice.values.modules import require_no_task
 from sluice.values.text import encode_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = structlog.get_logger(__name__)
 
@@ -253,6 +255,8 @@ def shared_session() -> SparkSession:
 
     The session has the jars from `make setup`, so that tests with a real broker or with Delta tables can use it too.
     """
+    from pyspark.sql import SparkSession
+
     from sluice.engine.session import INTERPRETED, session
 
     active = SparkSession.getActiveSession()

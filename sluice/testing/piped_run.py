@@ -15,7 +15,6 @@ from sluice.engine.fused.totals import Totals
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.publisher import Publisher, StateRows
 from sluice.engine.publish.store_changes import GlobalTables
-from sluice.engine.publish.tables import declared_columns
 from sluice.engine.publish.window_retention import Retention
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
@@ -47,10 +46,11 @@ class PipedRun:
     def begin(self, info: GenerationInfo, types: Mapping[str, str], totals: Totals | None) -> None:
         """Register the generation, and make its publisher; `types`: store → the type of its values."""
         self._ledger.generations.register(info)
-        table_sinks = {
-            destination: KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
-            for destination, sinks in self.job.written_tables.items()
-        }
+        table_sinks = {}
+        for destination, sinks in self.job.written_tables.items():
+            from sluice.engine.publish.tables import declared_columns  # needs the clients of databases
+
+            table_sinks[destination] = KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
         self._publisher = Publisher(
             self.storage, self._ledger, self.lease, self.lease, self.output,
             GlobalTables.load(self.job, self.storage.locations[0], None), None, types,

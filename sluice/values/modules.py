@@ -37,6 +37,13 @@ class DriverStarts(BaseException):
     """Raised in a Spark task where a script starts a driver. Not an Exception, so that the script does not catch it."""
 
 
+def require_no_task() -> None:
+    """Raise DriverStarts in a Spark task, which runs the author's script only for its classes."""
+    spark = sys.modules.get("pyspark")
+    if spark is not None and spark.SparkFiles._is_running_on_worker:
+        raise DriverStarts
+
+
 def load_module(file: Path, name: str = "") -> ModuleType:
     """Import a pipeline's file, unless this process has already imported this text of it.
 

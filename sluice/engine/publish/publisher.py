@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.sql import DataFrame
 
 from sluice.engine.batch.headers import concatenated, with_headers
 from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
@@ -40,6 +39,9 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import Snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 log = structlog.get_logger()
 

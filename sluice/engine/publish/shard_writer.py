@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
 from sluice.engine.batch.parcels import PARCEL, unpack
 from sluice.engine.batch.rows import OWNER, REJECTED, SCHEMA, SORT_KEY, STATE_KEY
@@ -23,6 +22,9 @@ from sluice.settings import settings
 from sluice.state.shard.drivers import Row, RowId
 from sluice.state.shard.protocol import Shard
 from sluice.state.shard.shard import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def share_out(job: Job, state_rows: DataFrame, tables: DataFrame | None) -> DataFrame:

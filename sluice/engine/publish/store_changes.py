@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.rejected import Row, rejection
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.steps.attempts import with_columns
-from sluice.engine.steps.sql_errors import Unresolved
 from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
 from sluice.state.shard.protocol import Shard
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _PAGE = 10_000
 _HEADERS = "array({})".format(
@@ -110,6 +110,10 @@ def change_records(
 
 def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
     """Have Spark resolve the steps after stores on an empty frame. Raises Unresolved if it cannot."""
+    from pyspark.errors import PySparkException
+
+    from sluice.engine.steps.sql_errors import Unresolved
+
     schema = {name: pa.int64() for name in ("window_start", "window_end", "time")}
     schema |= {name: pa.string() for name in ("key", "value")}
     tables = GlobalTables({table.group: {} for table in job.tables})
@@ -154,6 +158,8 @@ _REJECTED = "_rejected"
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
+    from sluice.engine.steps.attempts import with_columns
+
     passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
     attempt = Attempt(name, step.step, passed, (step.sql,), None, step.causes)
     made = with_columns(frame, (), [attempt])

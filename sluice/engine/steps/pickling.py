@@ -111,14 +111,6 @@ def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
     return _load, (of,)
 
 
-def require_no_task() -> None:
-    """Raise DriverStarts in a Spark task, which runs the author's script only for its classes."""
-    from pyspark import SparkFiles
-
-    if SparkFiles._is_running_on_worker:
-        raise DriverStarts
-
-
 def load_by_name(module: str, file: str) -> Any:
     """Import a module by name, or load it from its file, which Spark copies to executors."""
     if module == "__main__" and file:
