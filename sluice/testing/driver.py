@@ -26,12 +26,12 @@ import structlog
 
 from sluice.errors import TopologyError
 from sluice.plan import Job, plan
+from sluice.plan.one_pass import NeedsSparkError
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings, settings
-from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
 from sluice.submission import DELTA_CONF, QUICK_JVM, archive_file
-from sluice.testing.local_run import LocalRun, why_not_local
+from sluice.testing.local_run import LocalRun, local_query
 from sluice.testing.piped import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
@@ -181,11 +181,9 @@ class TopologyTestDriver:
     def store(self, name: str) -> dict[Any, Any]:
         """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
         self.commit()
-        with Ledger.open(self._settings.ledger) as ledger:
-            stores = [store for store in ledger.generations.stores(self.pipeline.name) if store.name == name]
-        if not stores:
+        if name not in self._run.stores:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
-        return dict(_read(self._run.storage.locations, stores[0], self._run.batch))
+        return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
     def counts(self) -> dict[str, int]:
         """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
@@ -196,9 +194,10 @@ class TopologyTestDriver:
 def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
     """A run in this process, or on Spark if a test asks for it or a step needs it."""
     if spark is None:
-        if not (reason := why_not_local(job, settings)):
-            return LocalRun(job, settings, partitions)
-        log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=reason)
+        try:
+            return LocalRun(job, settings, partitions, local_query(job, settings, partitions))
+        except NeedsSparkError as reason:
+            log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=str(reason))
     from sluice.testing.spark_run import SparkRun
 
     return SparkRun(spark or shared_session(), job, settings, partitions)

@@ -18,6 +18,7 @@ from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError
 from sluice.settings import Settings
+from sluice.testing.piped import OnlyWriter
 from sluice.testing.piped_run import PipedRun
 
 _SCHEMA = pa.schema([
@@ -30,18 +31,23 @@ _SCHEMA = pa.schema([
 def why_not_local(job: Job, settings: Settings) -> str:
     """The part of a job that only Spark can run; empty if there is none."""
     try:
-        ArrowQuery.of(job, Storage.of(job, 1, settings), dict.fromkeys(job.topics, 1), 0, interleaved=True)
+        local_query(job, settings, {})
     except NeedsSparkError as reason:
         return str(reason)
     return ""
 
 
-class LocalRun(PipedRun):
-    """Runs the pipeline under test in this process, unless `why_not_local`."""
+def local_query(job: Job, settings: Settings, partitions: Mapping[str, int]) -> ArrowQuery:
+    """The query of a pipeline under test. Raises NeedsSparkError if only Spark can run a part of it."""
+    counts = dict.fromkeys(job.topics, 1) | dict(partitions)
+    return ArrowQuery.of(job, Storage.of(job, 1, settings), counts, OnlyWriter().epoch, interleaved=True)
 
-    def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
+
+class LocalRun(PipedRun):
+    """Runs the pipeline under test in this process."""
+
+    def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int], query: ArrowQuery) -> None:
         super().__init__(job, settings, partitions)
-        query = ArrowQuery.of(job, self.storage, self.partitions, self.lease.epoch, interleaved=True)
         self._query = query
         self._failed: BaseException | None = None
         self.begin(generation_info(self.storage, query.types, query.input_types), query.types, None)

@@ -22,6 +22,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
+from sluice.testing.empty_files import copy_empty_files
 from sluice.testing.piped import KeptOutput, KeptRows, OnlyWriter
 
 
@@ -39,12 +40,14 @@ class PipedRun:
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
+        copy_empty_files(settings.ledger, self.storage.locations)
         self._ledger = Ledger.open(settings.ledger)
         for place in self.storage.locations:
             create_shard(place).close()
 
     def begin(self, info: GenerationInfo, types: Mapping[str, str], totals: Totals | None) -> None:
         """Register the generation, and make its publisher; `types`: store → the type of its values."""
+        self.stores = {store.name: store for store in info.stores}
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
