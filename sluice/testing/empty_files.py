@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from sluice.remote.opening import create_shard
+from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 
 
 def copy_empty_files(ledger: str, shards: Sequence[str]) -> None:
     """Create a ledger and shards at these addresses, except those in a server's database."""
     for address, empty in ((ledger, _empty_ledger), *((shard, _empty_shard) for shard in shards)):
-        url = make_url(address)
+        url = database_url(address)
         if url.get_backend_name() == "sqlite" and url.database:
             path = Path(url.database)
             path.parent.mkdir(parents=True, exist_ok=True)
