@@ -62,6 +62,10 @@ bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys
 bench-operators: $(JARS) ## Time a million records through each kind of operator; ARGS='--records N --keys N'
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
 
+.PHONY: bench-tests
+bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N'
+	@PYTHONPATH=. $(BIN)/python benchmarks/drivers.py $(ARGS)
+
 .PHONY: bench-freshness
 bench-freshness: $(JARS) ## Time records until REST answers with them, from idle and while lingering; ARGS='--bursts 30'
 	@PYTHONPATH=. $(BIN)/python benchmarks/freshness.py $(ARGS)
