@@ -350,13 +350,13 @@ def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> No
     assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum {most + 1} does not fit BIGINT")
 
 
-def test_only_jobs_with_attempts_turn_off_shared_subexpressions(drive: Drive, spark: SparkSession) -> None:
+def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSession) -> None:
     plain = Pipeline("plain")
     plain.stream("trips", value=Trip).select("km").to("lengths")
     shared = []
     for pipeline in (plain, with_every_step("tries"), plain):
-        drive(pipeline)
-        shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
+        with TopologyTestDriver(pipeline, spark=spark):
+            shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
     assert shared == ["true", "false", "true"]
 
 
