@@ -254,7 +254,7 @@ class Suppress(Table):
     def get(self, key: Key) -> Row | None:
         if key in self.held:
             prior = self.held[key].prior
-            return None if prior is None else Row(prior, self.held[key].update.time)
+            return None if prior is None else Row(prior, -1)  # Kafka Streams does not know when it was written
         return self.parents[0].get(key)
 
     def process(self, record: Record) -> None:
