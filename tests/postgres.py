@@ -1,13 +1,15 @@
-"""A PostgreSQL server for tests: Debian's binaries, on loopback, with all files in one folder."""
+"""A PostgreSQL server for tests: Debian's binaries, on loopback, with all files in one temporary folder."""
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,8 @@ from tests.ports import free_port
 
 _USER = "sluice"
 _NUMBERS = itertools.count()
+_FILES = "sluice-tests-postgres-"
+"""The names of the servers' folders begin with this, and with the process id of their tests."""
 
 
 def new_database(server: str) -> str:
@@ -40,7 +44,7 @@ def postgres_server(
     certificate: Path | None = None,
     host: str = "127.0.0.1",
 ) -> Iterator[str]:
-    """Start a server below `folder`; yields the URL of a database, which is empty unless the folder was used before.
+    """Start a server; yields the URL of a database, which is empty unless a server with this `folder` was there before.
 
     With a password, the server requires it. With a certificate, a PEM file that also contains its key, the server
     requires TLS. Skips the test if PostgreSQL is not installed.
@@ -48,8 +52,8 @@ def postgres_server(
     binaries = _binaries()
     if binaries is None:
         pytest.skip("PostgreSQL's server is not installed (apt-get install postgresql)")
+    folder = _files_of(folder)
     data, log, port = folder / "data", folder / "log", port or free_port()
-    folder.mkdir(parents=True, exist_ok=True)
     as_user = _unprivileged(folder)
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-E", "UTF8", "-N"]
     (folder / "password").write_text(password)
@@ -108,6 +112,24 @@ def _binaries() -> Path | None:
     if found := shutil.which("postgres"):
         return Path(found).resolve().parent
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+
+
+def _files_of(folder: Path) -> Path:
+    """The folder with the files of a server; `folder` has a link to it.
+
+    It is not in pytest's temporary folder: when another pytest starts, it closes all of these to other users, and a
+    server that runs as one of them ends.
+    """
+    link = folder / "server"
+    if not link.exists():
+        for left in Path(tempfile.gettempdir()).glob(f"{_FILES}*"):  # by processes that were killed
+            if not Path("/proc", left.name.removeprefix(_FILES).partition("-")[0]).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        files = tempfile.mkdtemp(prefix=f"{_FILES}{os.getpid()}-")
+        atexit.register(shutil.rmtree, files, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(files)
+    return link.resolve()
 
 
 def _unprivileged(folder: Path) -> list[str]:
