@@ -15,13 +15,13 @@ from pathlib import Path
 from sluice import __version__
 from sluice.backups import manifest
 from sluice.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.backups.shards import copy_at, with_batches
+from sluice.backups.shards import fill_from, with_batches
 from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.file_modes import make_folder
-from sluice.remote.copying import Progress
-from sluice.remote.opening import create_shard, open_shard
+from sluice.operations.copying import Progress, WholeCopy
+from sluice.remote.opening import open_shard
 from sluice.state.database import close_file
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
@@ -61,8 +61,8 @@ def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress =
                     copy_checkpoint(checkpoint, checkpoint_of(manifest.checkpoints(folder), info.ref), batch)
             for info, worker, batch, shard in shards:
                 address = location(manifest.shards(folder), info.ref, worker.number)
-                with create_shard(address, anew=True) as new:
-                    _copy(shard, new, copy, info, worker, batch, progress)
+                with WholeCopy(shard, address, progress, until=batch) as new:
+                    _fill(worker, new, copy)
                 close_file(address)
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
@@ -103,13 +103,11 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
     )
 
 
-def _copy(
-    shard: Shard, new: Shard, copy: Ledger, info: GenerationInfo, worker: WorkerInfo, batch: int, progress: Progress
-) -> None:
+def _fill(worker: WorkerInfo, new: WholeCopy, copy: Ledger) -> None:
     try:
-        copy_at(shard, new, copy, info, worker, batch, progress)
+        fill_from(worker, new, copy)
     except DamagedState as error:
-        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {info.pipeline}."
+        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {worker.pipeline}."
         raise
 
 

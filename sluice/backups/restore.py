@@ -16,13 +16,13 @@ from pyarrow import fs
 
 from sluice.backups import manifest
 from sluice.backups.manifest import Manifest, file_errors
-from sluice.backups.shards import copy_at, with_batches
+from sluice.backups.shards import fill_from, with_batches
 from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import Refused
-from sluice.remote.copying import Progress
-from sluice.remote.opening import create_shard, open_shard
+from sluice.operations.copying import Progress, WholeCopy
+from sluice.remote.opening import open_shard
 from sluice.remote.server.imports import unseal_copies
 from sluice.settings import Settings
 from sluice.state.ledger.copying import copy_ledger
@@ -59,19 +59,19 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         source.placements.clear()
         generations = with_batches(source)
         placed = {info.ref for info, _ in generations if _is_placed(folder, settings.checkpoints, info.ref)}
-        shards, locations = [], dict[tuple[GenerationRef, int], str]()
+        copies, locations = [], dict[tuple[GenerationRef, int], str]()
         for info, batch in generations:
             for worker in info.workers:
                 locations[info.ref, worker.number] = address = location(settings.shards, info.ref, worker.number)
                 old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
-                shards.append(stack.enter_context(create_shard(address, anew=True)))
-                copy_at(old, shards[-1], source, info, worker, batch, progress)
+                copies.append(stack.enter_context(WholeCopy(old, address, progress, until=batch)))
+                fill_from(worker, copies[-1], source)
         for info, batch in generations:
             if info.ref not in placed and has_spark_state(checkpoint_of(manifest.checkpoints(folder), info.ref)):
                 _restore_checkpoint(folder, settings.checkpoints, info, batch)
         copy_ledger(source, target, locations)
-        for shard in shards:
-            shard.seal(sealed=False)
+        for copy in copies:
+            copy.target.seal(sealed=False)
     return backup
 
 

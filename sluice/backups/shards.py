@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sluice.engine.batch.shards import damaged_state
 from sluice.errors import DamagedState
-from sluice.remote.copying import Progress, copy_until
+from sluice.operations.copying import WholeCopy
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
-from sluice.state.shard.protocol import Shard
 
 
 def with_batches(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
@@ -16,22 +15,11 @@ def with_batches(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
     return [(info, kept[info.ref].newest) for info in ledger.generations.of_all_pipelines() if info.ref in kept]
 
 
-def copy_at(
-    shard: Shard,
-    target: Shard,
-    ledger: Ledger,
-    info: GenerationInfo,
-    worker: WorkerInfo,
-    batch: int,
-    progress: Progress,
-) -> None:
-    """Copy a worker's shard, as it is after `batch`, into a new, sealed shard, and compare the published checksums.
-
-    Raises DamagedState if the shard is not as it was published.
-    """
-    audit = ledger.audits.newest(info.ref)
+def fill_from(worker: WorkerInfo, copy: WholeCopy, ledger: Ledger) -> None:
+    """Copy a worker's shard, and compare the published checksums. Raises DamagedState if it is not as published."""
+    audit = ledger.audits.newest(worker.ref)
     published = None if audit is None else audit.published(worker.number)
     try:
-        copy_until(shard, target, 0, batch, published, progress)
+        copy.fill(published)
     except DamagedState as error:
         raise damaged_state({worker.number: (worker.location, error.detail)}) from error

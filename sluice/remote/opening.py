@@ -20,12 +20,14 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
 
 
-def create_shard(url: str, *, anew: bool = False) -> Shard:
+def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:
     """Open a shard for writing, and create it if it does not exist.
 
-    With `anew`, the shard starts sealed, to be filled from another shard, and replaces an existing sealed shard.
+    With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard already,
+    `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
     """
-    return _remote_shard().create(url, anew=anew) if is_remote(url) else LocalShard.create(url, anew=anew)
+    kind = _remote_shard() if is_remote(url) else LocalShard
+    return kind.create(url, anew=anew, continued=continued)
 
 
 def drop_shard(url: str) -> None:

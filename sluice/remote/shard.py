@@ -16,7 +16,7 @@ from sluice.state.model import StateRow
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.drivers import Row, RowId, StoredRow
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.protocol import Checksums, Journal, Shard, Version
+from sluice.state.shard.protocol import Checksums, Journal, Last, Shard, Version
 from sluice.state.shard.ranges import EVERYTHING, Range
 
 ANSWER_SECONDS = 60.0
@@ -50,10 +50,14 @@ class RemoteShard(Shard):
         return shard
 
     @classmethod
-    def create(cls, url: str, *, anew: bool = False) -> Self:
-        """Open a shard; create it if it does not exist. With `anew`, it starts sealed and replaces a sealed shard."""
+    def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
+        """Open a shard; create it if it does not exist. `anew` and `continued` are those of `LocalShard.create`."""
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
-        shard._call("PUT", f"?anew={str(anew).lower()}")
+        try:
+            shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
+        except BaseException:
+            shard.close()
+            raise
         return shard
 
     @override
@@ -171,6 +175,10 @@ class RemoteShard(Shard):
     @override
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         self._call("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
+
+    @override
+    def last(self) -> Last:
+        return msgspec.json.decode(self._call("GET", "/last"), type=Last)
 
     @override
     def settle(self, since: int, journal: Journal) -> None:

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
-from sluice.remote.copying import Progress, copy_until
-from sluice.remote.opening import create_shard, drop_shard, open_shard
+from sluice.operations.copying import Progress, WholeCopy
+from sluice.remote.opening import drop_shard, open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.standbys import Standby
 from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
@@ -77,30 +77,32 @@ def refresh(
 def _refresh(
     ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
 ) -> Refreshed:
-    place, published, why = standby.shard(ref), _published(ledger, ref, worker.number), "There was no copy yet."
+    place, published = standby.shard(ref), _published(ledger, ref, worker.number)
+    has_copy = standby.copied == ref
     with open_shard(worker.location) as source:
         with _damage_of(worker):
             _compare_journal(source, batch, published)
-        if standby.copied == ref:
-            try:
-                with open_shard(place, to_write=True) as copy:
-                    copy.seal()
-                    copy.settle(standby.batch + 1, copy.journal())  # removes what an interrupted refresh has copied
-                    copied = copy_until(source, copy, standby.batch + 1, batch, published, progress)
-                ledger.standbys.record_copy(standby, ref, batch, epoch)
-                return Refreshed(worker.number, batch, copied, "")
-            except DamagedState as error:
-                why = error.detail
-                with _damage_of(worker):
-                    _verify(source, batch, published)
-        # Readers must not use the copy from now on. A server rejects queries for a copy that is not complete yet.
-        emptied = ledger.standbys.record_copy(standby, ref, None, epoch)
-        if standby.copied is not None:
-            drop_shard(standby.shard(standby.copied))
-        with create_shard(place, anew=True) as copy:
-            copied = copy_until(source, copy, 0, batch, published, progress)
-    ledger.standbys.record_copy(emptied, ref, batch, epoch)
-    return Refreshed(worker.number, batch, copied, why)
+
+        def empty() -> None:
+            """Let readers no longer use the copy. A server rejects queries for a copy that is not complete yet."""
+            nonlocal standby
+            copied = standby.copied
+            standby = ledger.standbys.record_copy(standby, ref, None, epoch)
+            if copied is not None:
+                drop_shard(standby.shard(copied))
+
+        def before_anew() -> None:
+            with _damage_of(worker):
+                _verify(source, batch, published)
+            empty()
+
+        if not has_copy:
+            empty()
+        with WholeCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
+            copy.fill(published, before_anew=before_anew)
+    ledger.standbys.record_copy(standby, ref, batch, epoch)
+    why = copy.why_anew or ("" if has_copy else "There was no copy yet.")
+    return Refreshed(worker.number, batch, copy.versions, why)
 
 
 def promote(

@@ -180,7 +180,7 @@ def other_workers(episode: Episode) -> str:
     try:
         generation = repartition(plan(episode.pipeline).job, episode.settings).generation
     except EngineError as error:
-        if "cannot be divided by key" not in str(error) and "is at a state server" not in str(error):
+        if "cannot be divided by key" not in str(error):
             raise
         return f"{before} workers become {episode.pipeline.workers}: {rebuild(episode)}"
     episode.note_ends()

@@ -25,6 +25,7 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
+from sluice.settings import settings
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.placement import Placement
@@ -134,9 +135,12 @@ def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Instal
             paused.send(batch, records)
 
 
-def test_a_new_worker_that_has_a_state_server_is_refused(files: Installation) -> None:
+def test_a_state_server_that_is_gone_is_named(files: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_SERVER_TOKEN", "a-token-of-these-tests")
+    settings.cache_clear()
     files.ledger.placements.claim(Placement("orders", 2, "127.0.0.1", 9))  # from a time when there were more workers
-    refused(files, 3, "Worker 2 of orders is at a state server", "sluice rebuild orders")
+    refused(files, 3, "The state server at 127.0.0.1:9 cannot be reached", "sluice move orders WORKER HOST:PORT")
+    settings.cache_clear()
 
 
 def test_a_broker_that_is_down_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.job.merge import Merge, Part, processors_of
-from sluice.engine.job.moving import require_complete, require_local
+from sluice.engine.job.moving import require_complete
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.engine.job.replay import Step
@@ -75,7 +75,6 @@ class ChangedStores:
                     log.info("no store has changed", pipeline=state.info.pipeline, generation=state.info.generation)
                     return state.info.generation
                 self._require_movable(state)
-                require_local(state.info)
                 self._require_written(ledger, state)
                 if not state.changes.added:
                     drop_others(ledger, self.job, lease.row, self.settings)
@@ -157,18 +156,22 @@ class ChangedStores:
         rebuild = Rebuild(self.spark, job, self.settings, self.from_topics)
         for generation in ledger.generations.numbers(lease.ref.pipeline):
             begun = ledger.generations.get(structs.replace(lease.ref, generation=generation))
-            if generation > lease.ref.generation and begun and means_the_same(begun, self._info(job, generation)):
+            if (
+                generation > lease.ref.generation
+                and begun
+                and means_the_same(begun, self._info(ledger, job, generation))
+            ):
                 log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
                 drop_others(ledger, self.job, lease.row, self.settings, but=[begun.ref])
                 return rebuild, Part(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
-        info = self._info(job, ref.generation)
+        info = self._info(ledger, job, ref.generation)
         ledger.generations.register(info, hidden=True, lease=lease.row)
         return rebuild, Part(job, info), steps
 
-    def _info(self, job: Job, generation: int) -> GenerationInfo:
+    def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
         """The description of a generation for readers."""
-        storage = Storage.of(job, generation, self.settings)
+        storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
 
     def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: Part) -> _State:
@@ -188,8 +191,10 @@ class ChangedStores:
         old, batch, changes = state.info, state.published.batch, state.changes
         self._require_written(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
+        if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:
+            part = Part(part.job, computed)  # its workers may have moved since it was begun
         ref = ledger.generations.new(old.pipeline)
-        new = self._info(self.job, ref.generation)
+        new = self._info(ledger, self.job, ref.generation)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as own:
             merge = Merge(self.job, old, part, new, changes)

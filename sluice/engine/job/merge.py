@@ -19,7 +19,7 @@ from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, OWN_TIMES, StreamTimes
 from sluice.engine.fused.windowing import closed
 from sluice.engine.job.compatibility import StoreChanges, number_of
-from sluice.engine.job.moving import Target, in_pages, newest_rows, newest_states
+from sluice.operations.copying import NewShard, in_pages, newest_rows, newest_states
 from sluice.plan import FusedJob, Job, OrderedJob
 from sluice.plan.operators import Suppress
 from sluice.remote.opening import create_shard
@@ -140,7 +140,7 @@ class Merge:
         checksums = []
         for worker in self.new.workers:
             with ExitStack() as stack:
-                target = Target(stack.enter_context(create_shard(worker.location, anew=True)))
+                target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))
                 published = None if audit is None else audit.published(worker.number)

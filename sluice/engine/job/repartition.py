@@ -16,15 +16,16 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from sluice.engine.batch.shards import worker_shard
+from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.moving import Moved, Origin, Target, move_spark_state, require_complete, require_local
+from sluice.engine.job.moving import move_spark_state, require_complete
 from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
-from sluice.errors import DamagedState, EngineError, StateError
+from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
+from sluice.operations.copying import NewShard, Origin, Progress, Versions
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
@@ -37,9 +38,7 @@ from sluice.values.counts import counted
 
 log = structlog.get_logger()
 
-Progress = Callable[[str], None]
-
-_Divide = Callable[[list[Moved]], dict[int, list[Moved]]]
+_Divide = Callable[[list[Versions]], dict[int, list[Versions]]]
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             for number, address in enumerate(storage.locations)
         )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
-        require_local(old)
-        require_local(new)
         require_brokers(settings.kafka)
         # A driver that does not know that it has lost the lease could still write a batch, which the new generation
         # would write again.
@@ -113,6 +110,12 @@ def _errors(name: str, settings: Settings) -> Iterator[None]:
     except DamagedState as error:
         error.next_step = f"Restore the shard, or rebuild the state from the topics: sluice rebuild {name}."
         raise
+    except Unreachable as error:
+        raise EngineError(
+            f"The state of {name} was not moved: {error.detail} Its old shards are unchanged and still in use.",
+            next_step="Start that state server again, or move its workers to another one: "
+            f"sluice move {name} WORKER HOST:PORT. Then repeat the command.",
+        ) from error
     except StateError as error:
         raise EngineError(
             f"The state of {name} was not moved to new shards in {shown(settings.shards)}: {error.detail} Its old "
@@ -130,7 +133,9 @@ def _divide(
     audit = ledger.audits.newest(old.ref)
     rows = 0
 
-    def move(pages: Iterator[list[Moved]], divide: _Divide[Moved], add: Callable[[Target, list[Moved]], None]) -> None:
+    def move(
+        pages: Iterator[list[Versions]], divide: _Divide[Versions], add: Callable[[NewShard, list[Versions]], None]
+    ) -> None:
         """Move versions to the new shards."""
         nonlocal rows
         for page in pages:
@@ -140,14 +145,15 @@ def _divide(
             progress(f"{counted(rows, 'row')} moved")
 
     with ExitStack() as stack:
-        targets = [Target(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
+        targets = [NewShard(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
                 origin = Origin(shard)
-                move(origin.rows(), division.of_rows, Target.add)
-                move(origin.states(), division.of_states, Target.add_states)
-            origin.require_published(worker, audit)
+                move(origin.rows(), division.of_rows, NewShard.add)
+                move(origin.states(), division.of_states, NewShard.add_states)
+            if reason := origin.difference(None if audit is None else audit.published(worker.number)):
+                raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
 
 

@@ -164,6 +164,7 @@ class LocalApp:
             ("DELETE", SHARD, self._drop),
             ("POST", f"{SHARD}/versions", self._versions),
             ("PUT", f"{SHARD}/versions", self._absorb),
+            ("GET", f"{SHARD}/last", self._last),
             ("POST", f"{SHARD}/settle", self._settle),
             ("POST", f"{SHARD}/seal", self._seal),
         ]
@@ -260,9 +261,9 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.compact(keep_from))
 
     async def _create(self, request: Request) -> None:
-        anew = request.query_params.get("anew") == "true"
-        place = await (self._shards.expect if anew else self._shards.location)(*_shard(request))
-        await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew).close())
+        anew, continued = (request.query_params.get(name) == "true" for name in ("anew", "continued"))
+        place = await (self._shards.expect if anew or continued else self._shards.location)(*_shard(request))
+        await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew, continued=continued).close())
 
     async def _versions(self, request: Request) -> Response:
         since, after, limit = _decoded(
@@ -273,6 +274,9 @@ class LocalApp:
     async def _absorb(self, request: Request) -> None:
         versions = _decoded(_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb(versions))
+
+    async def _last(self, request: Request) -> Any:
+        return await self._on(request, lambda shard: shard.last())
 
     async def _settle(self, request: Request) -> None:
         since, journal = _decoded(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))

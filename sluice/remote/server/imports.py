@@ -11,8 +11,9 @@ from contextlib import ExitStack
 
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.errors import Refused
-from sluice.remote.opening import create_shard, open_shard
-from sluice.remote.server.moves import copy_shard
+from sluice.operations.copying import WholeCopy
+from sluice.remote.opening import open_shard
+from sluice.remote.server.moves import fill_and_seal
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -52,12 +53,13 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
             if source.snapshots.last_batch(worker.ref) is None:
                 continue  # its first run has published nothing, and creates its shards again
             old = stack.enter_context(open_shard(worker.location, to_write=True))
-            new = stack.enter_context(create_shard(address, anew=True))
-            copied += copy_shard(old, new, progress)
-            arrived.append(new)
+            copy = stack.enter_context(WholeCopy(old, address, progress))
+            fill_and_seal(old, copy)
+            copied += copy.versions
+            arrived.append(copy)
         copy_ledger(source, target, locations)
-        for shard in arrived:
-            shard.seal(sealed=False)
+        for copy in arrived:
+            copy.target.seal(sealed=False)
     return copied
 
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
+from sluice.operations.copying import Progress, WholeCopy
 from sluice.remote import identity
-from sluice.remote.copying import Progress, copy_versions
-from sluice.remote.opening import create_shard, open_shard
+from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, WorkerInfo
-from sluice.state.shard.protocol import Journal, Shard
+from sluice.state.shard.protocol import Shard
 from sluice.values.addresses import address_of
 
 
@@ -44,14 +44,21 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     change = ledger.placements.begin(place)
     copied = 0
     with ExitStack() as stack:
-        left, arrived = [], []
+        left: list[Shard] = []
+        arrived: list[Shard] = []
         for info in ledger.generations.all(place.pipeline):
-            if (pair := _shards(ledger, info, place)) is not None:
-                source, target = (stack.enter_context(shard) for shard in pair)
-                if source is not target:
-                    copied += copy_shard(source, target, progress, lambda: ledger.placements.require_newest(change))
-                    left.append(source)
-                arrived.append(target)
+            if (shards := _shards(ledger, info, place, progress)) is None:
+                continue
+            source, copy = shards
+            stack.enter_context(source)
+            if copy is None:
+                arrived.append(source)
+                continue
+            stack.enter_context(copy)
+            fill_and_seal(source, copy, lambda: ledger.placements.require_newest(change))
+            copied += copy.versions
+            left.append(source)
+            arrived.append(copy.target)
         try:
             ledger.placements.move(change)
         except Refused:
@@ -88,8 +95,10 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         raise Refused(f"The state server at {address} keeps its shards in {card.database}, not in {database}.")
 
 
-def _shards(ledger: Ledger, info: GenerationInfo, place: Placement) -> tuple[Shard, Shard] | None:
-    """Source and target of the move: the same shard after an earlier move; None if there is no shard."""
+def _shards(
+    ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
+) -> tuple[Shard, WholeCopy | None] | None:
+    """The shard to be moved, and its copy: no copy after an earlier move; None if there is no shard."""
     worker = next((one for one in info.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None
@@ -101,15 +110,15 @@ def _shards(ledger: Ledger, info: GenerationInfo, place: Placement) -> tuple[Sha
         raise
     there = place.shard(info.ref)
     if worker.location == there:
-        return source, source
+        return source, None
     try:
-        return source, create_shard(there, anew=True)
+        return source, WholeCopy(source, there, progress)
     except Refused:
         with suppress(StateError, Refused):
             target = open_shard(there, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
                 source.close()
-                return target, target
+                return target, None
             target.close()
         source.close()
         raise
@@ -133,27 +142,15 @@ def _is_shared(worker: WorkerInfo) -> bool:
     return not worker.location.startswith(("sqlite", "http"))
 
 
-def copy_shard(
-    source: Shard, target: Shard, progress: Progress, require_newest: Callable[[], None] = lambda: None
-) -> int:
-    """Copy a shard to a new, sealed one, and seal it. Returns the number of copied versions.
+def fill_and_seal(source: Shard, copy: WholeCopy, require_newest: Callable[[], None] = lambda: None) -> None:
+    """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raises DamagedState, and leaves the source unsealed, if the copy's checksums differ. `require_newest` raises an
-    error if another command has taken over, so that the source is no longer this command's to seal.
+    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` raises an error if
+    another command has taken over, so that the source is no longer this command's to seal.
     """
-    before = source.journal()
-    copied = copy_versions(source, target, 0, progress)
-    require_newest()
-    source.seal()
-    try:
-        # Meanwhile, a run may have retried the last batch or written new batches.
-        target.settle(before.newest, Journal(before.epoch, []))
-        copied += copy_versions(source, target, before.newest, progress)
-        journal = source.journal()
-        target.settle(journal.newest + 1, journal)
-        target.verify_states(journal.newest)
-    except DamagedState:
+
+    def seal(*, sealed: bool = True) -> None:
         require_newest()
-        source.seal(sealed=False)
-        raise
-    return copied
+        source.seal(sealed=sealed)
+
+    copy.fill(hold=seal, release=lambda: seal(sealed=False), before_anew=require_newest)

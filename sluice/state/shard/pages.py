@@ -11,9 +11,15 @@ from sluice.state.shard.protocol import Shard, Version
 PAGE = 20_000
 
 
-def pages_of_versions(shard: Shard, since: int = 0, group: int | None = None) -> Iterator[list[Version]]:
-    """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch."""
-    after = None if group is None else (group, "", NO_WINDOW, -1)
+def pages_of_versions(
+    shard: Shard, since: int = 0, group: int | None = None, after: tuple[int, str, int, int] | None = None
+) -> Iterator[list[Version]]:
+    """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch.
+
+    With `after`, only those that come after this place.
+    """
+    if group is not None:
+        after = group, "", NO_WINDOW, -1
     while page := shard.versions(since, after, PAGE):
         if group is not None and page[-1].group_id != group:
             yield [version for version in page if version.group_id == group]
@@ -22,9 +28,13 @@ def pages_of_versions(shard: Shard, since: int = 0, group: int | None = None) ->
         after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
 
 
-def pages_of_states(shard: Shard, since: int = 0) -> Iterator[list[StateVersion]]:
-    """The versions of operator states since a batch, sorted by operator, key and batch."""
-    after = None
+def pages_of_states(
+    shard: Shard, since: int = 0, after: tuple[int, int, str, int] | None = None
+) -> Iterator[list[StateVersion]]:
+    """The versions of operator states since a batch, sorted by operator, key and batch.
+
+    With `after`, only those that come after this place.
+    """
     while page := shard.state_versions(since, after, PAGE):
         yield page
         after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch

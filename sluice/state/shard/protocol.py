@@ -33,12 +33,17 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
         return self.group_id, self.key, self.window_start, self.window_end, self.value
 
 
+STATE_ROWS, UNFINISHED = -1, -2
+"""Numbers in a journal that are no operator's: of the state rows, and of a copy that is not finished."""
+
+
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     """A shard's record of one batch of state rows, or of one batch of an operator's states."""
 
     operator: int
-    """The operator's number; -1 for state rows."""
+    """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
     batch: int
+    """For an unfinished copy, the first batch whose versions it may lack, wherever they are."""
     rows: int
     checksum: str
 
@@ -53,6 +58,23 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
     def newest(self) -> int:
         """The newest batch; 0 before the first."""
         return max((entry.batch for entry in self.batches), default=0)
+
+    @property
+    def unfinished(self) -> int | None:
+        """The first batch that an unfinished copy lacks, besides the rows after its last one; None for other shards."""
+        return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
+
+
+class Last(msgspec.Struct, frozen=True, array_like=True):
+    """The places of a shard's last versions in the order in which they are copied; None without any."""
+
+    row: tuple[int, str, int, int] | None
+    """Group, key, window start and batch."""
+    state: tuple[int, int, str, int] | None
+    """Operator, whether all keys share it, key and batch."""
+
+
+NOTHING = Last(None, None)
 
 
 class Checksums(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +202,9 @@ class Shard(Protocol):
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Like `absorb`, for operator states."""
+
+    def last(self) -> Last:
+        """The places of the last versions, after which an interrupted copy continues."""
 
     def settle(self, since: int, journal: Journal) -> None:
         """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""

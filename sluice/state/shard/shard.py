@@ -18,7 +18,7 @@ from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.drivers import Driver, Row, RowId, StoredRow
 from sluice.state.shard.expiry import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.protocol import Checksums, Journal, JournalEntry, Shard, Version
+from sluice.state.shard.protocol import STATE_ROWS, Checksums, Journal, JournalEntry, Last, Shard, Version
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ READ_AT_BEGIN = 100_000
 that it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
-_STATE_ROWS = -1
-"""The operator number of state rows in the journal."""
 _ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
@@ -58,15 +56,16 @@ class LocalShard(Shard):
         return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
-    def create(cls, url: str, *, anew: bool = False) -> Self:
+    def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist. Only for generations without a snapshot.
 
-        With `anew`, the shard starts sealed, to be filled from another shard, and replaces an existing sealed shard.
+        With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard
+        already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
         """
-        if anew:
+        if anew or (continued and not _is_copy(url)):
             discard_sealed(url)
         shard = cls(open_driver(url, "create"))
-        if anew:
+        if anew or continued:
             shard.seal()
         return shard
 
@@ -76,7 +75,7 @@ class LocalShard(Shard):
 
     @override
     def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        if self._kept(_STATE_ROWS, batch - 1) is None:
+        if self._kept(STATE_ROWS, batch - 1) is None:
             return []
         found = list(self._driver.replaced(batch, rows))
         for row in found:
@@ -88,11 +87,11 @@ class LocalShard(Shard):
     def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         digests = [row_digest(row) for row in ordered]
-        with self._writing(epoch, batch, [_STATE_ROWS]):
+        with self._writing(epoch, batch, [STATE_ROWS]):
             added = len(ordered)
-            if self._driver.execute(statements.FORGET_BATCH, (_STATE_ROWS, batch)):
+            if self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch)):
                 added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
-            before = self._kept(_STATE_ROWS, batch - 1)
+            before = self._kept(STATE_ROWS, batch - 1)
             if replaced is None:
                 old = () if before is None else self._driver.replaced(batch, [row[:3] for row in ordered])
                 replaced = sum(_checked(*row) for row in old)
@@ -102,19 +101,19 @@ class LocalShard(Shard):
                 _ROW_COLUMNS,
                 ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True)),
             )
-            self._driver.execute(statements.WRITTEN, (_STATE_ROWS, batch, len(ordered), checksum_of(total)))
+            self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, len(ordered), checksum_of(total)))
             self._driver.execute(statements.GROWN, (added, 0))
         return len(ordered)
 
     @override
     def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        with self._writing(epoch, batch, [_STATE_ROWS]):
+        with self._writing(epoch, batch, [STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
                 total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in expired)
                 rows = self.batches().get(batch, 0) + len(expired)
-                self._driver.execute(statements.FORGET_BATCH, (_STATE_ROWS, batch))
-                self._driver.execute(statements.WRITTEN, (_STATE_ROWS, batch, rows, checksum_of(total)))
+                self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch))
+                self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, rows, checksum_of(total)))
                 self._driver.execute(statements.GROWN, (added, 0))
 
     @override
@@ -223,11 +222,11 @@ class LocalShard(Shard):
     @override
     def checksums(self, as_of: int) -> Checksums:
         kept = {number: int(text, 16) for number, text in self._driver.fetch(statements.CHECKSUMS, (as_of,))}
-        return Checksums(checksum_of(kept.pop(_STATE_ROWS, 0)), checksum_of(sum(kept.values())))
+        return Checksums(checksum_of(kept.pop(STATE_ROWS, 0)), checksum_of(sum(kept.values())))
 
     def checksum(self, as_of: int) -> str:
         """The recorded checksum of the state rows."""
-        return self._kept(_STATE_ROWS, as_of) or NO_CHECKSUM
+        return self._kept(STATE_ROWS, as_of) or NO_CHECKSUM
 
     @override
     def verify(self, as_of: int, published: Checksums | None = None) -> None:
@@ -256,7 +255,7 @@ class LocalShard(Shard):
 
     def batches(self) -> dict[int, int]:
         """Batch → number of state rows written."""
-        return dict(self._driver.fetch(statements.BATCHES, (_STATE_ROWS,)))
+        return dict(self._driver.fetch(statements.BATCHES, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
         """The value of a state row at a batch, or None."""
@@ -354,6 +353,11 @@ class LocalShard(Shard):
         return Journal(epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
 
     @override
+    def last(self) -> Last:
+        rows, states = (self._driver.fetch(sql, ()) for sql in (statements.LAST_ROW, statements.LAST_STATE))
+        return Last(rows[0] if rows else None, states[0] if states else None)
+
+    @override
     def settle(self, since: int, journal: Journal) -> None:
         with self._driver.transaction():
             self._demand_sealed()
@@ -383,6 +387,13 @@ def _checked(group_id: int, key: str, start: int, end: int, value: str | None, d
 def _demand_equal(total: int, wanted: str, what: str) -> None:
     if (checksum := checksum_of(total)) != wanted:
         raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {wanted}.")
+
+
+def _is_copy(url: str) -> bool:
+    if not exists(url):
+        return False
+    with LocalShard.open(url) as shard:
+        return bool(shard.is_sealed())
 
 
 def discard_sealed(url: str) -> None:

@@ -42,6 +42,10 @@ COUNTED = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM stat
 VERSIONS = """SELECT group_id, key, window_start, window_end, batch, value, digest FROM state_rows
     WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
     ORDER BY group_id, key, window_start, batch LIMIT ?"""
+LAST_ROW = """SELECT group_id, key, window_start, batch FROM state_rows
+    ORDER BY group_id DESC, key DESC, window_start DESC, batch DESC LIMIT 1"""
+LAST_STATE = """SELECT operator, shared, key, batch FROM states
+    ORDER BY operator DESC, shared DESC, key DESC, batch DESC LIMIT 1"""
 NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, batch {SUPERSEDED}
     ORDER BY group_id, key, window_start, batch LIMIT 1 OFFSET ?"""
 DELETE_SUPERSEDED = f"DELETE {SUPERSEDED} AND (group_id, key, window_start, batch) <= (?, ?, ?, ?)"
