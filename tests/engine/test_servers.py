@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
+from sluice.plan import plan
 from sluice.remote.server.imports import import_state
 from sluice.remote.server.moves import move
 from sluice.settings import settings
@@ -16,6 +18,7 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.engine.conftest import Start
 from tests.engine.shop import address, sale, shop, sums
+from tests.engine.test_changed_stores import change, counted, summed
 from tests.postgres import new_database
 from tests.servers.hosts import TOKEN, Host
 
@@ -91,5 +94,28 @@ def test_workers_on_two_hosts_and_a_move_between_runs(start: Start, token: None,
         ]
         assert len({place.port for place in ledger.placements.of(name).values()}) == 1
         for host in hosts:
+            host.stop()
+    settings.cache_clear()
+
+
+def test_stores_are_added_and_workers_change_after_a_move(start: Start, token: None, tmp_path: Path) -> None:
+    running = start(counted)
+    name = running.pipeline.name
+    running.send("sales", sale("a", 1), sale("b", 5), sale("a", 3))
+    assert running.run() == 3
+    with running.ledger() as ledger:
+        host = Host(ledger, tmp_path / "host").start(pipeline=name)
+        try:
+            for number in range(running.pipeline.workers):
+                move(ledger, Placement(name, number, "127.0.0.1", host.port))
+            added = change(running, summed)
+            assert added.store("amounts") == {"a": {"total": 4, "most": 3}, "b": {"total": 5, "most": 5}}
+            added.pipeline.workers = running.pipeline.workers + 1
+            repartition(plan(added.pipeline).job, added.settings)
+            added.send("sales", sale("a", 2), sale("c", 1))
+            assert added.run() == 2
+            assert added.store("n") == {"a": 3, "b": 1, "c": 1}
+            assert {place.port for place in ledger.generations.workers(name)} == {host.port, 0}
+        finally:
             host.stop()
     settings.cache_clear()
