@@ -1,4 +1,4 @@
-"""Runs the job of a plan on Spark: read and decode → stateless steps → fused or ordered operators → publish."""
+"""Runs the job of a plan on Spark: read and decode → stateless steps → groups and operators → publish."""
 
 import os
 import sys

@@ -8,7 +8,7 @@ with importing():
     import pandas  # noqa: F401
     from pyspark.daemon import manager
 
-    import sluice.engine.fused.windowing
+    import sluice.engine.ordered.ingest
     import sluice.engine.ordered.routes
     import sluice.engine.ordered.stage_task
     import sluice.engine.publish.shard_writer

@@ -30,10 +30,6 @@ DEFAULTS = {
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     # No limit: with one, Spark computes the batch's size after every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
@@ -41,9 +37,6 @@ DEFAULTS = {
     # Otherwise each session initializes the functions of Spark's ML library, which takes a second of CPU time, because
     # its jar registers them as an extension. Extensions in `spark.sql.extensions` are used in either case.
     "spark.sql.extensions.test.loadFromCp": "false",
-    # Otherwise Spark runs an empty batch to remove closed windows, although the next batch with records removes them
-    # anyway.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for its page, tens of MB.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",

@@ -1,4 +1,4 @@
-"""Plans: a topology split into jobs, each one streaming query. The engine runs a plan without using the topology.
+"""Plans: a topology as a job, which is one streaming query. The engine runs a plan without using the topology.
 
 `jobs`, `steps` and `operators` define the values of a plan; the other modules derive them from a topology.
 """
@@ -7,15 +7,13 @@ from sluice.plan.explain import explain
 from sluice.plan.jobs import (
     AggregationGroup,
     Attempt,
-    BaseJob,
     Column,
+    Combinable,
     Edge,
     Failure,
-    FusedJob,
     Job,
     Layers,
     Lookup,
-    OrderedJob,
     OrderedOperator,
     Plan,
     PlannedPipeline,
@@ -33,15 +31,13 @@ from sluice.plan.steps import PythonFunction, Sink, Source, SourceField, Step
 __all__ = [
     "AggregationGroup",
     "Attempt",
-    "BaseJob",
     "Column",
+    "Combinable",
     "Edge",
     "Failure",
-    "FusedJob",
     "Job",
     "Layers",
     "Lookup",
-    "OrderedJob",
     "OrderedOperator",
     "Plan",
     "PlanOf",

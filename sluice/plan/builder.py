@@ -52,6 +52,8 @@ class PlanBuilder:
     """Number of an ordered operator → its stage."""
     inline: set[int] = field(default_factory=set)
     """Operators that get another operator's results directly, in the same stage."""
+    late: set[nodes.Late] = field(default_factory=set)
+    """The topics of late records that a group or an operator already writes."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,9 @@ def attempted(
 
 def may_fail_here(builder: PlanBuilder, scope: Scope, node: nodes.Node, error: str) -> None:
     """Register that a step can fail; `error` is the SQL of the error message."""
-    if any(failure.step.number == node.number and failure.stage != scope.stage for failure, _ in builder.failing):
+    if not isinstance(node, nodes.Aggregate) and any(
+        failure.step.number == node.number and failure.stage != scope.stage for failure, _ in builder.failing
+    ):
         return  # a topic's table is mapped both before and after its store, and the same records fail in both
     if not scope.stage:
         builder.metadata |= {"_topic", "_partition", "_offset", "_timestamp"}

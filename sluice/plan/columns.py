@@ -38,13 +38,14 @@ from sluice.plan.builder import (
     without_removed,
 )
 from sluice.plan.jobs import Column, Transformation, result_column
-from sluice.plan.operators import AggregateFunction
 from sluice.plan.steps import PythonFunction
 from sluice.plan.value_types import types_after
-from sluice.sql.expressions import Parts, in_order, parse
+from sluice.sql.aggregates import Parts, split_aggregate
+from sluice.sql.expressions import parse
 from sluice.sql.typed import type_of
 from sluice.topology import nodes
 from sluice.values import paths
+from sluice.values.aggregates import AggregateFunction
 from sluice.values.records import METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
@@ -207,7 +208,7 @@ def made_of(node: nodes.Aggregate) -> Made | None:
     functions: dict[AggregateFunction, str] = {}
     columns = []
     for name, text in node.columns.items():
-        parts = in_order(text)
+        parts = split_aggregate(text)
         assert isinstance(parts, Parts)
         for function, call in zip(parts.functions, parts.calls, strict=True):
             functions.setdefault(function, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.plan.jobs import FusedJob, Job, OrderedJob, Plan
+from sluice.plan.jobs import Job, Plan
 from sluice.plan.one_pass import why_spark
 from sluice.values.counts import counted
 from sluice.values.durations import duration_text
@@ -12,7 +12,7 @@ from sluice.values.tables import DeltaTable
 
 
 def explain(plan: Plan) -> str:
-    """Describe what the job reads, stores and writes, where its steps run, and why its operators are ordered."""
+    """Describe what the job reads, stores and writes, where its steps run, and why operators take records in order."""
     job = plan.job
     lines = [
         f"pipeline {plan.pipeline.name}: {counted(plan.pipeline.workers, 'worker')}, "
@@ -22,7 +22,7 @@ def explain(plan: Plan) -> str:
     lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
     why = why_spark(job)
     lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
-    lines += _stores(job) if isinstance(job, FusedJob) else _operators(job)
+    lines += [*_groups(job), *_operators(job)]
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     for destination, sinks in job.written_tables.items():
         names = ", ".join(sink.table.name for sink in sinks if sink.table is not None)
@@ -34,14 +34,12 @@ def explain(plan: Plan) -> str:
 
 
 def _summary(job: Job) -> str:
-    if isinstance(job, FusedJob):
-        return counted(len(job.groups), "aggregation group")
-    if not job.operators:
-        return "no state"
-    return f"{counted(len(job.operators), 'ordered operator')} in {counted(job.stages, 'stage')}"
+    groups = [counted(len(job.groups), "aggregation group")] if job.groups else []
+    operators = f"{counted(len(job.operators), 'operator')} in {counted(job.stages, 'stage')}"
+    return " and ".join([*groups, *([operators] if job.operators else [])]) or "no state"
 
 
-def _stores(job: FusedJob) -> Iterator[str]:
+def _groups(job: Job) -> Iterator[str]:
     for group in job.groups:
         window = f", {group.window}" if group.window else ""
         window += f", kept {duration_text(kept)} after its end" if (kept := group.retention_ms) is not None else ""
@@ -49,7 +47,7 @@ def _stores(job: FusedJob) -> Iterator[str]:
         yield f"  holds   by {group.grouped_by}{window}: {stores}"
 
 
-def _operators(job: OrderedJob) -> Iterator[str]:
+def _operators(job: Job) -> Iterator[str]:
     for operator in job.operators:
         step = f"{operator.step.title} {operator.step.detail}".strip()
         yield f"  stage {operator.stage} {step}: {operator.why_ordered}"

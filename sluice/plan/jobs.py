@@ -1,4 +1,4 @@
-"""The parts of a plan: jobs, their aggregation groups and operators, and the topics they read and write.
+"""The parts of a plan: the job, its aggregation groups and operators, and the topics that it reads and writes.
 
 A plan is picklable data and contains everything that the engine needs, so it does not refer to the topology.
 """
@@ -103,25 +103,44 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Combinable:
+    """An aggregate whose partial results can be combined in any order: a function of a column of the job."""
+
+    function: str
+    """count, sum, min or max."""
+    column: str | None
+    """None for `count(*)`."""
+
+
+@dataclass(frozen=True)
 class StoreColumn:
     """One store of a group: the aggregates that make up its value."""
 
     store: str
     step: int
-    columns: tuple[tuple[str, str], ...]
-    """Name and aggregate over the job's columns."""
+    columns: tuple[tuple[str, Combinable], ...]
     scalar: bool
-    inputs: tuple[str, ...]
-    """Columns that the aggregates read."""
+    """Whether the store's value is the value of its only column."""
     made: str
     """The store's definition as the author wrote it; stored state stays valid as long as this text is the same."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the aggregates read, without duplicates."""
+        columns = (aggregate.column for _, aggregate in self.columns)
+        return tuple(dict.fromkeys(column for column in columns if column is not None))
 
 
 @dataclass(frozen=True)
 class AggregationGroup:
-    """Stores with the same stream, key and window, which share one state row per key and window."""
+    """Stores with the same stream, key and window, which share one state row per key and window.
+
+    All of their aggregates are combinable. The tasks that read the records aggregate them, and the shards add up what
+    the tasks and batches have.
+    """
 
     number: int
+    """The number of the first store's step, so that no operator and no global table has the same."""
     topics: tuple[str, ...]
     """The topics of the group's records."""
     passed: str
@@ -131,15 +150,11 @@ class AggregationGroup:
     grouped_by: str
     """The author's expression for the key."""
     window: Window | None
-    inputs: tuple[str, ...]
-    """Columns that the aggregates read."""
     store_columns: tuple[StoreColumn, ...]
-    mergeable: Mapping[str, tuple[str, str | None]]
-    """Aggregates whose partial results can be combined, each as function and column (None for `count(*)`)."""
     null: str
     """Column: whether the record's value is null; empty if values are never null."""
     late: Sink | None
-    """The topic of records that are late for every window."""
+    """The topic of records that are late for every window. If several share it, only one has it."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
 
@@ -149,9 +164,9 @@ class AggregationGroup:
         return self.store_columns[0].store
 
     @property
-    def aggregates(self) -> tuple[str, ...]:
-        """The aggregates of the group's stores, without duplicates."""
-        return tuple(dict.fromkeys(text for store_column in self.store_columns for _, text in store_column.columns))
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the aggregates read, sorted."""
+        return tuple(sorted({name for store_column in self.store_columns for name in store_column.inputs}))
 
     @property
     def late_key(self) -> str:
@@ -176,7 +191,7 @@ class TableInput:
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of the rows that enter a side of an ordered operator, or a store or sink after one."""
+    """The columns of the rows that enter a side of an operator, or a store or sink after one."""
 
     target: int
     side: int
@@ -268,7 +283,7 @@ class OrderedOperator:
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several aggregates share it, only one of them has it."""
+    """The topic for late records. If several groups and operators share it, only one of them has it."""
     made: str
     """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
     why_ordered: str
@@ -388,8 +403,8 @@ class PlannedPipeline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseJob:
-    """The fields of both kinds of job: input topics, columns of single records, output topics."""
+class Job:
+    """A pipeline as one streaming query: it reads topics, keeps state, and writes topics and tables."""
 
     pipeline: PlannedPipeline
     streams: tuple[Source, ...]
@@ -403,13 +418,25 @@ class BaseJob:
     failures: tuple[Failure, ...]
     stream_sinks: tuple[Sink, ...]
     """The topics and tables to which single records are written."""
+    groups: tuple[AggregationGroup, ...]
+    """The combinable aggregates, which need no order of records."""
+    table_sinks: tuple[TableSink, ...]
+    """The topics and tables to which the changes of groups are written."""
+    operators: tuple[OrderedOperator, ...]
+    """The operators, which process each key's records in order, in stages."""
+    edges: tuple[Edge, ...]
+    """Edges into stores and sinks after operators."""
+    later_layers: Mapping[int, Layers]
+    """Stage → the columns computed from its operators' results."""
+    operator_sinks: tuple[Sink, ...]
+    """The topics and tables to which operators' results are written."""
     state_functions: tuple[tuple[str, Reference], ...]
     """The author's functions on which the job's state depends, each with a name for messages."""
 
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
-        # An ordered job reads a global table both for its joins and for the store.
+        # Operators that join a global table read its topic, and its store does, too.
         return tuple(dict.fromkeys(topic for topics in self.topics_of_sources for topic in topics))
 
     @property
@@ -422,7 +449,8 @@ class BaseJob:
     @property
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
-        raise NotImplementedError
+        late = [group.late for group in self.groups if group.late is not None]
+        return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late, *self.operator_sinks)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -452,102 +480,28 @@ class BaseJob:
     @property
     def stores(self) -> tuple[str, ...]:
         """The stores that can be queried, except global tables."""
-        raise NotImplementedError
+        of_groups = (store_column.store for group in self.groups for store_column in group.store_columns)
+        of_operators = (operator.store for operator in self.operators if operator.store is not None)
+        of_processors = (name for operator in self.operators for name in operator.stores)
+        return (*of_groups, *of_operators, *of_processors)
 
     @property
-    def tries(self) -> bool:
-        """Whether any expression of the job can fail."""
-        return any(isinstance(column, Attempt) for column in self.columns)
+    def stages(self) -> int:
+        """The number of stages of operators."""
+        return max((operator.stage for operator in self.operators), default=0)
 
     @property
-    def columns(self) -> Iterator[Column | Attempt]:
-        """The columns of all layers."""
-        return columns_of(self.layers)
-
-    @property
-    def python_steps(self) -> tuple[Step, ...]:
-        """The steps that call the author's Python functions in Spark's workers."""
-        sources = (*self.streams, *(table.source for table in self.tables))
-        decoded = (source.number for source in sources if source.decode or source.key_decode)
-        numbers = {*decoded, *(function.number for function in self.functions)}
-        return tuple(step for step in self.pipeline.steps if step.number in numbers)
-
-    @property
-    def first_failures(self) -> tuple[Failure, ...]:
-        """The failures of steps before any ordered operator."""
-        return tuple(failure for failure in self.failures if not failure.stage)
-
-    def step_of(self, column: str) -> Step | None:
-        """The step that computes the column, or that writes the topic with this name; None if several or none do."""
-        for each in self.columns:
-            if column in (each.name, *((each.error, each.key_text) if isinstance(each, Attempt) else ())):
-                return None if each.step is None else self.pipeline.steps[each.step]
-        number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
-        return None if number is None else self.pipeline.steps[number]
-
-    def step_named(self, name: str) -> Step | None:
-        """The step with this name in counts."""
-        return next((step for step in self.pipeline.steps if step.name == name), None)
-
-    @property
-    def field_names(self) -> dict[str, str]:
-        """Column → the author's name for it, for columns that have one."""
-        made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
-        return made | {field.column: field.name for source in self.streams for field in source.fields}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedJob(BaseJob):
-    """A job that updates all of its stores in one stateful Spark operator, in any order of records."""
-
-    groups: tuple[AggregationGroup, ...]
-    table_sinks: tuple[TableSink, ...]
-
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables that the job writes, except dead letters."""
-        late = [group.late for group in self.groups if group.late is not None]
-        return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late)
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """The stores that can be queried, except global tables."""
-        return tuple(store_column.store for group in self.groups for store_column in group.store_columns)
+    def has_operators(self) -> bool:
+        """Whether results depend on the order of the records, also across partitions."""
+        return bool(self.operators)
 
     @property
     def tries(self) -> bool:
         """Whether any expression of the job can fail."""
         steps = (step for sink in self.table_sinks for step in sink.steps)
-        return super().tries or any(isinstance(step, Select) and step.causes for step in steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderedJob(BaseJob):
-    """A job whose operators, if any, process each key's records in order."""
-
-    operators: tuple[OrderedOperator, ...]
-    edges: tuple[Edge, ...]
-    """Edges into stores and sinks after ordered operators."""
-    later_layers: Mapping[int, Layers]
-    """Stage → the columns computed from its operators' results."""
-    ordered_sinks: tuple[Sink, ...]
-    """The topics to which operators' results are written."""
-
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """All topics and tables that the job writes, except dead letters."""
-        return (*self.stream_sinks, *self.ordered_sinks)
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """The stores that can be queried, except global tables."""
-        own = (operator.store for operator in self.operators if operator.store is not None)
-        return (*own, *(name for operator in self.operators for name in operator.stores))
-
-    @property
-    def stages(self) -> int:
-        """The number of stages of ordered operators."""
-        return max((operator.stage for operator in self.operators), default=0)
+        return any(isinstance(column, Attempt) for column in self.columns) or any(
+            isinstance(step, Select) and step.causes for step in steps
+        )
 
     @property
     def columns(self) -> Iterator[Column | Attempt]:
@@ -556,24 +510,53 @@ class OrderedJob(BaseJob):
         for layers in self.later_layers.values():
             yield from columns_of(layers)
 
+    @property
+    def python_steps(self) -> tuple[Step, ...]:
+        """The steps that call the author's Python functions in Spark's workers."""
+        sources = (*self.streams, *(table.source for table in self.tables))
+        decoded = (source.number for source in sources if source.decode or source.key_decode)
+        numbers = {*decoded, *(function.number for function in self.functions)}
+        with_state = (each.step for each in self.operators if isinstance(each.action, PythonAggregate | Process))
+        steps = {*with_state, *(step for step in self.pipeline.steps if step.number in numbers)}
+        return tuple(sorted(steps, key=attrgetter("number")))
+
+    @property
+    def first_failures(self) -> tuple[Failure, ...]:
+        """The failures of steps before any operator."""
+        return tuple(failure for failure in self.failures if not failure.stage)
+
+    @property
+    def looked_up(self) -> frozenset[int]:
+        """The group numbers of the global tables that outputs of groups look up."""
+        steps = (step for sink in self.table_sinks for step in sink.steps)
+        return frozenset(step.table.group for step in steps if isinstance(step, Lookup))
+
+    @property
+    def groups_by_number(self) -> Mapping[int, AggregationGroup]:
+        return {group.number: group for group in self.groups}
+
     def step_of(self, column: str) -> Step | None:
         """The step that computes the column, or that writes the topic with this name; None if several or none do."""
         edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
         for edge in edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
                 return self.pipeline.steps[edge.target]
-        return super().step_of(column)
-
-    @property
-    def python_steps(self) -> tuple[Step, ...]:
-        """The steps that call the author's Python functions in Spark's workers."""
-        with_state = (each.step for each in self.operators if isinstance(each.action, PythonAggregate | Process))
-        return tuple(sorted({*super().python_steps, *with_state}, key=attrgetter("number")))
+        for each in self.columns:
+            if column in (each.name, *((each.error, each.key_text) if isinstance(each, Attempt) else ())):
+                return None if each.step is None else self.pipeline.steps[each.step]
+        number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
+        return None if number is None else self.pipeline.steps[number]
 
     def step_named(self, name: str) -> Step | None:
         """The step with this name in counts."""
         own = next((operator.step for operator in self.operators if operator.name == name), None)
-        return own or super().step_named(name)
+        return own or next((step for step in self.pipeline.steps if step.name == name), None)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Column → the author's name for it, for columns that have one."""
+        made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
+        return made | {field.column: field.name for source in self.streams for field in source.fields}
 
     def feeds_of(self, stage: int) -> list[Edge]:
         """The edges from a stage to operators, stores and sinks."""
@@ -595,8 +578,6 @@ class OrderedJob(BaseJob):
             and operator.number not in inline
         )
 
-
-Job: TypeAlias = FusedJob | OrderedJob
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
 """Plans a part of a pipeline: the stores and steps with these names and what they need, or all others."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from sluice.plan.jobs import Attempt, Column, Edge, Job, Layers, OrderedJob, Transformation
+from sluice.plan.jobs import Attempt, Column, Edge, Job, Layers, Transformation
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed import Typed, typed
@@ -131,7 +131,7 @@ def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
     try:
         types = types_of((*job.layers, failure_columns(job)), types_read(job))
-        for edge in job.feeds_of(0) if isinstance(job, OrderedJob) else ():
+        for edge in job.feeds_of(0):
             _require_edge(edge, types)
     except NeedsSparkError as part:
         where = "" if part.step is None else f"{job.pipeline.steps[part.step]}: "

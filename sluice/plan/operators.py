@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from sluice.values.aggregates import AggregateFunction
 from sluice.values.records import How
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, JoinWindow
-
-AggregateFunction = tuple[str, str | None, int]
-"""A function's name, the SQL of its argument (None for `count(*)`), and a number (for `top`; else 0)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Select the operators that need each key's records in order, and assign them to stages."""
+"""Assign the operators that need each key's records in order to stages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 from sluice.errors import TopologyError
+from sluice.operators.aggregation.functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, LEFT, RIGHT
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
@@ -17,7 +17,6 @@ from sluice.plan.lineage import declared, does, made_by
 from sluice.plan.operators import (
     Action,
     Aggregate,
-    AggregateFunction,
     Deduplicate,
     Latest,
     Merge,
@@ -29,133 +28,15 @@ from sluice.plan.operators import (
     Suppress,
     TableJoin,
 )
+from sluice.plan.order import after_ordered, children, is_ordered, why_ordered
 from sluice.plan.sources import sink_of, topics_of
-from sluice.plan.value_types import types_after
-from sluice.sql.expressions import ORDER_MATTERS, Parts, in_order
-from sluice.sql.failures import result_may_fail, sums_depend_on_order
+from sluice.sql.aggregates import Parts, split_aggregate
 from sluice.topology import nodes
-from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import shape_of
-from sluice.values.records import METADATA
+from sluice.values.aggregates import AggregateFunction
 from sluice.values.references import Reference, reference
-from sluice.values.windows import JoinWindow, SlidingWindow, Window
-
-SUBTRACTABLE = frozenset({"count", "sum", "avg", "collect_list"})
-"""Aggregate functions that can subtract a value."""
-
-
-def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
-    """The nodes that take this node's output."""
-    return [child for child in pipeline.nodes if node in nodes.parents(child)]
-
-
-def keeps_order(pipeline: Pipeline) -> bool:
-    """Whether any node needs each key's records in order. All of the pipeline's operators are then ordered.
-
-    Otherwise Spark computes its aggregations, in any order.
-    """
-    return _keeps_order(pipeline.whole, len(pipeline.whole.nodes))
-
-
-@lru_cache(maxsize=16)
-def _keeps_order(pipeline: Graph, size: int) -> bool:
-    """`keeps_order`, cached until the number of nodes changes."""
-    return any(_needs_order(pipeline, node) for node in pipeline.nodes)
-
-
-def _needs_order(pipeline: Graph, node: nodes.Node) -> bool:
-    match node:
-        case nodes.Suppress() | nodes.Process() | nodes.Deduplicate() | nodes.ToTable():
-            return True
-        case nodes.Join(kind=kind):
-            return kind != "lookup"
-        case nodes.Aggregate():
-            return _why_aggregated_in_order(pipeline, node) is not None
-        case _:
-            return False
-
-
-def is_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node is an operator that gets each key's records in order."""
-    match node:
-        case nodes.Aggregate():
-            return keeps_order(pipeline)
-        case nodes.Join(kind="lookup", left=left):
-            return after_ordered(pipeline, left)
-        case _:
-            return _needs_order(pipeline, node)
-
-
-def after_ordered(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether this node or an upstream node is ordered."""
-    return is_ordered(pipeline, node) or any(after_ordered(pipeline, parent) for parent in nodes.parents(node))
-
-
-def why_ordered(pipeline: Pipeline, node: nodes.Node) -> str:
-    """The reason why a node is ordered, for `sluice explain`."""
-    match node:
-        case nodes.Aggregate():
-            return _why_aggregated_in_order(pipeline, node) or "another step of the pipeline needs records in order"
-        case nodes.Merge():
-            return "merges streams from before and after a stateful step"
-        case nodes.ToTable():
-            return "stores each key's latest value"
-        case nodes.Suppress():
-            return "holds results back"
-        case nodes.Join():
-            return "stores both sides and joins them in order"
-        case _:
-            return "needs each key's records in order"
-
-
-def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate) -> str | None:
-    """The reason why an aggregate needs records in order; None if Spark can compute it in any order."""
-    window = node.window
-    if node.python is not None:
-        return "Python functions need records in order"
-    if window is not None and len(topics_of(node)) > 1:
-        return "windows over several topics close when all topics have reached their end"
-    if window is not None and not isinstance(window, Window):
-        return f"{str(window).split('(')[0]} windows depend on the records"
-    if nodes.is_table(node.parent):
-        return "subtracts a table's old values"
-    if _orders(node.columns.values()):
-        return "its functions depend on the order of records, or on all values"
-    if _sums_in_order(node):
-        return "sums of doubles and of long decimals are exact only record by record"
-    if _result_may_fail(node):
-        return "an expression over its aggregates can fail"
-    if not all(_ends_plainly(pipeline, child) for child in children(pipeline, node)):
-        return "a later step needs every change"
-    return None
-
-
-def _sums_in_order(node: nodes.Aggregate) -> bool:
-    """Whether sums are exact only record by record; False if Spark must compute them with functions of its own."""
-    if any(isinstance(in_order(text), str) for text in node.columns.values()):
-        return False
-    types = types_after(node.parent) | METADATA
-    return any(sums_depend_on_order(text, types) for text in node.columns.values())
-
-
-def _result_may_fail(node: nodes.Aggregate) -> bool:
-    types = types_after(node.parent) | METADATA
-    return any(result_may_fail(text, types) for text in node.columns.values())
-
-
-def _orders(texts: Iterable[str]) -> bool:
-    parts = [in_order(text) for text in texts]
-    return any(
-        isinstance(aggregate, Parts) and {name for name, *_ in aggregate.functions} & ORDER_MATTERS
-        for aggregate in parts
-    )
-
-
-def _ends_plainly(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether the table's changes go only to topics, after no other steps than maps and joins with global tables."""
-    plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
-    return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
+from sluice.values.windows import JoinWindow, SlidingWindow
 
 
 class Planner:
@@ -170,7 +51,6 @@ class Planner:
         self.retracting = {node.number for node in ordered if self._is_retracted(node)}
         self.nodes = [node for node in ordered if node.number in self.retracting or not self._is_only_for_old(node)]
         self.operators: list[OrderedOperator] = []
-        self.late: set[nodes.Late] = set()
         self.edges: list[Edge] = []
 
     def plan(self) -> None:
@@ -261,8 +141,8 @@ class Planner:
         if inline:
             self.builder.inline.add(node.number)
         late = node.late if isinstance(node, nodes.Aggregate) else None
-        late_sink = None if late is None or late in self.late else sink_of(late)
-        self.late |= {late} if late is not None else set()
+        late_sink = None if late is None or late in self.builder.late else sink_of(late)
+        self.builder.late |= {late} if late is not None else set()
         return OrderedOperator(
             step=self.builder.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
             topics=topics_of(node), retracts=node.number in self.retracting, inline=inline.number if inline else None,
@@ -342,11 +222,10 @@ class Planner:
         """The functions in an aggregate's columns."""
         if not isinstance(node, nodes.Aggregate) or node.python is not None:
             return ()
-        functions: dict[tuple[str, str | None, int], None] = {}
+        functions: dict[AggregateFunction, None] = {}
         for text in node.columns.values():
-            parts = in_order(text)
-            if isinstance(parts, str):
-                raise _no_function(self.pipeline, node, parts, why_ordered(self.pipeline, node))
+            parts = split_aggregate(text)
+            assert isinstance(parts, Parts)
             functions |= dict.fromkeys(parts.functions)
         wrong = [name for name, *_ in functions if nodes.is_table(node.parent) and name not in SUBTRACTABLE]
         if wrong:
@@ -501,13 +380,6 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
             return scope.rekeyed
         case _:
             return False
-
-
-def _no_function(pipeline: Pipeline, node: nodes.Aggregate, text: str, why: str) -> TopologyError:
-    return TopologyError(
-        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {text} is not supported here: {why}.",
-        next_step="Use count, sum, min, max, avg, collect_list, collect_set, first, last or top, or Python functions.",
-    )
 
 
 def _no_subtraction(pipeline: Pipeline, node: nodes.Aggregate, function: str) -> TopologyError:

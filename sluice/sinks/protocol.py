@@ -72,8 +72,6 @@ class Rows:
     """The identities of the rows to delete."""
     records: pa.Table
     """The records of these rows, with `key` and `value` as for a topic."""
-    is_exact: bool = True
-    """Whether a repeated batch has the very same rows."""
 
     @property
     def count(self) -> int:
@@ -111,7 +109,7 @@ class Written(msgspec.Struct, frozen=True):
 
     count: int
     checksum: str = ""
-    """A sum of checksums, because the order of records may differ; empty if unknown or not exact."""
+    """A sum of checksums, because the order of records may differ; empty if unknown."""
 
     def difference(self, output: str, now: Written) -> str:
         """Describe how a repeated batch differs; empty if it does not."""
@@ -124,8 +122,6 @@ class Written(msgspec.Struct, frozen=True):
 
 def written_rows(rows: Rows) -> Written:
     """What `rows` write to a table."""
-    if not rows.is_exact:
-        return Written(rows.count)
     total = sum(crc32(repr(row).encode()) for row in rows.written)
     total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
     return Written(rows.count, f"{total:x}")

@@ -14,7 +14,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
-from sluice.sql.calls import CLOSING, OPENING, Call, Part, aggregate_calls, aggregates, replace
+from sluice.sql.calls import CLOSING, OPENING, aggregates
 from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.records import METADATA
 from sluice.values.sql import backticked, literal, quoted
@@ -155,78 +155,6 @@ def _with_a_quoted_keyword(text: str) -> Iterator[str]:
                 with suppress(SqlglotError, LookupError, TypeError, ValueError):
                     tree_of(quotes)
                     yield quotes
-
-
-@cache
-def mergeable(text: str) -> tuple[str, str | None] | None:
-    """The function and column of an aggregate whose partial results can be combined; the column of `count(*)` is None.
-
-    Returns None for any other expression, such as `sum(a + b)` or `count(DISTINCT a)`.
-    """
-    tree = tree_of(text)
-    functions: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"}
-    function = functions.get(type(tree))
-    if function is None or tree.expressions:
-        return None
-    if isinstance(tree.this, exp.Star):
-        return function, None
-    return (function, tree.this.name) if isinstance(tree.this, exp.Column) and len(tree.this.parts) == 1 else None
-
-
-@dataclass(frozen=True)
-class Parts:
-    """An aggregate expression split up: `text` is an expression over `a0`, `a1`, ..., the results of `functions`.
-
-    A function is a tuple of its name, its argument (None for `count(*)`), and a number (3 for `top(x, 3)`, else 0).
-    """
-
-    text: str
-    functions: tuple[tuple[str, str | None, int], ...]
-    calls: tuple[str, ...]
-    """The author's text for each function."""
-
-
-@cache
-def in_order(text: str) -> Parts | str:
-    """Split an aggregate into functions that take one record at a time.
-
-    Returns the SQL of the function if the aggregate uses a function that only Spark implements.
-    """
-    functions: dict[tuple[str, str | None, int], str] = {}
-    replaced: list[tuple[Part, str]] = []
-    for call in aggregate_calls(text):
-        function = _in_order(call)
-        if function is None:
-            return call.whole.text
-        functions.setdefault(function, call.whole.text)
-        replaced.append((call.whole, f"a{list(functions).index(function)}"))
-    return Parts(replace(text, replaced), tuple(functions), tuple(functions.values()))
-
-
-_IN_ORDER: dict[type[exp.Expr], str] = {
-    exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg", exp.ArrayAgg: "collect_list",
-    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last", exp.Count: "count",
-}  # fmt: skip
-ORDER_MATTERS = frozenset({"collect_list", "collect_set", "count_distinct", "first", "last", "top"})
-"""Functions that depend on the order of the records or need all of them; Spark's aggregation guarantees neither."""
-
-
-def _in_order(call: Call) -> tuple[str, str | None, int] | None:
-    tree = call.tree()
-    first, *more = (part.text for part in call.arguments)
-    if call.condition is not None:
-        # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        first = f"IF({call.condition.text}, {'TRUE' if first == '*' else first}, NULL)"
-    if isinstance(tree, exp.Anonymous) and tree.name.lower() == "top":
-        return "top", first, int(more[0])
-    name = _IN_ORDER.get(type(tree))
-    if name in ("first", "last") and call.nulls != "RESPECT" and [part.lower() for part in more] == ["true"]:
-        more = []  # these functions ignore nulls
-    if name is None or more or call.nulls == "RESPECT":
-        return None
-    if call.quantifier == "DISTINCT":
-        return ("count_distinct", first, 0) if name == "count" else None
-    return (name, None, 0) if first == "*" else (name, first, 0)
 
 
 def reference(name: str) -> str:

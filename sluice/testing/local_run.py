@@ -50,7 +50,7 @@ class LocalRun(PipedRun):
         super().__init__(job, settings, partitions)
         self._query = query
         self._failed: BaseException | None = None
-        self.begin(generation_info(self.storage, query.types, query.input_types), query.types, None)
+        self.begin(generation_info(self.storage, query.types, query.input_types), query.types, query.totals)
 
     def take(self, records: list[str]) -> None:
         if self._failed is not None:

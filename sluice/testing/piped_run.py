@@ -11,7 +11,7 @@ from sluice.engine.batch.dead_letters import headers_of
 from sluice.engine.batch.rejected import Place
 from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.storage import Storage
-from sluice.engine.fused.totals import Totals
+from sluice.engine.combine.totals import Totals
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.publisher import Publisher, StateRows
 from sluice.engine.publish.store_changes import GlobalTables
@@ -45,7 +45,7 @@ class PipedRun:
         for place in self.storage.locations:
             create_shard(place).close()
 
-    def begin(self, info: GenerationInfo, types: Mapping[str, str], totals: Totals | None) -> None:
+    def begin(self, info: GenerationInfo, types: Mapping[str, str], totals: Totals) -> None:
         """Register the generation, and make its publisher; `types`: store → the type of its values."""
         self.stores = {store.name: store for store in info.stores}
         self._ledger.generations.register(info)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
-from sluice.sql import checks, expressions
+from sluice.sql import aggregates, checks, expressions
 from sluice.topology import arguments, nodes
 from sluice.topology.functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
@@ -98,6 +98,8 @@ class Handle(Generic[V]):
             expressions.require_known(expression, readable, where)
             checks.require(text, readable, where, need)
             expressions.require_aggregate(expression, where, aggregate=aggregate)
+            if aggregate:
+                aggregates.require_supported(text, where)
         except TopologyError as error:
             if advice := expressions.backticks_for(text, readable):
                 raise TopologyError(error.detail, next_step=f"{advice} {error.next_step}".strip()) from None
@@ -833,8 +835,8 @@ class Table(Handle[V]):
         A `PostgresTable` or `DeltaTable` with a `key` gets the same rows as this table.
 
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
-        cache does; a fused aggregation always does so. The records of a windowed table have the headers `window_start`
-        and `window_end`, in epoch ms.
+        cache does; counts and sums that only go to stores and topics always do so. The records of a windowed table have
+        the headers `window_start` and `window_end`, in epoch ms.
         `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
         table.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
@@ -85,3 +86,9 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
 
 def _unquoted(name: str) -> str:
     return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+def precision_and_scale(kind: str) -> tuple[int, int]:
+    """Precision and scale of a DECIMAL type."""
+    digits = [int(number) for number in re.findall(r"\d+", kind)]
+    return (digits[0], digits[1]) if len(digits) == 2 else (10, 0) if not digits else (digits[0], 0)

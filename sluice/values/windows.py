@@ -1,6 +1,6 @@
 """Windows over event time: which records belong to them, and when they close. All times are in ms.
 
-The fused plan and the ordered operators share these definitions. Functions of times also take NumPy arrays of times.
+Aggregation groups and operators share these definitions. Functions of times also take NumPy arrays of times.
 Authors create windows with `tumbling`, `hopping`, `sliding`, `session` and `within`.
 """
 

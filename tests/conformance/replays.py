@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.start import BatchStart, running, tell_tasks
 from sluice.engine.batch.storage import Storage
@@ -153,13 +153,12 @@ class PlannedRows:
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows
-        self._columns: tuple[str, ...] = ()
         self._writer: object = None
         self._plan: Any = None
 
-    def select(self, *columns: str) -> Self:
-        self._columns = columns
-        return self
+    @property
+    def sparkSession(self) -> SparkSession:  # noqa: N802  (the name of the DataFrame's property)
+        return self._rows.sparkSession
 
     def mapInArrow(self, writer: Any, schema: str) -> Self:  # noqa: N802  (the name of the DataFrame's method)
         if self._plan is None:
@@ -168,7 +167,7 @@ class PlannedRows:
                 if name.startswith("spark.sql."):
                     spark.sparkContext.setLocalProperty(name, value)
             with without_adaptive_execution(spark):  # which would plan in every execution
-                frame = self._rows.select(*self._columns).mapInArrow(writer, schema)
+                frame = self._rows.mapInArrow(writer, schema)
                 self._writer, self._plan = writer.__self__, frame._jdf.queryExecution().executedPlan()
         assert self._writer == writer.__self__
         return self
@@ -304,6 +303,7 @@ class InProcess:
         retention = Retention.of(self.storage, self._partitions)
         return Publisher(
             self.storage, ledger, written, written, written, tables, None, self._query.types, retention, lambda _: {},
+            self._query.totals,
             partitions=self._partitions,
         )  # fmt: skip
 

@@ -235,7 +235,7 @@ class Sample(Struct):
     x: float
 
 
-STATISTICS = ("stddev(x)", "var_pop(x)", "covar_pop(x, x)", "skewness(x)", "kurtosis(x)")
+STATISTICS = ("stddev(x)", "var_pop(x)", "covar_pop(x, x)", "skewness(x)", "kurtosis(x)", "corr(x, x)")
 
 
 def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
@@ -254,9 +254,10 @@ def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
     assert {type(number) for number in numbers} == {float, type(None)}
     assert stored["fine"]["s0"] == pytest.approx(1.5275, abs=1e-4)
     assert (stored["equal"]["s0"], stored["equal"]["s3"], stored["huge"]["s1"]) == (0.0, None, None)
+    assert (stored["equal"]["s5"], stored["fine"]["s5"]) == (None, 1.0)
     assert {record.key: record.value for record in driver.output("written")} == stored
     nested = {key: value["both"] for key, value in driver.store("nested").items()}
-    assert (nested["huge"], nested["equal"]) == (None, {"a": 0.0, "b": 2})
+    assert (nested["huge"], nested["equal"]) == ({"a": None, "b": 2}, {"a": 0.0, "b": 2})
 
 
 def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
@@ -335,14 +336,14 @@ def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> 
 def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> None:
     pipeline = Pipeline("large")
     trips = pipeline.stream("trips", value=Trip).group_by_key()
-    trips.aggregate(store="fused", km="sum(km)")
+    trips.aggregate(store="combined", km="sum(km)")
     trips.aggregate(store="ordered", km="sum(km)", last="last(km)")
     read = trips.aggregate(store="read", km="sum(km)", last="last(km)")
     read.select(half="km DIV 2").to("halves")
     driver = drive(pipeline)
     most = 2**63 - 1
     send(driver, [Trip(most, 1), Trip(1, 1), Trip(-7, 1)], cut)
-    assert driver.store("fused") == {"k": {"km": most - 6}}
+    assert driver.store("combined") == {"k": {"km": most - 6}}
     assert driver.store("ordered") == {"k": {"km": most - 6, "last": -7}}
     assert driver.store("read") == {"k": {"km": most - 7, "last": -7}}
     assert [record.value for record in driver.output("halves")] == [{"half": most // 2}, {"half": (most - 7) // 2}]

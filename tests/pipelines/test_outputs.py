@@ -1,4 +1,4 @@
-"""A stream's output has all of its records, also if Spark computes a store of the same stream."""
+"""A stream's output has all of its records, however a store of the same stream is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Measure(Struct):
 
 
 @pytest.mark.parametrize(("aggregate", "result"), [("avg(n)", 5.5), ("stddev_pop(n)", 0.5), ("sum(n)", 11)])
-def test_an_output_has_its_records_whether_spark_or_the_shards_aggregate(
+def test_an_output_has_its_records_whether_operators_or_tasks_aggregate(
     drive: Drive, aggregate: str, result: float
 ) -> None:
     pipeline = Pipeline("measures", workers=1)

@@ -1,4 +1,4 @@
-"""Partial aggregation within a task does not change the operator's results."""
+"""Aggregation within a task: one row per state row, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, tumbling
-from sluice.engine.fused.partial_aggregates import STATE_COLUMNS, Combiner
-from sluice.plan import FusedJob, plan
-from sluice.sql.expressions import mergeable
+from sluice.engine.combine.partial_aggregates import PartialAggregates
+from sluice.errors import EngineError
+from sluice.plan import AggregationGroup, Job, plan
+from sluice.plan.combinable import CombinableFunction, combinable_function
 
-AMOUNT = pa.decimal128(12, 2)
-TYPES = {"s0_amount": AMOUNT, "s0_number": pa.int64(), "s0_share": pa.float64(), "s0_shop": pa.string()}
+TYPES = {"s0_amount": "decimal(12,2)", "s0_number": "bigint", "s0_share": "double", "s0_shop": "string"}
 
 
 class Sale(Struct):
@@ -27,101 +27,109 @@ class Sale(Struct):
     share: float
 
 
-def job(**columns: str) -> FusedJob:
+def job(**columns: str) -> Job:
     pipeline = Pipeline("p")
     shops = pipeline.stream("sales", value=Sale).group_by("shop")
     shops.windowed_by(tumbling("100 ms")).aggregate(columns, store="of")
-    only = plan(pipeline).job
-    assert isinstance(only, FusedJob)
+    return plan(pipeline).job
+
+
+def group(**columns: str) -> AggregationGroup:
+    (only,) = job(**columns).groups
     return only
 
 
-def state_rows(*records: tuple[str, int, Any], column: str = "s0_amount") -> pa.RecordBatch:
-    """One row per record: key, window start, value."""
+def aggregates(**columns: str) -> PartialAggregates:
+    return PartialAggregates.of(group(**columns).store_columns, TYPES)
+
+
+def windowed(*records: tuple[str, int, Any]) -> pa.RecordBatch:
+    """One row per record: key, window start, amount."""
     keys, starts, values = zip(*records, strict=True)
-    time = pa.timestamp("us", tz="UTC")
-    columns = {
-        "group_id": pa.array([0] * len(keys), pa.int32()),
+    return pa.RecordBatch.from_pydict({
         "key": pa.array(keys),
         "window_start": pa.array(starts, pa.int64()),
         "window_end": pa.array([start + 100 for start in starts], pa.int64()),
-        "expires_at": pa.array([(start + 100) * 1000 for start in starts], pa.int64()).cast(time),
-        "closed_at": pa.array([0] * len(keys), pa.int64()).cast(time),
         "time": pa.array([start + number for number, start in enumerate(starts)], pa.int64()),
-    }
-    others = {name: pa.nulls(len(keys), kind) for name, kind in TYPES.items() if name != column}
-    return pa.RecordBatch.from_pydict(columns | {column: pa.array(values, TYPES[column])} | others)
+        "s0_amount": pa.array(values, pa.decimal128(12, 2)),
+    })  # fmt: skip
 
 
-def combined(combiner: Combiner, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """The partial aggregates that reach the operator, one row per state row."""
-    rows = [row for batch in combiner(iter(batches)) for row in batch.to_pylist()]
-    parts = list(combiner.columns)
-    results = {(row["key"], row["window_start"]): tuple(row[part] for part in parts) for row in rows}
+def combined(partial: PartialAggregates, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """The partial aggregates of each state row."""
+    rows = partial.combined(pa.Table.from_batches(batches)).to_pylist()
+    results = {(row["key"], row["window_start"]): tuple(row[part.column] for part in partial.parts) for row in rows}
     assert len(results) == len(rows)
     return results
 
 
 def test_a_task_passes_on_one_row_per_state_row() -> None:
-    combiner = Combiner.of(job(n="count(*)", total="sum(amount)", least="min(amount)", most="max(amount)"), TYPES)
-    first = state_rows(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
-    second = state_rows(("a", 0, Decimal("0.25")))
-    assert combined(combiner, first, second) == {
+    partial = aggregates(n="count(*)", total="sum(amount)", least="min(amount)", most="max(amount)")
+    first = windowed(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
+    second = windowed(("a", 0, Decimal("0.25")))
+    assert combined(partial, first, second) == {
         ("a", 0): (2, Decimal("1.35"), Decimal("0.25"), Decimal("1.10")),
         ("b", 0): (1, Decimal("2.00"), Decimal("2.00"), Decimal("2.00")),
         ("a", 100): (1, Decimal("7.00"), Decimal("7.00"), Decimal("7.00")),
     }
 
 
-def test_the_columns_that_identify_a_state_row_are_kept() -> None:
-    combiner = Combiner.of(job(n="count(*)"), TYPES)
-    (batch,) = combiner(iter([state_rows(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))]))
-    assert batch.schema.names == [*STATE_COLUMNS, "m0"]
-    row = batch.to_pylist()[0]
-    assert (row["group_id"], row["window_end"], row["expires_at"].timestamp()) == (0, 200, 0.2)
-    assert row["time"] == 101, "the largest of the records' times"
+def test_a_row_has_the_end_of_its_window_and_the_largest_time_of_its_records() -> None:
+    records = windowed(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))
+    (row,) = aggregates(n="count(*)").combined(pa.Table.from_batches([records])).to_pylist()
+    assert (row["window_end"], row["time"]) == (200, 101)
 
 
 def test_nulls_count_as_spark_counts_them() -> None:
-    combiner = Combiner.of(job(all="count(*)", there="count(amount)", total="sum(amount)"), TYPES)
-    result = combined(combiner, state_rows(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
+    partial = aggregates(all="count(*)", there="count(amount)", total="sum(amount)")
+    result = combined(partial, windowed(("a", 0, None), ("a", 0, Decimal("5.00")), ("b", 0, None)))
     assert result == {("a", 0): (2, 1, Decimal("5.00")), ("b", 0): (1, 0, None)}
 
 
 def test_a_sum_has_the_digits_that_spark_gives_it() -> None:
-    combiner = Combiner.of(job(total="sum(amount)"), TYPES)
-    assert combiner.columns == {"m0": pa.decimal128(22, 2)}
-    assert combiner.parts[0]["sum(s0_amount)"].sql == "CAST(sum(m0) AS DECIMAL(22,2))"
+    assert [part.type for part in aggregates(total="sum(amount)").parts] == [pa.decimal128(22, 2)]
 
 
-@pytest.mark.parametrize("text", ["avg(amount)", "stddev(amount)", "max(share)"])
-def test_other_aggregates_pass_on_every_record(text: str) -> None:
-    combiner = Combiner.of(job(n="count(*)", value=text), TYPES)
-    assert combiner.parts == {}
-    column = "s0_share" if "share" in text else "s0_amount"
-    value = 0.5 if "share" in text else Decimal("1.00")
-    (batch,) = combiner(iter([state_rows(("a", 0, value), ("a", 0, value), column=column)]))
-    assert batch.schema.names == [*STATE_COLUMNS, column]
-    assert batch.column(column).to_pylist() == [value, value]
+FIELDS = {"a": "DECIMAL(12,2)", "i": "BIGINT", "d": "DOUBLE", "s": "STRING", "b": "BOOLEAN", "o": "STRUCT<a: BIGINT>",
+          "long": "DECIMAL(30,2)", "places": "DECIMAL(20,7)"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "function", "argument"),
     [
-        ("count(*)", ("count", None)),
-        ("COUNT(a)", ("count", "a")),
-        ("sum(`a b`)", ("sum", "a b")),
-        ("min(a)", ("min", "a")),
-        ("sum(a.b)", None),
-        ("sum(a) + 1", None),
-        ("sum(DISTINCT a)", None),
-        ("count(a, b)", None),
-        ("sum(a) FILTER (WHERE b)", None),
-        ("max_by(a, b)", None),
+        ("count(*)", "count", None),
+        ("COUNT(s)", "count", "s"),
+        ("count(*) FILTER (WHERE b)", "count", "IF(b, TRUE, NULL)"),
+        ("sum(`a`)", "sum", "`a`"),
+        ("sum(i)", "sum", "CAST(i AS DECIMAL(20, 0))"),
+        ("sum(o.a)", "sum", "CAST(o.a AS DECIMAL(20, 0))"),
+        ("sum(a * 2)", "sum", "a * 2"),
+        ("sum(a) FILTER (WHERE b)", "sum", "IF(b, a, NULL)"),
+        ("min(i)", "min", "i"),
+        ("max(long)", "max", "long"),
     ],
 )
-def test_which_aggregates_can_be_combined_early(text: str, parts: tuple[str, str | None] | None) -> None:
-    assert mergeable(text) == parts
+def test_which_aggregates_are_combinable(text: str, function: str, argument: str | None) -> None:
+    found = combinable_function(text, FIELDS)
+    assert found is not None
+    assert (found.name, found.argument) == (function, argument)
+    assert isinstance(found, CombinableFunction)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum(d)", "sum(a) + 1", "sum(a) / count(*)", "count(DISTINCT s)", "max_by(a, i)", "stddev(a)", "min(d)",
+        "sum(long)", "sum(places)", "min(places)", "first(a)", "collect_list(a)", "sum(unknown(a))",
+    ],
+)  # fmt: skip
+def test_which_aggregates_are_not(text: str) -> None:
+    assert combinable_function(text, FIELDS) is None
+
+
+def test_a_column_of_another_type_than_the_plans_ends_the_run_with_advice() -> None:
+    with pytest.raises(EngineError, match=r"decimal\(20,7\)"):
+        PartialAggregates.of(group(total="sum(amount)").store_columns, TYPES | {"s0_amount": "decimal(20,7)"})
 
 
 records = st.lists(
@@ -131,10 +139,10 @@ records = st.lists(
 
 @given(st.lists(records, min_size=1, max_size=4))
 def test_partial_aggregation_loses_nothing(batches: list[list[tuple[str, int, int]]]) -> None:
-    combiner = Combiner.of(job(n="count(*)", total="sum(amount)"), TYPES)
+    partial = aggregates(n="count(*)", total="sum(amount)")
     expected: dict[tuple[str, int], tuple[int, Decimal]] = {}
     for key, start, cents in (record for batch in batches for record in batch):
         count, total = expected.get((key, start), (0, Decimal(0)))
         expected[key, start] = (count + 1, total + Decimal(cents).scaleb(-2))
-    made = [state_rows(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch)) for batch in batches]
-    assert combined(combiner, *made) == expected
+    made = [windowed(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch)) for batch in batches]
+    assert combined(partial, *made) == expected

@@ -11,9 +11,10 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.rows import offset_of, origins, partition_of
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.combine.totals import Totals
 from sluice.engine.ordered.ingest import Ingest
 from sluice.errors import EngineError
-from sluice.plan import OrderedJob, plan
+from sluice.plan import Job, plan
 
 LARGEST = {"step": 1_023, "partition": 8_191, "offset": 2**40 - 1}
 
@@ -24,17 +25,16 @@ def test_the_largest_origin_keeps_its_numbers() -> None:
     assert (*partition_of(int(origin)), offset_of(int(origin))) == tuple(LARGEST.values())
 
 
-def joined() -> OrderedJob:
+def joined() -> Job:
     pipeline = Pipeline("p")
     pipeline.table("sales", value=str).join(pipeline.table("shops", value=str)).to("joined")
-    job = plan(pipeline).job
-    assert isinstance(job, OrderedJob)
-    return job
+    return plan(pipeline).job
 
 
 @pytest.mark.parametrize("name", ["partition", "offset"])
 def test_a_record_without_an_origin_is_an_error(name: str, tmp_path: Path) -> None:
-    ingest = Ingest.of(joined(), SideOutputs(str(tmp_path)), {"sales": 1, "shops": 1})
+    job = joined()
+    ingest = Ingest.of(job, Totals.of(job, {}), SideOutputs(str(tmp_path)), {"sales": 1, "shops": 1})
     numbers = {"partition": 3, "offset": 5, name: LARGEST[name] + 1}
     batch = pa.RecordBatch.from_pydict(
         {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}

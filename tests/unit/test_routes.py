@@ -10,11 +10,12 @@ from msgspec import Struct
 from sluice import Pipeline
 from sluice.engine.batch.rows import SCHEMA, rows
 from sluice.engine.batch.storage import Storage
+from sluice.engine.combine.totals import Totals
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.runner import StageOperator, StageOutput
 from sluice.engine.ordered.stages import Stages
-from sluice.plan import OrderedJob, plan
+from sluice.plan import Job, plan
 from sluice.plan.jobs import STORE
 from sluice.plan.one_pass import on_arrow, types_of, types_read
 from sluice.settings import Settings
@@ -30,7 +31,7 @@ def latest(total: int, sale: Any) -> int:
     return total + int(sale["amount"])
 
 
-def job(*, topic: bool = False, step: bool = False) -> OrderedJob:
+def job(*, topic: bool = False, step: bool = False) -> Job:
     """A sum by shop in a store, also written to a topic, or filtered first."""
     pipeline = Pipeline("p")
     sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(int, latest, store="sums", returns=int)
@@ -38,15 +39,13 @@ def job(*, topic: bool = False, step: bool = False) -> OrderedJob:
         sums.to_stream().to("changes")
     if step:
         sums.to_stream().filter("value > 3").to("large")
-    planned = plan(pipeline).job
-    assert isinstance(planned, OrderedJob)
-    return planned
+    return plan(pipeline).job
 
 
-def routes_of(planned: OrderedJob) -> Routes:
+def routes_of(planned: Job) -> Routes:
     """The routes after the job's only stage."""
     storage = Storage.of(planned, 1, Settings.read({}))
-    ingest = Ingest.of(planned, storage.side_outputs, {"sales": 1})
+    ingest = Ingest.of(planned, Totals.of(planned, {}), storage.side_outputs, {"sales": 1})
     stages = Stages(planned, storage, ingest, epoch=1)
     read = types_of(planned.layers, types_read(planned))
     stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})
@@ -64,7 +63,7 @@ def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch
 
 def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> None:
     planned = job(topic=True)
-    (operator,), (sink,) = planned.operators, planned.ordered_sinks
+    (operator,), (sink,) = planned.operators, planned.operator_sinks
     routes = routes_of(planned)
     waiting = rows(1, {"target": 99, "key": "k", "sequence": 7, "origin": 0, "time": 1})
     given = pa.concat_batches(
@@ -84,7 +83,7 @@ def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> Non
 
 def test_the_steps_after_an_operator_read_its_results() -> None:
     planned = job(step=True)
-    (operator,), (sink,) = planned.operators, planned.ordered_sinks
+    (operator,), (sink,) = planned.operators, planned.operator_sinks
     given = results(operator.number, ("a", "3", False), ("b", "4", False), ("c", None, False))
     routed = pa.Table.from_batches(routes_of(planned)(iter([given])), SCHEMA).to_pylist()
     assert [(row["key"], row["value"]) for row in routed if row["target"] == sink.number] == [("b", "4")]

@@ -47,7 +47,7 @@ def in_order(pipeline: Pipeline) -> None:
     pipeline.stream("items", value=Item).group_by_key().aggregate(store="n", last="last(n)")
 
 
-def inexact(pipeline: Pipeline) -> None:
+def mean(pipeline: Pipeline) -> None:
     pipeline.stream("items", value=Item).group_by_key().aggregate(store="n", mean="avg(n)")
 
 
@@ -68,7 +68,7 @@ def test_batches_are_merged_up_to_a_size_unless_they_used_the_clock() -> None:
     assert ends_of(counted, most=6) == [5, 12, 16, 18]
 
 
-@pytest.mark.parametrize("build", [in_order, inexact, by_the_moment])
+@pytest.mark.parametrize("build", [in_order, mean, by_the_moment])
 def test_batches_that_affect_results_are_not_merged(build: Callable[[Pipeline], None]) -> None:
     assert ends_of(build) == [5, 12, 16, 17, 18]
 

@@ -18,7 +18,7 @@ from sluice.engine.ordered.build import stage_operator
 from sluice.engine.ordered.runner import BatchStates
 from sluice.engine.ordered.stage_task import StageRun
 from sluice.engine.publish.table_rows import with_positions
-from sluice.plan import OrderedJob, plan
+from sluice.plan import Job, plan
 from sluice.remote.opening import create_shard
 from tests.engine.shop import Amount
 
@@ -40,12 +40,10 @@ class Reminder:
             self.context.schedule("again", timer.time, clock="wall")
 
 
-def job() -> OrderedJob:
+def job() -> Job:
     pipeline = Pipeline("reminders")
     pipeline.stream("amounts", value=Amount, key="n").process(Reminder, returns=str).output.to("texts", value=str)
-    planned = plan(pipeline).job
-    assert isinstance(planned, OrderedJob)
-    return planned
+    return plan(pipeline).job
 
 
 Positions = dict[tuple[object, ...], str]

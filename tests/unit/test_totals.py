@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.fused.partial_aggregates import Combiner
-from sluice.engine.fused.totals import Totals
-from sluice.plan import FusedJob, plan
-from tests.unit.test_combine import TYPES, Sale, job, state_rows
+from sluice.engine.combine.totals import Totals
+from sluice.plan import Job, plan
+from tests.unit.test_combine import TYPES, Sale, job, windowed
 
 Record = tuple[str, int, Any]
 CENTS = st.none() | st.integers(-(10**12) + 1, 10**12 - 1).map(lambda cents: Decimal(cents).scaleb(-2))
@@ -36,22 +33,26 @@ class Shop(Struct):
     city: str
 
 
-def totals_of(fused: FusedJob) -> tuple[Totals, Combiner]:
-    combiner = Combiner.of(fused, TYPES)
-    totals = Totals.of(fused, combiner)
-    assert totals is not None
-    return totals, combiner
+def totals_of(job: Job) -> Totals:
+    return Totals.of(job, TYPES)
 
 
-def values(totals: Totals, combiner: Combiner, records: Sequence[Record]) -> dict[tuple[str, int], str]:
+def number_of(totals: Totals) -> int:
+    (number,) = totals.groups
+    return number
+
+
+def values(totals: Totals, records: Sequence[Record]) -> dict[tuple[str, int], str]:
     """Key and window start → the state row's value that a task makes of these records."""
-    rows = [row for batch in totals(combiner(iter([state_rows(*records)]))) for row in batch.to_pylist()]
+    number = number_of(totals)
+    rows = [row for batch in totals.rows(number, [windowed(*records)]) for row in batch.to_pylist()]
+    assert {row["target"] for row in rows} == {number}
     return {(row["key"], row["window_start"]): row["value"] for row in rows}
 
 
 def test_a_state_row_has_the_json_of_its_stores() -> None:
-    totals, combiner = totals_of(job(**AGGREGATES))
-    found = values(totals, combiner, [("a", 0, Decimal("1.10")), ("a", 0, None), ("b", 100, None)])
+    totals = totals_of(job(**AGGREGATES))
+    found = values(totals, [("a", 0, Decimal("1.10")), ("a", 0, None), ("b", 100, None)])
     assert found == {
         ("a", 0): '[{"n":2,"amounts":1,"total":1.10,"least":1.10,"most":1.10}]',
         ("b", 100): '[{"n":1,"amounts":0,"total":null,"least":null,"most":null}]',
@@ -60,20 +61,21 @@ def test_a_state_row_has_the_json_of_its_stores() -> None:
 
 @given(records=RECORDS, cut=st.integers(0, 20))
 def test_two_batches_add_up_to_one(records: list[Record], cut: int) -> None:
-    totals, combiner = totals_of(job(**AGGREGATES))
-    parts = [values(totals, combiner, part) for part in (records[:cut], records[cut:]) if part]
+    totals = totals_of(job(**AGGREGATES))
+    parts = [values(totals, part) for part in (records[:cut], records[cut:]) if part]
     added = parts[0]
     for more in parts[1:]:
         added = added | {
-            name: totals.added(0, added[name], new) if name in added else new for name, new in more.items()
+            name: totals.added(number_of(totals), added[name], new) if name in added else new
+            for name, new in more.items()
         }
-    assert added == values(totals, combiner, records)
+    assert added == values(totals, records)
 
 
 def test_sums_of_many_digits_stay_exact() -> None:
-    totals, _ = totals_of(job(total="sum(amount)"))
+    totals = totals_of(job(total="sum(amount)"))
     first, second = '[{"total":99999999999999999999999999999999.99}]', '[{"total":0.02}]'
-    assert totals.added(0, first, second) == '[{"total":100000000000000000000000000000000.01}]'
+    assert totals.added(number_of(totals), first, second) == '[{"total":100000000000000000000000000000000.01}]'
 
 
 def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event_time() -> None:
@@ -81,27 +83,14 @@ def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event
     sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(total="sum(amount)", store="of")
     shops = pipeline.global_table("shops", value=Shop, key="shop")
     sums.join(shops).select(total="left.total", city="right.city").to("sums")
-    only = plan(pipeline).job
-    assert isinstance(only, FusedJob)
-    totals, combiner = totals_of(only)
+    totals = totals_of(plan(pipeline).job)
     records = [("a", 7, Decimal(1)), ("a", 3, Decimal(2))]
-    (value,) = {key: text for (key, _), text in values(totals, combiner, records[:1]).items()}.values()
+    (value,) = {key: text for (key, _), text in values(totals, records[:1]).items()}.values()
     assert json.loads(value) == [{"total": 1.0}, 7]
     assert totals.time(value) == 7
-    assert totals.time(totals.added(0, value, '[{"total":2.00},4]')) == 7
+    assert totals.time(totals.added(number_of(totals), value, '[{"total":2.00},4]')) == 7
 
 
 def test_a_store_whose_output_was_removed_continues_from_its_values() -> None:
-    totals, _ = totals_of(job(total="sum(amount)"))
-    assert totals.added(0, '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'
-
-
-@pytest.mark.parametrize("text", ["avg(amount)", "min(share)", "min(shop)"])
-def test_other_aggregates_are_left_to_spark(text: str) -> None:
-    fused = job(n="count(*)", other=text)
-    assert Totals.of(fused, Combiner.of(fused, TYPES)) is None
-
-
-def test_decimals_that_json_may_write_with_an_exponent_are_left_to_spark() -> None:
-    fused = job(total="sum(amount)")
-    assert Totals.of(fused, Combiner.of(fused, TYPES | {"s0_amount": pa.decimal128(20, 7)})) is None
+    totals = totals_of(job(total="sum(amount)"))
+    assert totals.added(number_of(totals), '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,11 +19,14 @@ from sluice import Pipeline, hopping, tumbling
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
-from sluice.engine.fused import windowing as windowing_module
-from sluice.engine.fused.windowing import Windowed, Windowing, assign_windows
-from sluice.plan import FusedJob, plan
+from sluice.engine.combine.totals import Totals
+from sluice.engine.combine.windowing import Windowed, assign_windows, closed
+from sluice.engine.ordered import ingest as ingest_module
+from sluice.engine.ordered.ingest import Ingest
+from sluice.plan import plan
 from sluice.values.windows import Window
 
+AMOUNT = pa.decimal128(20, 0)
 WINDOW = tumbling("1 minute", grace="15 seconds")
 NOW = 1_700_000_000_000
 
@@ -174,34 +178,35 @@ class Sales:
         sales = pipeline.stream("sales", value=Sale)
         sales.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).count(store="all")
         big = sales.filter("amount > 10")
-        big.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).aggregate(store="big", total="sum(amount)")
-        big.group_by("shop").aggregate(store="total", total="sum(amount)")
+        sums = {"n": "count(*)", "amount": "sum(amount)"}
+        big.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).aggregate(sums, store="big")
+        big.group_by("shop").aggregate(sums, store="total")
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
-        job = plan(pipeline).job
-        assert isinstance(job, FusedJob)
-        self.job = job
+        self.job = plan(pipeline).job
         self.side_outputs = SideOutputs(str(folder))
         self.side_outputs.start(0)
         (self.input,) = {name for group in self.job.groups for name in group.inputs}
-        inputs = {self.input: pa.int64()}
         self.partitions = {"sales": partitions, "returns": 7}
-        self.windowing = Windowing.of(self.job, self.side_outputs, self.partitions, inputs)
+        totals = Totals.of(self.job, {self.input: "decimal(20,0)"})
+        self.ingest = Ingest.of(self.job, totals, self.side_outputs, self.partitions)
         self.start = BatchStart(0, NOW)
-        monkeypatch.setattr(windowing_module, "this_batch", lambda: self.start)
+        monkeypatch.setattr(ingest_module, "this_batch", lambda: self.start)
 
     def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
-        """Process records (time, shop, amount) of one partition; returns store, key and window start of each row."""
-        result = list(self.windowing(self._arrow(records, partition) for records in batches))
-        state_rows = pa.Table.from_batches([batch for batch in result if batch.num_rows] or result[:1])
-        self.last = state_rows
-        names = [group.name for group in self.job.groups]
-        columns = (state_rows.column(name).to_pylist() for name in ("group_id", "key", "window_start"))
-        return sorted((names[group_id], key, start) for group_id, key, start in zip(*columns, strict=True))
+        """Process records (time, shop, amount) of one partition.
 
-    def closed_at(self) -> set[int]:
-        """The `closed` time of the last rows, in ms."""
-        return {int(time.timestamp() * 1000) for time in self.last.column("closed_at").to_pylist()}
+        Returns store, key and window start for each record that a state row counts.
+        """
+        result = self.ingest(self._arrow(records, partition) for records in batches)
+        self.last = [row for batch in result for row in batch.to_pylist()]
+        names = {group.number: group.name for group in self.job.groups}
+        counted: list[tuple[str, str, int]] = []
+        for row in self.last:
+            (value,) = json.loads(row["value"])
+            number = value if isinstance(value, int) else value["n"]
+            counted += [(names[row["target"]], row["key"], row["window_start"])] * number
+        return sorted(counted)
 
     def publish(self) -> None:
         """End the batch, as the driver does."""
@@ -223,10 +228,10 @@ class Sales:
             "_source": pa.array([0] * count, pa.int32()),
             "_partition": pa.array([partition] * count, pa.int32()),
             "_time": pa.array(times, pa.int64()),
-            self.input: pa.array(amounts, pa.int64()),
+            self.input: pa.array(amounts, pa.int64()).cast(AMOUNT),
         }
         for group in self.job.groups:
-            own = [group.number != 3 and (group.number == 0 or is_big) for is_big in big]
+            own = [group.name != "back" and (group.name == "all" or is_big) for is_big in big]
             columns[group.passed] = pa.array(own, pa.bool_())
             columns[group.key] = pa.array([k if m else None for k, m in zip(shops, own, strict=True)], pa.string())
         for sink in self.job.stream_sinks:
@@ -301,49 +306,43 @@ def test_each_partition_has_its_own_stream_time(tmp_path: Path, monkeypatch: pyt
 def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
 
-    def closed(times: dict[str, int], idle_timeout_ms: int | None = None) -> int:
-        return windowing_module.closed(
-            sales.windowing.groups, StreamTimes(times, sales.partitions, NOW, idle_timeout_ms)
-        )
+    def closed_at(times: dict[str, int]) -> int:
+        return closed(sales.job.groups, StreamTimes(times, sales.partitions, NOW, None))
 
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
-    assert closed(everywhere) == 300
+    assert closed_at(everywhere) == 300
     # A partition or store without records can still receive any record.
-    assert closed({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
-    assert closed({}) == BEFORE_ALL
-    # A new partition does not reopen windows that Spark has already dropped.
-    assert closed({CLOSED: 250}) == 250
+    assert closed_at({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
+    assert closed_at({}) == BEFORE_ALL
+    # A new partition does not reopen windows that were closed.
+    assert closed_at({CLOSED: 250}) == 250
     # Totals have no windows, and other topics' partitions do not affect these stores.
-    assert closed(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+    assert closed_at(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
 
 
 def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
-    closed = [
-        windowing_module.closed(sales.windowing.groups, StreamTimes(times | seen, sales.partitions, NOW, idle))
-        for idle in (None, 1_000, 999)
+    closed_at = [
+        closed(sales.job.groups, StreamTimes(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)
     ]
-    assert closed == [300, 300, 500]
+    assert closed_at == [300, 300, 500]
 
 
 def test_closed_windows_stay_closed_across_batches(sales: Sales) -> None:
     sales.run([(500, "a", 20)])
-    assert sales.closed_at() == {0}
+    assert CLOSED not in sales.facts(0).stream_times
     sales.publish()
     sales.run([(900, "a", 20)])
-    assert sales.closed_at() == {500}
+    assert sales.facts(1).stream_times[CLOSED] == 500
 
 
-def test_windowed_state_rows_expire_and_totals_do_not(sales: Sales) -> None:
-    sales.run([(205, "a", 20)])
-    rows = sales.last.select(["group_id", "window_end", "expires_at", sales.input]).to_pylist()
-    expires = {row["group_id"]: row["expires_at"] and int(row["expires_at"].timestamp() * 1000) for row in rows}
-    assert expires == {0: 350, 1: 350, 2: None}
-    assert {row["group_id"]: row["window_end"] for row in rows} == {0: 300, 1: 300, 2: -1}
-    # Only stores that sum amounts receive them.
-    assert {row["group_id"]: row[sales.input] for row in rows} == {0: None, 1: 20, 2: 20}
+def test_a_state_row_has_the_windows_end_and_the_stores_values(sales: Sales) -> None:
+    sales.run([(205, "a", 20), (207, "a", 30)])
+    assert [(row["window_end"], row["value"], row["time"]) for row in sales.last] == [
+        (300, "[2]", 207), (300, '[{"n":2,"amount":50}]', 207), (-1, '[{"n":2,"amount":50}]', 207),
+    ]  # fmt: skip
 
 
 def test_output_records_reach_the_driver_in_order(sales: Sales) -> None:
@@ -358,11 +357,10 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     job = plan(pipeline).job
-    assert isinstance(job, FusedJob)
     side_outputs = SideOutputs(str(tmp_path))
-    windowing = Windowing.of(job, side_outputs, {"sales": 1}, {})
     side_outputs.start(0)
-    monkeypatch.setattr(windowing_module, "this_batch", lambda: BatchStart(0, NOW))
+    ingest = Ingest.of(job, Totals.of(job, {}), side_outputs, {"sales": 1})
+    monkeypatch.setattr(ingest_module, "this_batch", lambda: BatchStart(0, NOW))
     (group,) = job.groups
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),
@@ -371,5 +369,5 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
         group.passed: pa.array([True, False, None]),
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
-    assert sum(state_rows.num_rows for state_rows in windowing(iter([batch]))) == 1
+    assert sum(state_rows.num_rows for state_rows in ingest(iter([batch]))) == 1
     assert side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}

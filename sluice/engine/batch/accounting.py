@@ -1,4 +1,4 @@
-"""The task after the stateless steps, in both kinds of job: collects output records, counts and stream times."""
+"""The task after the stateless steps: collects output records, counts and stream times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
 from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
-from sluice.plan import Failure, Job, OrderedJob, Sink
+from sluice.plan import Failure, Job, Sink
 from sluice.values.tables import POSITION
 
 Part = tuple[str, int]
@@ -139,14 +139,14 @@ class RecordSinks:
     sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
     passes: tuple[str, ...]
-    """Columns that say whether a record goes to an ordered operator."""
+    """Columns that say whether a record goes to an operator."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
         topics = {source.number: source.topic for source in job.streams}
-        passes = tuple(edge.column for edge in job.feeds_of(0)) if isinstance(job, OrderedJob) else ()
+        passes = tuple(edge.column for edge in job.feeds_of(0))
         return cls(side_outputs, job.stream_sinks, topics, passes, job.first_failures, job.pipeline.dead_letters)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
@@ -252,7 +252,7 @@ def columns_of_records(job: Job) -> dict[str, str]:
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Sequence and origin of one partition's records, by which the driver sorts them; only in jobs that need order."""
+    """Sequence and origin of one partition's records, by which the driver sorts them; only in jobs with operators."""
     if "_sequence" not in batch.schema.names:
         return {}
     source, partition = (batch.column(name)[0].as_py() for name in ("_source", "_partition"))

@@ -1,4 +1,4 @@
-"""The schemas of the rows between a job's tasks: ordered rows for operators, and state rows for shards."""
+"""The schemas of the rows between a job's tasks: rows for operators, and state rows for shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROW = {
     "advances": "BINARY",
     "worker": "INT",
 }
-"""Columns of an ordered row. `target` is the operator, store or sink for the row, or the operator that `emitted` it.
+"""Columns of a row. `target` is the operator, store, group or sink for the row, or the operator that `emitted` it.
 
 `headers` are those of the record that caused the row, as JSON, if an output needs them.
 
@@ -69,9 +69,6 @@ BEGIN: Position = (-1, 0, b"")
 """A position before all rows."""
 END: Position = (LAST, 0, b"")
 """A position after all rows that come from a record."""
-
-OWNER = "pmod(crc32(CAST(coalesce(key, '') AS BINARY)), {workers})"
-"""SQL for a key's worker, equal to `state.model.owner`. Output records without a key may go to any worker."""
 
 _DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "path": b""}
 

@@ -51,18 +51,11 @@ class StreamTimes:
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
-    def closed(self, operator: str, topics: Iterable[str]) -> int:
-        """The stream time that all partitions of the topics have reached, except idle partitions."""
-        active = [
-            self.of(operator, topic, partition)
-            for topic in topics
-            for partition in range(self.partitions[topic])
-            if not self.is_idle([topic], partition)
-        ]
-        return min(active, default=BEFORE_ALL)
+    def closed(self, operator: str, topics: Collection[str]) -> int:
+        """The stream time that all partitions of the topics have reached, except idle partitions.
 
-    def closed_together(self, operator: str, topics: Collection[str]) -> int:
-        """Like `closed`, if partitions of several topics with the same number share a stream time."""
+        Partitions of several topics with the same number share a stream time.
+        """
         numbers = range(max(self.partitions[topic] for topic in topics))
         active = [
             max(self.of(operator, topic, number) for topic in topics)

@@ -12,15 +12,17 @@ import pyarrow as pa
 from sluice.engine.batch.arrow import Chain, Task
 from sluice.engine.batch.parcels import Pack, unpack
 from sluice.engine.batch.storage import Storage
+from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stages import Stages, kinds_by_name
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Job, OrderedJob
+from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError, types_of, types_read, why_spark
 from sluice.sql.arrow_types import arrow_type
+from sluice.values.sql_types import compact
 
 Parcels = Mapping[int, Sequence[pa.RecordBatch]]
 """Worker → the parcels for it."""
@@ -43,20 +45,25 @@ class ArrowQuery:
     types: Mapping[str, str]
     """Store → the type of its values."""
     input_types: Mapping[int, str]
-    """Operator → the types of its inputs."""
+    """Step of a store or operator → the types of its inputs."""
+    totals: Totals
+    """How shards add up the state rows of groups."""
 
     @classmethod
     def of(cls, job: Job, storage: Storage, partitions: Mapping[str, int], epoch: int, *, interleaved: bool) -> Self:
         """The query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
-        if not isinstance(job, OrderedJob):
-            raise NeedsSparkError("aggregates in any order")
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
         side_outputs = storage.side_outputs
         reader = StreamReader.of(job, side_outputs, interleaved=interleaved)
-        ingest = Ingest.of(job, side_outputs, partitions)
+        if any(sink.steps for sink in job.table_sinks):
+            raise NeedsSparkError("maps or joins the changes of a store that is added up")
+        types = types_of(job.layers, types_read(job))
+        inputs = {name: compact(types[name]) for group in job.groups for name in group.inputs}
+        totals = Totals.of(job, inputs)
+        ingest = Ingest.of(job, totals, side_outputs, partitions)
         stages = Stages(job, storage, ingest, epoch)
-        edges = stages.first_edges(kinds_by_name(types_of(job.layers, types_read(job))))
+        edges = stages.first_edges(kinds_by_name(types))
         read = pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])
         steps = ArrowSteps.giving(job, read, ingest.columns(job), edges)
         workers = job.pipeline.workers
@@ -72,8 +79,9 @@ class ArrowQuery:
             Chain((reader, steps, ingest, Pack(workers))),
             tuple(tasks),
             Chain((tables, ordered_rows, Pack(workers, to_all=True))),
-            stages.store_types(),
-            stages.input_types(),
+            value_types(job, inputs) | stages.store_types(),
+            input_types(job, inputs) | stages.input_types(),
+            totals,
         )
 
     def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> Parcels:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sluice.engine.batch.checkpoint import write_checkpoint, write_sources
-from sluice.engine.batch.spark_state import last_batch, plan_batch, positions_before
+from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.start import BatchStart, tell_tasks
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.job.driver_lease import Lease
@@ -28,7 +27,7 @@ from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.backlog import Backlog, Offsets, Part
 from sluice.engine.read.identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
-from sluice.plan import Job, OrderedJob
+from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 
@@ -62,8 +61,6 @@ class Batches:
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
         ref, now = self.query.storage.ref, int(time.time() * 1000)
-        if self.query.has_spark_state:
-            self._catch_up()
         planned = self.ledger.plans.unpublished(ref)
         ends = end_offsets(kafka, _offsets(self.reached))
         if planned is not None:
@@ -77,8 +74,6 @@ class Batches:
 
     def repeat(self, steps: Iterable[Step]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch."""
-        if self.query.has_spark_state:
-            self._catch_up()
         planned = self.ledger.plans.unpublished(self.query.storage.ref)
         if planned is not None:
             self._repeat(planned)
@@ -121,12 +116,6 @@ class Batches:
         before = {topic: {part: reached[topic][part] for part in parts} for topic, parts in plan.ends.items()}
         self._start(plan, before)
         conf, sources = self._conf(), self.query.job.topics_of_sources
-        if self.query.has_spark_state:
-            if not plan.number:
-                write_sources(storage.checkpoint, before, sources)
-            plan_batch(storage.checkpoint, plan, sources, conf, storage.job.pipeline.name)
-            self.query.run(self.publisher, storage.checkpoint)
-            return
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
             write_checkpoint(checkpoint, plan, before, sources, conf)
             # Without a scheme, Spark would look for it in a cluster's own file system.
@@ -142,18 +131,6 @@ class Batches:
         metadata: Any = getattr(spark._jvm, _METADATA)
         kept: dict[str, str] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
         return kept | {_SHUFFLE: str(spark.conf.get(_SHUFFLE))}
-
-    def _catch_up(self) -> None:
-        """Let Spark repeat a published batch that its state lacks, because the driver ended before Spark's commit."""
-        checkpoint, ref = self.query.storage.checkpoint, self.query.storage.ref
-        plan, newest = self.ledger.plans.newest(ref), self.ledger.snapshots.newest(ref)
-        done, begun = last_batch(checkpoint, "commits"), last_batch(checkpoint, "offsets")
-        if plan is None or newest is None or plan.number != newest.batch or not done < begun == plan.number:
-            return
-        self._repartition(plan.partitions)
-        self._start(plan, positions_before(checkpoint, plan.number))
-        self.query.run(self.publisher, checkpoint)
-        self._repartition(self.partitions)
 
     def _division(self, kafka: Mapping[str, str], position: Offsets, ends: Offsets, most: int) -> Iterator[Offsets]:
         """The end offsets of the batches that read everything up to `ends`."""
@@ -186,7 +163,7 @@ class Batches:
 def needs_order(job: Job, partitions: Mapping[str, int]) -> bool:
     """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
     in_all = sum(partitions.get(source.topic, 0) for source in job.streams)
-    return isinstance(job, OrderedJob) and bool(job.operators) and in_all > 1
+    return job.has_operators and in_all > 1
 
 
 def ahead(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:

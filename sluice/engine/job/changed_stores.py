@@ -15,7 +15,6 @@ import structlog
 from msgspec import structs
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.spark_state import has_spark_state
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
@@ -29,7 +28,7 @@ from sluice.engine.job.replay import Step
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
-from sluice.plan import FusedJob, Job, OrderedJob, PlanOf
+from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -64,9 +63,9 @@ class ChangedStores:
 
         Runs go on while the stores are computed, and wait for the newest records and the promotion. Nothing happens if
         no store has changed. Raises CompatibilityError for a change that concerns all stores; EngineError without
-        published state, after an interrupted batch, if the kept state is in Spark, or if the state has been replaced
-        meanwhile; InputError if the topics no longer have all records that the changed stores need, unless
-        `from_topics`; DamagedState if the state is not as published.
+        published state, after an interrupted batch, or if the state has been replaced meanwhile; InputError if the
+        topics no longer have all records that the changed stores need, unless `from_topics`; DamagedState if the state
+        is not as published.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._lease(ledger) as lease:
@@ -109,23 +108,14 @@ class ChangedStores:
         return _State(info, published, storage, query, StoreChanges.between(info, query.info, processors_of(self.job)))
 
     def _require_movable(self, state: _State) -> None:
-        """Raise EngineError if no state can be kept: all stores have changed, or the state is in Spark."""
+        """Raise EngineError if no state can be kept, because all stores have changed."""
         name, query = self.job.pipeline.name, state.query
         tables = {store.name for store in query.info.stores if store.kind == "global"}
-        if bool(state.info.operators) != bool(query.info.operators):
-            why = "A step was added or removed that needs each key's records in order, so that all others do too"
-        elif not state.changes.stores - tables and not state.changes.operators:
-            why = "All of its stores have changed"
-        elif has_spark_state(state.storage.checkpoint) or (
-            isinstance(self.job, FusedJob) and query.frames.totals is None
-        ):
-            why = "Spark keeps the state of all its stores together, because one of them has an aggregate such as avg"
-        else:
-            return
-        raise EngineError(
-            f"{name} cannot keep the state of single stores. {why}.",
-            next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
-        )
+        if not state.changes.stores - tables and not state.changes.operators:
+            raise EngineError(
+                f"{name} cannot keep the state of single stores. All of its stores have changed.",
+                next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
+            )
 
     def _require_written(self, ledger: Ledger, state: _State) -> None:
         """Raise EngineError after an interrupted batch. Other drivers can write no more output."""
@@ -146,7 +136,7 @@ class ChangedStores:
         added stores out.
         """
         job = self.plan_of(added)
-        operators = job.operators if isinstance(job, OrderedJob) and self.from_topics else ()
+        operators = job.operators if self.from_topics else ()
         if upstream := [operator.name for operator in operators if operator.name not in added]:
             name = job.pipeline.name
             raise EngineError(

@@ -20,7 +20,7 @@ _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id",
 """The properties of a store that define the meaning of its state and therefore may not change."""
 
 IN_ANY_ORDER = ", in any order"
-"""The end of a store's definition in a pipeline that takes records in any order."""
+"""The end of the definition of a store whose aggregates are combinable."""
 
 
 class CompatibilityError(EngineError):
@@ -217,10 +217,10 @@ def _changed(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or that the pipeline has become one that takes records in another order."""
+    """Describe the first step that differs, or that the store takes records in another order now."""
     if was.endswith(IN_ANY_ORDER) != is_now.endswith(IN_ANY_ORDER):
         old, new = ("in any order", "in order") if was.endswith(IN_ANY_ORDER) else ("in order", "in any order")
-        return f"the pipeline's other steps took records {old}, and now take them {new}"
+        return f"it took records {old}, and now takes them {new}"
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)
     return f"{old!r} became {new!r}"

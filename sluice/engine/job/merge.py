@@ -17,10 +17,10 @@ import msgspec
 
 from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, OWN_TIMES, StreamTimes
-from sluice.engine.fused.windowing import closed
+from sluice.engine.combine.windowing import closed
 from sluice.engine.job.compatibility import StoreChanges, number_of
 from sluice.operations.copying import NewShard, in_pages, newest_rows, newest_states
-from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.plan import Job
 from sluice.plan.operators import Suppress
 from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit
@@ -89,7 +89,7 @@ class Merge:
     ) -> None:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
-        if part is not None and isinstance(part.job, OrderedJob):
+        if part is not None:
             # Results that are held back are computed again, because a changed step may also need the values before.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
@@ -125,11 +125,11 @@ class Merge:
 
     def _missing(self, group: int, store: str) -> bytes:
         """A store's value without records: 0 for counts, otherwise null."""
-        if not isinstance(self.job, FusedJob) or group >= len(self.job.groups):
+        of_job = self.job.groups_by_number.get(group)
+        if of_job is None:
             return b"null"
-        of_job = self.job.groups[group]
         column = next(column for column in of_job.store_columns if column.store == store)
-        values = {name: 0 if of_job.mergeable[text][0] == "count" else None for name, text in column.columns}
+        values = {name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns}
         return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
@@ -184,8 +184,9 @@ class Merge:
             for key, at in of_source.items():
                 for name in _renamed(key, names):
                     times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
-        windows = {store.name in self.kept_stores for store in self.new.stores if store.window_ms is not None}
-        if self.part is not None and isinstance(self.part.job, FusedJob) and False in windows:
+        groups = [group for group in self.job.groups if group.window is not None]
+        windows = {column.store in self.kept_stores for group in groups for column in group.store_columns}
+        if self.part is not None and False in windows:
             # The windows of all groups close together, and the computed ones may be behind the kept ones.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             partitions = {topic: len(of_topic) for topic, of_topic in (snapshot.positions if snapshot else {}).items()}
@@ -196,20 +197,18 @@ class Merge:
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Name of an operator or group in the old generation, or among the changed stores → its names now.
 
-        A group of a fused job has the name of its first store.
+        A group has the name of its first store.
         """
         info = self.old if is_kept else None if self.part is None else self.part.info
         if info is None:
             return {}
-        if isinstance(self.job, OrderedJob):
-            operators = self.kept_operators if is_kept else {name: name for name in info.operators}
-            return {before: [now] for before, now in operators.items()}
+        operators = self.kept_operators if is_kept else {name: name for name in info.operators}
+        names: dict[str, set[str]] = defaultdict(set, {before: {now} for before, now in operators.items()})
         before, now = (
             {store.group_id: store.name for store in each.stores if not store.store_column} for each in (info, self.new)
         )
-        names: dict[str, set[str]] = defaultdict(set)
         for group in self.groups:
-            for source in group.inputs:
+            for source in group.inputs if group.number in self.job.groups_by_number else ():
                 if source.kept == is_kept:
                     names[before[source.group]].add(now[group.number])
         return names
@@ -217,8 +216,7 @@ class Merge:
 
 def processors_of(job: Job) -> dict[str, str]:
     """The stores of processors that can be queried → the names of their processors."""
-    operators = job.operators if isinstance(job, OrderedJob) else ()
-    return {store: operator.name for operator in operators for store in operator.stores}
+    return {store: operator.name for operator in job.operators for store in operator.stores}
 
 
 def _merged(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:

@@ -22,7 +22,7 @@ from sluice.engine.publish.store_changes import GlobalTables, check_changes
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
-from sluice.plan import FusedJob, Job
+from sluice.plan import Job
 from sluice.sinks.protocol import TableSink
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
@@ -56,11 +56,6 @@ class JobQuery:
         return self.storage.job
 
     @property
-    def has_spark_state(self) -> bool:
-        """Whether Spark keeps the state of the job, so that its checkpoint must not be lost."""
-        return isinstance(self.job, FusedJob) and bool(self.job.groups) and self.frames.totals is None
-
-    @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
         return generation_info(self.storage, self.frames.types, self.frames.input_types)
@@ -74,8 +69,7 @@ class JobQuery:
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores too, which otherwise happens in the first batch."""
         try:
-            if isinstance(self.job, FusedJob):
-                check_changes(self.spark, self.job, self.frames.types)
+            check_changes(self.spark, self.job, self.frames.types)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 

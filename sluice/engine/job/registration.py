@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.compatibility import IN_ANY_ORDER
-from sluice.plan import FusedJob, Job, OrderedJob
+from sluice.plan import Job
 from sluice.plan.operators import Process
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
@@ -19,14 +19,7 @@ def generation_info(storage: Storage, types: Mapping[str, str], input_types: Map
     """
     job = storage.job
     pipeline = job.pipeline
-    stores: list[StoreInfo] = []
-    operators: dict[str, str] = {}
-    match job:
-        case FusedJob():
-            stores = [*_group_stores(job, types, input_types)]
-        case OrderedJob():
-            stores = [*_ordered_stores(job, types), *_processor_stores(job)]
-            operators = dict(_operators(job, input_types))
+    stores = (*_group_stores(job, types, input_types), *_operator_stores(job, types), *_processor_stores(job))
     return GenerationInfo(
         pipeline=pipeline.name,
         generation=storage.generation,
@@ -36,7 +29,7 @@ def generation_info(storage: Storage, types: Mapping[str, str], input_types: Map
         ),
         stores=(*stores, *_table_stores(job)),
         topics=job.topics,
-        operators=operators,
+        operators=dict(_operators(job, input_types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
         description=pipeline.text,
         drawing=pipeline.mermaid,
@@ -44,7 +37,7 @@ def generation_info(storage: Storage, types: Mapping[str, str], input_types: Map
     )
 
 
-def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
+def _group_stores(job: Job, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
             yield StoreInfo(
@@ -62,7 +55,7 @@ def _group_stores(job: FusedJob, types: Mapping[str, str], input_types: Mapping[
             )
 
 
-def _ordered_stores(job: OrderedJob, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+def _operator_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
     for operator in job.operators:
         if operator.store is not None:
             window = operator.window
@@ -81,7 +74,7 @@ def _ordered_stores(job: OrderedJob, types: Mapping[str, str]) -> Iterator[Store
             )
 
 
-def _processor_stores(job: OrderedJob) -> Iterator[StoreInfo]:
+def _processor_stores(job: Job) -> Iterator[StoreInfo]:
     for operator in job.operators:
         for name, store in operator.stores.items():
             assert store.group_id is not None
@@ -97,8 +90,8 @@ def _processor_stores(job: OrderedJob) -> Iterator[StoreInfo]:
             )
 
 
-def _operators(job: OrderedJob, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-    """Each ordered operator's name and definition: its number, and the steps that define the meaning of its states."""
+def _operators(job: Job, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
         made = f"number {operator.number} > {operator.made} > {operator.does} > of {input_types[operator.number]}"
         # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.engine.read.identity import Positions
-from sluice.plan import FusedJob, Job, OrderedJob, Transformation
+from sluice.plan import Job, Transformation
 from sluice.state.ledger.history import Batch
 
 
@@ -75,14 +75,12 @@ def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Pos
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
     """Whether all results are exact and independent of the time of processing."""
-    groups = job.groups if isinstance(job, FusedJob) else ()
     return (
-        not (isinstance(job, OrderedJob) and job.operators)
+        not job.has_operators
         and not any(isinstance(layer, Transformation) for layer in job.layers)
         and job.pipeline.idle_timeout_ms is None
         and not job.pipeline.depends_on_clock
         and not any(source.on_time == "clock" for source in job.streams)
-        and all(text in group.mergeable for group in groups for text in group.aggregates)
         and not any(re.search("double|float", types[store]) for store in job.stores)
     )
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.spark_state import batch_log, last_batch
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import partition_counts
 from sluice.engine.job.query import JobQuery
 from sluice.engine.read.kafka import KafkaInput
-from sluice.plan import Job, OrderedJob
+from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import shown
 from sluice.submission import is_local
 from sluice.values.counts import counted
 
-_SHUFFLE = "spark.sql.shuffle.partitions"
 _JOIN_SECONDS = 3.0
 """How long to wait for further executors after the first one."""
 
@@ -35,13 +32,13 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
         servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
     partitions = partition_counts(settings.kafka, job.topics)
-    query = JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
+    JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
     cores = _cores(spark)
     lines = [f"tasks of a batch on {spark.sparkContext.master}, {counted(cores, 'core')}"]
     lines += [
         f"  reads   {topic}: {counted(count, 'partition')}, a task for each" for topic, count in partitions.items()
     ]
-    lines += _state_tasks(query, storage)
+    lines += _stage_tasks(job)
     lines.append(f"  shards  {counted(job.pipeline.workers, 'worker')}, a task for each")
     for worker, location in enumerate(storage.locations):
         server = f", queried at {servers[worker]}" if worker in servers else ""
@@ -49,24 +46,10 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def _state_tasks(query: JobQuery, storage: Storage) -> Iterator[str]:
+def _stage_tasks(job: Job) -> Iterator[str]:
     """The tasks between reading the topics and writing the shards."""
-    job = query.job
-    if isinstance(job, OrderedJob):
-        for stage in range(1, job.stages + 1):
-            yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
-    elif query.has_spark_state:
-        number, since = _shuffle_partitions(query.spark, storage)
-        yield f"  state   {counted(number, 'shuffle partition')}, a task for each{since}"
-
-
-def _shuffle_partitions(spark: SparkSession, storage: Storage) -> tuple[int, str]:
-    """The number of partitions of Spark's state, which the checkpoint of an earlier run fixes."""
-    last = last_batch(storage.checkpoint, "offsets")
-    if last < 0:
-        return int(spark.conf.get(_SHUFFLE) or 0), ""
-    conf = json.loads(batch_log(storage.checkpoint, last)[1])["conf"]
-    return int(conf[_SHUFFLE]), ", as in the first run"
+    for stage in range(1, job.stages + 1):
+        yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
 
 
 def _cores(spark: SparkSession) -> int:

@@ -39,7 +39,7 @@ from sluice.engine.batch.stream_time import (
     advance_joint,
 )
 from sluice.operators.base import LEFT, RIGHT
-from sluice.plan import Edge, OrderedJob, OrderedOperator
+from sluice.plan import Edge, Job, OrderedOperator
 from sluice.plan.operators import Suppress
 
 _SCHEMA = pa.schema([
@@ -95,7 +95,7 @@ class Gather:
     workers: int
 
     @classmethod
-    def of(cls, job: OrderedJob, stage: int) -> Self:
+    def of(cls, job: Job, stage: int) -> Self:
         operators = (
             operator
             for operator in job.operators
@@ -218,7 +218,7 @@ class Timeline:
         self._paths = self._table.column("path")
         sides, complete = self._table.column("side").to_numpy(), truth(self._table.column("complete"))
         carried = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
-        self.closed_before = max(carried, before.closed_together(operator.clock, operator.topics))
+        self.closed_before = max(carried, before.closed(operator.clock, operator.topics))
         """The closed time before the batch. It never decreases, even if an idle partition has records again."""
         self._partitions = {
             number: self._partition(number, sides, complete)

@@ -1,4 +1,4 @@
-"""Builds the operators of an ordered job from the plan, the author's functions, and the types that Spark resolved."""
+"""Builds the operators of a job from the plan, the author's functions, and the types that Spark resolved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import OrderedOperator
 from sluice.plan import operators as plan
-from sluice.sql.types import precision_and_scale
+from sluice.values.aggregates import OF_PAIRS
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 
@@ -122,12 +122,21 @@ def _calculation(
     if isinstance(action, plan.PythonAggregate):
         return partial(_custom, action)
     functions = [
-        Function(name, None if text is None else _python_type(kind), number, is_read, _has_maps(kind))
-        for (name, text, number), kind in zip(action.functions, arguments, strict=True)
+        _function(name, None if text is None else kind, parameters, is_read)
+        for (name, text, parameters), kind in zip(action.functions, arguments, strict=True)
     ]
     fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
     scalar = action.scalar and action.plain
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
+
+
+def _function(name: str, argument: str | None, parameters: tuple[float, ...], bigint: bool) -> Function:
+    if argument is None:
+        return Function(name, bigint=bigint)
+    if name in OF_PAIRS:
+        fields = struct_fields(argument)
+        return Function(name, _python_type(fields["x"]), parameters, second=_python_type(fields["y"]))
+    return Function(name, _python_type(argument), parameters, bigint, _has_maps(argument))
 
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
@@ -154,22 +163,3 @@ def _python_type(kind: str) -> type:
 def _has_maps(kind: str) -> bool:
     inner = [element_type(kind), *struct_fields(kind).values()]
     return bool(map_value_type(kind)) or any(_has_maps(each) for each in inner if each)
-
-
-_SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
-
-
-def result_type(function: str, argument: str) -> str:
-    """The type of a function's result, as in Spark's aggregate function with the same name."""
-    if function in ("count", "count_distinct"):
-        return "bigint"
-    if function in ("collect_list", "collect_set", "top"):
-        return f"array<{argument}>"
-    if argument.startswith("decimal") and function in ("sum", "avg"):
-        precision, scale = precision_and_scale(argument)
-        digits = _SUM_DIGITS if function == "sum" else _AVG_DIGITS
-        scale += _AVG_DIGITS if function == "avg" else 0
-        return f"decimal({min(precision + digits, _MOST)},{min(scale, _MOST)})"
-    if function == "avg" or (function == "sum" and argument in ("float", "double")):
-        return "double"
-    return "bigint" if function == "sum" else argument

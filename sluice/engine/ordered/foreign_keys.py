@@ -15,7 +15,7 @@ from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.rows import SCHEMA
 from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
-from sluice.plan import OrderedJob
+from sluice.plan import Job
 from sluice.plan.operators import TableJoin
 
 Indices = npt.NDArray[np.intp]
@@ -33,7 +33,7 @@ class Moves:
     """The foreign-key joins whose left tables are results of the stage."""
 
     @classmethod
-    def of(cls, job: OrderedJob, stage: int) -> Self:
+    def of(cls, job: Job, stage: int) -> Self:
         return cls(
             tuple(
                 operator.number

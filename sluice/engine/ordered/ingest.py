@@ -1,4 +1,4 @@
-"""The task after the stateless steps of an ordered job: turns records into rows for the operators that take them.
+"""The task after the stateless steps: turns records into rows for operators, and into state rows of groups.
 
 Each operator has a stream time per partition. If all rows of an operator come from one topic, a partition's task knows
 the stream time, and each row includes the stream time before and after its record. Every task also reports where its
@@ -27,17 +27,21 @@ from sluice.engine.batch.accounting import (
 from sluice.engine.batch.headers import headers_of_records
 from sluice.engine.batch.rows import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.batch.start import this_batch
+from sluice.engine.batch.start import BatchStart, this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
+from sluice.engine.combine.totals import Totals, WindowedRecords
+from sluice.engine.combine.windowing import Windowing
 from sluice.engine.ordered.advances import Advances
 from sluice.errors import EngineError
-from sluice.plan import Edge, OrderedJob, OrderedOperator
+from sluice.plan import AggregationGroup, Edge, Job, OrderedOperator
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Task(Task):
-    """The facts and advances of one task of a batch so far."""
+    """The facts, windowed records and advances of one task of a batch so far."""
 
+    windowing: Windowing
+    windowed: WindowedRecords
     advances: Advances = field(default_factory=Advances)
 
     def time(self, name: str, part: Part) -> int:
@@ -48,28 +52,34 @@ class _Task(Task):
 
 @dataclass(frozen=True)
 class Ingest:
-    """Creates the operators' rows from one task's records."""
+    """Creates the operators' rows and the groups' state rows from one task's records."""
 
     stream_times: StreamTimeReader
     sinks: RecordSinks
+    groups: tuple[AggregationGroup, ...]
+    totals: Totals
     operators: tuple[OrderedOperator, ...]
     workers: int
 
     @classmethod
-    def of(cls, job: OrderedJob, side_outputs: SideOutputs, partitions: Mapping[str, int]) -> Self:
+    def of(cls, job: Job, totals: Totals, side_outputs: SideOutputs, partitions: Mapping[str, int]) -> Self:
         """The ingest of a job. `partitions`: topic → number of partitions."""
         stream_times = StreamTimeReader.of(job, partitions)
-        return cls(stream_times, RecordSinks.of(job, side_outputs), job.operators, job.pipeline.workers)
+        sinks = RecordSinks.of(job, side_outputs)
+        return cls(stream_times, sinks, job.groups, totals, job.operators, job.pipeline.workers)
 
     @staticmethod
-    def columns(job: OrderedJob) -> dict[str, str]:
+    def columns(job: Job) -> dict[str, str]:
         """The columns that the task reads, each with its SQL."""
-        names = []
+        names: list[str] = []
+        for group in job.groups:
+            names += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
+            names += [group.late_key, group.late_value] if group.late is not None else []
         for edge in (edge for operator in job.operators for edge in operator.sides):
             names += [edge.column, edge.key_column, edge.value_column]
             names += [edge.foreign_column] if edge.foreign is not None else []
             names += [edge.path_column] if edge.path_column is not None else []
-        if job.operators:
+        if job.has_operators:
             names += ["_sequence", "_offset"]
         return columns_of_records(job) | {name: name for name in names}
 
@@ -78,20 +88,29 @@ class Ingest:
         task: _Task | None = None
         for batch in batches:
             if batch.num_rows:
-                task = task or _Task(self.stream_times.before(start))
+                task = task or self._begin(start)
                 yield from self._rows(batch, task)
         if task is not None:
+            yield from task.windowed.rest()
             # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
             yield from task.advances.reports(timed, self.workers)
             task.write(self.sinks, start.number)
 
+    def _begin(self, start: BatchStart) -> _Task:
+        before = self.stream_times.before(start)
+        return _Task(before=before, windowing=Windowing(self.groups, before), windowed=WindowedRecords(self.totals))
+
     def _rows(self, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
         parts = list(self.sinks.parts(batch))
         for part, mask in parts:
             facts = task.parts.setdefault(part, PartFacts())
-            facts.count(self.sinks.collect(batch if mask is None else batch.filter(pa.array(mask)), facts))
+            records = batch if mask is None else batch.filter(pa.array(mask))
+            fate = self.sinks.collect(records, facts)
+            for group, windowed in task.windowing.windowed(records, part, facts, fate):
+                yield from task.windowed.add(group, windowed)
+            facts.count(fate)
         if not self.operators:
             return
         positions = self._positions(batch)

@@ -27,8 +27,8 @@ from sluice.plan import (
     Column,
     Edge,
     Failure,
+    Job,
     Layers,
-    OrderedJob,
     Transformation,
 )
 from sluice.plan.one_pass import NeedsSparkError
@@ -124,7 +124,7 @@ def kinds_in(frame: DataFrame) -> Kinds:
     return kinds
 
 
-def _routed(job: OrderedJob, number: int, frame: DataFrame) -> DataFrame:
+def _routed(job: Job, number: int, frame: DataFrame) -> DataFrame:
     """A row for each target of a stage's results."""
     failures = [failure for failure in job.failures if failure.stage == number]
     edges = job.feeds_of(number)

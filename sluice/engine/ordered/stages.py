@@ -11,17 +11,18 @@ from sluice.engine.batch.parcels import Pack
 from sluice.engine.batch.rows import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
 from sluice.engine.ordered.advances import Gather
-from sluice.engine.ordered.build import result_type, stage_operator
+from sluice.engine.ordered.build import stage_operator
 from sluice.engine.ordered.foreign_keys import Moves
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stage_task import Stage
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
-from sluice.plan import Column, Edge, Layers, OrderedJob, OrderedOperator
+from sluice.plan import Column, Edge, Job, Layers, OrderedOperator
 from sluice.plan.jobs import STORE, result_column
 from sluice.plan.one_pass import on_arrow
 from sluice.plan.operators import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
 from sluice.settings import settings
+from sluice.sql.aggregates import result_type
 from sluice.values.shapes import Shape
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 from sluice.values.sql_types import compact, struct_fields, struct_type
@@ -39,7 +40,7 @@ Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 class Stages:
     """The stages of a job. They are asked for in sequence, because a stage's types follow from those before it."""
 
-    job: OrderedJob
+    job: Job
     storage: Storage
     ingest: Ingest
     epoch: int

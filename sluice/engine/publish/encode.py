@@ -103,10 +103,10 @@ def encoded(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
 def latest(sink: Sink, changes: pa.Table) -> pa.Table:
     """The last change of each key and window, if the sink wants no others.
 
-    Rows without a key are kept, because no table has them. A fused store has one change of each anyway.
+    Rows without a key are kept, because no table has them. A group has one change of each anyway.
     """
-    of_fused_store = sink.is_windowed and "window_start" not in changes.column_names
-    if sink.emit == "every" or of_fused_store:
+    of_group = sink.is_windowed and "window_start" not in changes.column_names
+    if sink.emit == "every" or of_group:
         return changes
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
     last: dict[Any, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,7 @@ from sluice.engine.batch.side_outputs import part_name
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.batch.topics import NO_LIMITS, TopicLimits
-from sluice.engine.fused.totals import Totals
+from sluice.engine.combine.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting, shortened
@@ -29,11 +29,10 @@ from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
-from sluice.engine.publish.transaction import inexact
 from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.identity import Positions
 from sluice.errors import SluiceError
-from sluice.plan import FusedJob, OrderedJob, Sink
+from sluice.plan import Job, Sink
 from sluice.sinks.protocol import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
@@ -80,7 +79,7 @@ class Output(Protocol):
 
 
 class StateRows(Protocol):
-    """The changed state rows of a batch, or the parcels with them, which are computed when they are written."""
+    """The parcels of a batch's changed state rows, which are computed when they are written."""
 
     def write(self, writer: ShardWriter) -> pa.Table:
         """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
@@ -93,12 +92,12 @@ class OnSpark:
     frame: DataFrame
 
     def write(self, writer: ShardWriter) -> pa.Table:
-        return self.frame.select(*writer.columns).mapInArrow(writer.__call__, "written BIGINT").toArrow()
+        return self.frame.mapInArrow(writer.__call__, "written BIGINT").toArrow()
 
 
-def ordered_records(job: OrderedJob, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
-    """The sorted output records of ordered operators, per sink."""
-    for sink in job.ordered_sinks:
+def operator_records(job: Job, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
+    """The sorted output records of operators, per sink."""
+    for sink in job.operator_sinks:
         rows = spooled.filter(pc.equal(spooled.column("group_id"), sink.number))
         if rows.num_rows:
             rows = rows.take(pa.array(in_order(rows)))
@@ -108,7 +107,7 @@ def ordered_records(job: OrderedJob, spooled: pa.Table) -> Iterator[tuple[Sink, 
 def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
     """The records of a batch for an output of a stream, as the tasks of the partitions have spooled them.
 
-    In a job with ordered operators, the records have positions and are sorted across partitions. They are in one table
+    In a job with operators, the records have positions and are sorted across partitions. They are in one table
     too if only each key's latest is written.
     """
     tables = [*records]
@@ -155,8 +154,8 @@ class Publisher:
     retention: Retention
     headers_at: HeadersAt
     """Reads the headers of records that ordered steps have rejected."""
-    totals: Totals | None = None
-    """How shards add up the totals of batches; None if Spark's state has done so."""
+    totals: Totals
+    """How shards add up the state rows of groups."""
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     """Topic → the records that it accepts, where known."""
     at_least_once: AtLeastOnce | None = None
@@ -259,15 +258,6 @@ class Publisher:
         done = "batch published" if new else "batch was published already"
         log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
 
-    @property
-    def _is_exact(self) -> bool:
-        """Whether stores have the very same values when a batch is repeated.
-
-        Spark combines the parts of other aggregates, such as sums of doubles and lists, in any order.
-        """
-        job = self.storage.job
-        return not isinstance(job, FusedJob) or not job.groups or self.totals is not None
-
     def _metadata(self, batch: int, ends: dict[str, dict[str, int]], counts: Mapping[str, int]) -> Batch:
         """The batch's metadata for the ledger and the marker."""
         return Batch(
@@ -296,10 +286,11 @@ class Publisher:
     def _changes(self, state_rows: StateRows, spooled: pa.Table) -> tuple[Records, list[Row]]:
         """The output records for store changes, and the rejected rows for changes on which a step failed."""
         job = self.storage.job
-        if self.output is None or not isinstance(job, FusedJob) or not isinstance(state_rows, OnSpark):
+        if self.output is None or not job.table_sinks:
             return [], []
         self.tables.apply(spooled)
-        return change_records(state_rows.frame.sparkSession, job, spooled, self.tables, self.types)
+        spark = state_rows.frame.sparkSession if isinstance(state_rows, OnSpark) else None
+        return change_records(spark, job, spooled, self.tables, self.types)
 
     def _start_output(self, batch: int, ends: dict[str, dict[str, int]]) -> StreamOutput | None:
         """Write the output records of streams, if tasks have written all of them; otherwise None.
@@ -353,22 +344,15 @@ class Publisher:
             if sink.table
             for table in self._stream_tables(batch.number, sink)
         ]
-        records: Records = []
-        match job:
-            case FusedJob():
-                late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
-                records += [
-                    (topic, table) for topic in late for table in self.storage.side_outputs.records(batch.number, topic)
-                ]
-                results += [(sinks[topic], table) for topic, table in changes]
-            case OrderedJob():
-                results += [
-                    (sink, with_positions(job, table) if sink.appends else table)
-                    for sink, table in ordered_records(job, spooled)
-                ]
+        results += [(sinks[topic], table) for topic, table in changes]
+        results += [
+            (sink, with_positions(job, table) if sink.appends else table)
+            for sink, table in operator_records(job, spooled)
+        ]
+        late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
         records = [
             *((sink.topic, encoded(sink, table, rejected)) for sink, table in results if not sink.table),
-            *records,
+            *((topic, table) for topic in late for table in self.storage.side_outputs.records(batch.number, topic)),
         ]
         rows = self._table_rows([each for each in results if each[0].table], rejected)
         records = [
@@ -380,9 +364,6 @@ class Publisher:
         records += [
             (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
         ]
-        if not self._is_exact:
-            of_changes = {*(name for name, _ in changes), topic}
-            records = [(name, inexact(table) if name in of_changes else table) for name, table in records]
         written: dict[str, int] = {}
         id_ = BatchId(self.storage.generation, batch.number, batch.begun)
         for destination, of_tables in rows.items():
@@ -400,13 +381,10 @@ class Publisher:
         """Destination → output → the rows for a table there."""
         return {
             destination: {
-                sink.topic: replace(
-                    joined_rows(
-                        table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
-                        for other, table in results
-                        if other is sink
-                    ),
-                    is_exact=self._is_exact or sink in self.storage.job.stream_sinks,
+                sink.topic: joined_rows(
+                    table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
+                    for other, table in results
+                    if other is sink
                 )
                 for sink in sinks
             }

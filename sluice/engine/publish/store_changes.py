@@ -10,11 +10,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.dead_letters import HEADERS
 from sluice.engine.batch.rejected import Row, rejection
 from sluice.engine.batch.shards import worker_shard
-from sluice.plan import Attempt, FusedJob, Job, Lookup, Select, TableSink
+from sluice.plan import Attempt, Job, Lookup, Select, TableSink
 from sluice.state.shard.protocol import Shard
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+from sluice.values.tables import WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +38,12 @@ class GlobalTables:
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> GlobalTables:
-        """Load the tables as of a published batch from the first worker's shard. Empty before the first batch."""
-        tables = cls({table.group: {} for table in job.tables})
-        if job.tables and as_of is not None:
+        """Load the tables that outputs look up, as of a published batch, from the first worker's shard.
+
+        Empty before the first batch.
+        """
+        tables = cls({group: {} for group in job.looked_up})
+        if tables.values and as_of is not None:
             # Joined output goes to topics, so verify the rows' checksums while reading them.
             with worker_shard(0, shard) as opened:
                 for group, values in tables.values.items():
@@ -85,7 +90,7 @@ def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
 
 
 def change_records(
-    spark: SparkSession, job: FusedJob, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
+    spark: SparkSession | None, job: Job, changed: pa.Table, tables: GlobalTables, types: Mapping[str, str]
 ) -> tuple[list[tuple[str, pa.Table]], list[Row]]:
     """The output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
@@ -94,7 +99,10 @@ def change_records(
     outputs, rejected = [], list[Row]()
     for sink in job.table_sinks:
         of_group = changed.filter(pc.equal(changed.column("group_id"), sink.group))
-        if of_group.num_rows:
+        if of_group.num_rows and not sink.steps:
+            outputs.append((sink.sink.topic, _unchanged(job, sink, of_group)))
+        elif of_group.num_rows:
+            assert spark is not None, "steps after stores are computed by Spark"
             records = _records(spark, job, sink, of_group, tables, types).toArrow()
             if _REJECTED in records.column_names:
                 failed = records.filter(records.column(_REJECTED).is_valid())
@@ -108,7 +116,23 @@ def change_records(
     return outputs, rejected
 
 
-def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) -> None:
+def _unchanged(job: Job, sink: TableSink, changed: pa.Table) -> pa.Table:
+    """The output records of a sink without steps: a store's values are written as they are."""
+    decoded = map(_decode, changed.column("value").to_pylist())
+    values = [bytes(values[sink.store_column]).decode() for values in decoded]
+    texts = [None if sink.scalar and value == "null" else value for value in values]
+    columns = {"key": changed.column("key"), "value": pa.array(texts, pa.string()), "timestamp": changed.column("time")}
+    if job.groups_by_number[sink.group].window:
+        bounds = zip(*(changed.column(name).to_pylist() for name in WINDOW), strict=True)
+        headers = [
+            [{"key": name, "value": str(time).encode()} for name, time in zip(WINDOW, times, strict=True)]
+            for times in bounds
+        ]
+        columns["headers"] = pa.array(headers, HEADERS)
+    return pa.table(columns)
+
+
+def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
     """Have Spark resolve the steps after stores on an empty frame. Raises Unresolved if it cannot."""
     from pyspark.errors import PySparkException
 
@@ -117,7 +141,7 @@ def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) 
     schema = {name: pa.int64() for name in ("window_start", "window_end", "time")}
     schema |= {name: pa.string() for name in ("key", "value")}
     tables = GlobalTables({table.group: {} for table in job.tables})
-    for sink in job.table_sinks:
+    for sink in (sink for sink in job.table_sinks if sink.steps):
         try:
             _records(spark, job, sink, pa.schema(schema.items()).empty_table(), tables, types)
         except PySparkException as error:
@@ -126,7 +150,7 @@ def check_changes(spark: SparkSession, job: FusedJob, types: Mapping[str, str]) 
 
 def _records(
     spark: SparkSession,
-    job: FusedJob,
+    job: Job,
     sink: TableSink,
     changed: pa.Table,
     tables: GlobalTables,
@@ -142,15 +166,11 @@ def _records(
         else:
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
             kept = frame.columns[:-1]
-    if not sink.scalar:
-        value = TO_JSON.format("v")
-    else:
-        value = "CAST(v AS STRING)" if sink.sink.encode is None else f"IF(v IS NULL, NULL, {VALUE_JSON.format('v')})"
-    others = ["time AS timestamp", *([f"{_HEADERS} AS headers"] if job.groups[sink.group].window else [])]
+    others = ["time AS timestamp", *([f"{_HEADERS} AS headers"] if job.groups_by_number[sink.group].window else [])]
     if _REJECTED in kept:
         times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
         others += [_REJECTED, *times]
-    return frame.selectExpr("_key AS key", f"{value} AS value", *others)
+    return frame.selectExpr("_key AS key", f"{TO_JSON.format('v')} AS value", *others)
 
 
 _REJECTED = "_rejected"
@@ -171,11 +191,9 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     return made.selectExpr(*others, f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
 
 
-def _typed(
-    spark: SparkSession, job: FusedJob, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
-) -> DataFrame:
+def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
     """The changes of the sink's store: `_key`, the window's times, `time`, what lookups found, and the value as `v`."""
-    group = job.groups[sink.group]
+    group = job.groups_by_number[sink.group]
     fields = ", ".join(f"`{i}` {types[store_column.store]}" for i, store_column in enumerate(group.store_columns))
     # The state row's array becomes an object, since a group's store columns differ in type.
     objects = pa.array([_as_object(value) for value in changed.column("value").to_pylist()], pa.string())
@@ -196,6 +214,8 @@ def _typed(
     )
 
 
+_decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
 def _as_object(array: str) -> str:
-    values = msgspec.json.decode(array, type=list[msgspec.Raw])
-    return msgspec.json.encode({str(i): value for i, value in enumerate(values)}).decode()
+    return msgspec.json.encode({str(i): value for i, value in enumerate(_decode(array))}).decode()

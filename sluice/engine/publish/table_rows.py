@@ -14,7 +14,7 @@ import pyarrow as pa
 from sluice.engine.batch.rows import SORT_KEY, has_origin, offset_of, partition_of
 from sluice.engine.publish.encode import RejectedOutput, latest
 from sluice.errors import EngineError
-from sluice.plan import OrderedJob, Sink
+from sluice.plan import Job, Sink
 from sluice.sinks.protocol import Column, Row, Rows
 from sluice.values import paths
 from sluice.values.tables import POSITION, WINDOW
@@ -115,8 +115,8 @@ def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: Reje
     return table.filter(pa.array(is_fine))
 
 
-def with_positions(job: OrderedJob, rows: pa.Table) -> pa.Table:
-    """Add the position columns to sorted rows from ordered operators.
+def with_positions(job: Job, rows: pa.Table) -> pa.Table:
+    """Add the position columns to sorted rows from operators.
 
     Results of a clock, such as those of timers, come from no record. Their topic is empty, and their offset is the time
     at which they were due, in epoch ms. Their row is a hash of the operator, the key, the timer's name and what has set

@@ -49,7 +49,6 @@ _LONGEST_START_S = 300
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed its record."""
 _CHUNK = 50_000
-_INEXACT = b"sluice.inexact"
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 _MARKER_READER = {
     "enable.auto.commit": False,
@@ -361,16 +360,9 @@ def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None
         failed.append(error)
 
 
-def inexact(table: pa.Table) -> pa.Table:
-    """The same output records, of which only the number is compared if their batch is repeated."""
-    return table.replace_schema_metadata({_INEXACT: b""})
-
-
 def checksum(table: pa.Table) -> int:
-    """The sum of the checksums of output records, which does not depend on their order; 0 for `inexact` ones."""
+    """The sum of the checksums of output records, which does not depend on their order."""
     total = 0
-    if _is_inexact(table):
-        return total
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         for key, value, timestamp, _ in zip(*_columns(chunk), strict=False):
             total += _checksum(key, value, timestamp)
@@ -383,21 +375,16 @@ def _checksum(key: bytes | None, value: bytes | None, timestamp: int | None) -> 
     return crc32(value or b"", crc32(key or b"", begin & _BITS))
 
 
-def _is_inexact(table: pa.Table) -> bool:
-    return _INEXACT in (table.schema.metadata or {})
-
-
 def _shown(total: int) -> str:
     return f"{total:x}"
 
 
 def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
     """Queue records one by one: the client's batches have neither headers nor timestamps. Returns their checksum."""
-    produce, total, is_exact = producer.produce, 0, not _is_inexact(table)
+    produce, total = producer.produce, 0
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         for key, value, timestamp, headers in zip(*_columns(chunk), strict=False):
-            if is_exact:
-                total += _checksum(key, value, timestamp)
+            total += _checksum(key, value, timestamp)
             while True:
                 try:
                     # Arguments by their names would take as long as the rest of the call.

@@ -12,13 +12,13 @@ from typing import Self
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import StreamTimes
-from sluice.plan import FusedJob, Job
+from sluice.plan import Job
 from sluice.state.ledger.plans import PlannedBatch
 
 
 @dataclass(frozen=True)
 class KeptWindows:
-    """An aggregation group's windows, and the operator whose stream time determines when they expire."""
+    """The windows of a group or an operator, and the one whose stream time determines when they expire."""
 
     group_id: int
     operator: str
@@ -43,9 +43,7 @@ class Retention:
         if not self.windows:
             return
         times = StreamTimes(stream_times, self.partitions, plan.begun, self.storage.job.pipeline.idle_timeout_ms)
-        is_fused = isinstance(self.storage.job, FusedJob)
-        closed_at = times.closed if is_fused else times.closed_together
-        closed = {windows: closed_at(windows.operator, windows.topics) for windows in self.windows}
+        closed = {windows: times.closed(windows.operator, windows.topics) for windows in self.windows}
         ends = {
             windows.group_id: time - windows.retention_ms
             for windows, time in closed.items()
@@ -57,6 +55,9 @@ class Retention:
 
 
 def _windows(job: Job) -> Iterator[KeptWindows]:
-    for store in job.groups if isinstance(job, FusedJob) else job.operators:
-        if store.retention_ms is not None:
-            yield KeptWindows(store.number, store.name, store.topics, store.retention_ms)
+    for group in job.groups:
+        if group.retention_ms is not None:
+            yield KeptWindows(group.number, group.name, group.topics, group.retention_ms)
+    for operator in job.operators:
+        if operator.retention_ms is not None:
+            yield KeptWindows(operator.number, operator.name, operator.topics, operator.retention_ms)

@@ -18,7 +18,7 @@ from sluice.engine.batch.start import BatchStart, this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
-from sluice.plan import Job, OrderedJob
+from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.records import METADATA, fingerprint
 
@@ -161,16 +161,15 @@ class StreamReader(Reader):
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
-        is_ordered = isinstance(job, OrderedJob) and bool(job.operators)
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
-            "_sequence": is_ordered,
+            "_sequence": job.has_operators,
             **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.first_failures)),
             "_raw_headers": job.keeps_headers or bool(job.first_failures),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-        dead_letters, sequenced = job.pipeline.dead_letters, is_ordered and not interleaved
+        dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
         return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
 
     @property

@@ -1,20 +1,23 @@
 """Accumulators of the aggregate functions, one per function and type of argument.
 
-`add` returns a new value, so that a failed record can be undone. Only `count_distinct` modifies its value in place,
-because the value may be large, and keeps an undo log. Null arguments are ignored, except that `count` without an
-argument counts rows.
+`add` returns a new value, so that a failed record can be undone. Accumulators that may be large are modified in place
+instead, and know how to undo that. Null arguments are ignored, except that `count` without an argument counts rows.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import itertools
+import math
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, Rounded
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
 from sluice.errors import TopologyError
+from sluice.operators.aggregation.sketches import Distinct, Histogram, hash_of
 from sluice.operators.exact_sums import Exact
 
 _DIGITS = 38  # the maximum precision of Spark's decimals
@@ -287,18 +290,32 @@ class CollectSet(Accumulator):
         return list(accumulator)
 
 
-class CountDistinct(CollectSet):
-    """The number of distinct values."""
+class InPlace(Accumulator):
+    """A function that modifies its accumulator, because a copy may be large, and can undo what it has done."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
-        self._added: list[tuple[dict[Any, None], Any]] = []
+        self.changes: list[Callable[[], object]] = []
+        """What undoes the changes since `keep`."""
+
+    @override
+    def keep(self) -> None:
+        self.changes.clear()
+
+    @override
+    def undo(self) -> None:
+        while self.changes:
+            self.changes.pop()()
+
+
+class CountDistinct(InPlace, CollectSet):
+    """The number of distinct values."""
 
     @override
     def add(self, accumulator: dict[Any, None], value: Any) -> dict[Any, None]:
         if value is not None and value not in accumulator:
             accumulator[value] = None
-            self._added.append((accumulator, value))
+            self.changes.append(partial(accumulator.pop, value))
         return accumulator
 
     @override
@@ -309,15 +326,211 @@ class CountDistinct(CollectSet):
     def result(self, accumulator: dict[Any, None]) -> Any:
         return len(accumulator)
 
-    @override
-    def keep(self) -> None:
-        self._added.clear()
+
+class ApproximateCountDistinct(InPlace):
+    """The number of distinct values, exact up to 512 values and with an error of 1.6 % beyond."""
+
+    def __init__(self) -> None:
+        super().__init__(Distinct)
 
     @override
-    def undo(self) -> None:
-        for accumulator, value in self._added:
+    def begin(self) -> Distinct:
+        return Distinct({}, bytearray())
+
+    @override
+    def add(self, accumulator: Distinct, value: Any) -> Distinct:
+        if value is not None and (undo := accumulator.add(hash_of(value))) is not None:
+            self.changes.append(undo)
+        return accumulator
+
+    @override
+    def merge(self, earlier: Distinct, later: Distinct) -> Distinct:
+        return earlier.merge(later)
+
+    @override
+    def copy(self, accumulator: Distinct) -> Distinct:
+        return accumulator.copy()
+
+    @override
+    def result(self, accumulator: Distinct) -> int:
+        return accumulator.estimate
+
+
+Parts = tuple[float, ...]
+"""The parts of all values below percentiles, such as 0.5 for the median."""
+
+
+class ApproximatePercentile(InPlace):
+    """Percentiles of numbers, exact up to 512 numbers and within 1 % of the number beyond."""
+
+    def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
+        super().__init__(Histogram[argument])
+        self.parts, self.many = parts, many
+
+    @override
+    def begin(self) -> Histogram[Any]:
+        return Histogram({}, {})
+
+    @override
+    def add(self, accumulator: Histogram[Any], value: Any) -> Histogram[Any]:
+        if value is not None:
+            self.changes.append(accumulator.add(value))
+        return accumulator
+
+    @override
+    def merge(self, earlier: Histogram[Any], later: Histogram[Any]) -> Histogram[Any]:
+        return earlier.merge(later)
+
+    @override
+    def copy(self, accumulator: Histogram[Any]) -> Histogram[Any]:
+        return accumulator.copy()
+
+    @override
+    def result(self, accumulator: Histogram[Any]) -> Any:
+        if not accumulator.counts and not accumulator.bins:
+            return None
+        results = [accumulator.percentile(part) for part in self.parts]
+        return results if self.many else results[0]
+
+
+class Counted(InPlace):
+    """Counts each value."""
+
+    def __init__(self, argument: Any) -> None:
+        super().__init__(dict[argument, int])
+
+    @override
+    def begin(self) -> dict[Any, int]:
+        return {}
+
+    def _set(self, accumulator: dict[Any, int], value: Any, count: int) -> dict[Any, int]:
+        before = accumulator.get(value, 0)
+        self.changes.append(
+            partial(accumulator.__setitem__, value, before) if before else partial(accumulator.pop, value, None)
+        )
+        if count:
+            accumulator[value] = count
+        else:
             del accumulator[value]
-        self._added.clear()
+        return accumulator
+
+    @override
+    def add(self, accumulator: dict[Any, int], value: Any) -> dict[Any, int]:
+        return accumulator if value is None else self._set(accumulator, value, accumulator.get(value, 0) + 1)
+
+    @override
+    def subtract(self, accumulator: dict[Any, int], value: Any) -> dict[Any, int]:
+        return accumulator if value not in accumulator else self._set(accumulator, value, accumulator[value] - 1)
+
+    @override
+    def merge(self, earlier: dict[Any, int], later: dict[Any, int]) -> dict[Any, int]:
+        return earlier | {value: earlier.get(value, 0) + count for value, count in later.items()}
+
+    @override
+    def copy(self, accumulator: dict[Any, int]) -> dict[Any, int]:
+        return dict(accumulator)
+
+
+class Mode(Counted):
+    """The most frequent value; the smallest of several."""
+
+    @override
+    def result(self, accumulator: dict[Any, int]) -> Any:
+        most = max(accumulator.values(), default=0)
+        return min((value for value, count in accumulator.items() if count == most), default=None)
+
+
+class Percentile(Counted):
+    """Exact percentiles of numbers, as doubles, interpolated between two of the numbers."""
+
+    def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
+        super().__init__(argument)
+        self.parts, self.many = parts, many
+
+    @override
+    def result(self, accumulator: dict[Any, int]) -> Any:
+        if not accumulator:
+            return None
+        values = sorted(accumulator)
+        ends = list(itertools.accumulate(accumulator[value] for value in values))
+        results = [_percentile(values, ends, part) for part in self.parts]
+        return results if self.many else results[0]
+
+
+def _percentile(values: list[Any], ends: list[int], part: float) -> float:
+    """The percentile of sorted values, of which each ends at a place among all values."""
+    position = (ends[-1] - 1) * part
+    below, above = (float(values[bisect_right(ends, place)]) for place in (math.floor(position), math.ceil(position)))
+    if below == above:
+        return below
+    return (math.ceil(position) - position) * below + (position - math.floor(position)) * above
+
+
+class ByOrder(Accumulator):
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y, and of several the last one's."""
+
+    def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
+        super().__init__(tuple[ordering, argument | None] | None)
+        self.better = better
+
+    @override
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return accumulator if value is None else self.merge(accumulator, (value.y, value.x))
+
+    @override
+    def merge(self, earlier: Any, later: Any) -> Any:
+        if later is None or later[0] is None:
+            return earlier
+        return later if earlier is None or not self.better(earlier[0], later[0]) else earlier
+
+    @override
+    def result(self, accumulator: Any) -> Any:
+        return None if accumulator is None else accumulator[1]
+
+
+class Truths(Accumulator):
+    """How many conditions were true and false: `bool_and` if all must be true, else `bool_or`."""
+
+    def __init__(self, *, all_true: bool) -> None:
+        super().__init__(tuple[int, int])
+        self.all_true = all_true
+
+    @override
+    def begin(self) -> tuple[int, int]:
+        return 0, 0
+
+    @override
+    def add(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
+        return accumulator if value is None else (accumulator[0] + value, accumulator[1] + (not value))
+
+    @override
+    def subtract(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
+        return accumulator if value is None else (accumulator[0] - value, accumulator[1] - (not value))
+
+    @override
+    def merge(self, earlier: tuple[int, int], later: tuple[int, int]) -> tuple[int, int]:
+        return earlier[0] + later[0], earlier[1] + later[1]
+
+    @override
+    def result(self, accumulator: tuple[int, int]) -> bool | None:
+        trues, falses = accumulator
+        if not trues and not falses:
+            return None
+        return not falses if self.all_true else bool(trues)
+
+
+class Bits(Accumulator):
+    """Integers combined bit by bit."""
+
+    def __init__(self, combine: Callable[[int, int], int]) -> None:
+        super().__init__(int | None)
+        self.combine = combine
+
+    @override
+    def add(self, accumulator: int | None, value: int | None) -> int | None:
+        if accumulator is None or value is None:
+            return value if accumulator is None else accumulator
+        return self.combine(accumulator, value)
 
 
 class Top(CollectList):

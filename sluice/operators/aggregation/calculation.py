@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.accumulators import Count, CountDistinct
+from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
 from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
+from sluice.operators.aggregation.statistics import Pair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
 from sluice.values import contracts
 
@@ -79,20 +80,16 @@ class Functions:
                 )
         self._fields, self._scalar = fields, scalar
         accumulators = [accumulator_of(function) for function in functions]
-        arguments = [
-            Any if (kind := function.argument) is None else kind if kind is msgspec.Raw else kind | None
-            for function in functions
-        ]
+        arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
         self._raw = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
-        self._maps = [
-            at for at in self._raw if functions[at].maps and functions[at].name in ("collect_set", "count_distinct")
-        ]
-        self._json = [at for at in self._raw if functions[at].name not in ("count", "count_distinct")]
+        self._maps = [at for at in self._raw if functions[at].maps and functions[at].name in _COMPARED]
+        self._json = [at for at in self._raw if functions[at].name not in _OF_NUMBERS]
+        self._pairs = frozenset(at for at, function in enumerate(functions) if function.takes_pairs)
         self._accumulators = accumulators
-        self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, CountDistinct)]
+        self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
         self._adders = [accumulator.add for accumulator in accumulators]
         self._counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
         """Whether the results are numbers of values, which can always be written."""
@@ -116,8 +113,11 @@ class Functions:
             return arguments
         texts: list[Any] = list(arguments)
         for at in self._raw:
-            text = bytes(texts[at]).decode()
-            texts[at] = None if text == "null" else text
+            argument = texts[at]
+            if at not in self._pairs:
+                texts[at] = _text(argument)
+            elif argument is not None:
+                texts[at] = Pair(_text(argument.x), argument.y)
         for at in self._maps:
             texts[at] = None if texts[at] is None else _sorted(texts[at])
         return texts
@@ -161,6 +161,16 @@ class Functions:
         for accumulator in self._in_place:
             accumulator.undo()
         return aggregate
+
+
+_COMPARED = ("collect_set", "count_distinct", "approx_count_distinct", "mode")
+_OF_NUMBERS = ("count", "count_distinct", "approx_count_distinct")
+"""Functions of any arguments whose results are numbers."""
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw).decode()
+    return None if text == "null" else text
 
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import hopping, session, sliding, tumbling, within
+from sluice.operators.aggregation import sketches
 from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Functions
 from sluice.operators.aggregation.functions import Function
@@ -25,10 +26,24 @@ from sluice.operators.suppress import Suppress
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run
 
+OF_NUMBERS = ("sum", "max", "collect_list", "first", "count_distinct", "approx_count_distinct", "mode", "bit_xor",
+              "stddev_samp", "kurtosis")  # fmt: skip
+FUNCTIONS = [
+    Function("count"), *(Function(name, int) for name in OF_NUMBERS), Function("top", int, (2,)),
+    Function("percentiles", int, (0.2, 1)), Function("approx_percentile", int, (0.5,)),
+]  # fmt: skip
+
 
 def functions() -> Functions:
-    kinds = [Function("count"), *(Function(name, int, 2) for name in ("sum", "max", "collect_list", "top", "first"))]
-    return Functions(*kinds)
+    return Functions(*FUNCTIONS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_sketches() -> Iterator[None]:
+    """Sketches that stop being exact after a few values."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sketches, "MOST_EXACT", 3)
+        yield
 
 
 class Watch:
@@ -73,7 +88,7 @@ def rows(draw: st.DrawFn) -> list[Given]:
     for number in range(draw(st.integers(1, 40))):
         now += draw(st.sampled_from([0, 1, 1, 2, 3, 20]))
         time = max(0, now - draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])))
-        value = draw(st.sampled_from([None, 1, 1, 1])) and [number] * 6
+        value = draw(st.sampled_from([None, 1, 1, 1])) and [number] * len(FUNCTIONS)
         made.append(
             Given(draw(st.sampled_from(["a", "a", "b", None])), value, time, draw(st.sampled_from([LEFT, RIGHT])))
         )
@@ -91,5 +106,5 @@ def test_results_and_counts_do_not_depend_on_the_batches(name: str, rows: list[G
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_each_operator_has_something_to_compare(name: str) -> None:
-    busy = [Given("ab"[n % 2], [n] * 6, 3 * n - 4 * (n % 3 == 2), n // 2 % 2) for n in range(30)]
+    busy = [Given("ab"[n % 2], [n] * len(FUNCTIONS), 3 * n - 4 * (n % 3 == 2), n // 2 % 2) for n in range(30)]
     assert run(MAKERS[name](), busy).results

@@ -40,8 +40,8 @@ from tests.unit.operators.feed import Given, Ran, Result, run
         (Function("first", int), [None, 2, 1], 2),
         (Function("last", int), [2, 1, None], 1),
         (Function("first", msgspec.Raw), [None, {"a": 1}], {"a": 1}),
-        (Function("top", int, 2), [1, 3, None, 2, 3], [3, 3]),
-        (Function("top", int, 2), [1], [1]),
+        (Function("top", int, (2,)), [1, 3, None, 2, 3], [3, 3]),
+        (Function("top", int, (2,)), [1], [1]),
     ],
 )
 def test_function(function: Function, values: list[Any], expected: Any) -> None:
@@ -98,21 +98,26 @@ def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
 @pytest.mark.parametrize("name", ["min", "max", "first", "last", "collect_set", "count_distinct", "top"])
 def test_functions_that_cannot_subtract_are_rejected_over_a_table(name: str) -> None:
     with pytest.raises(TopologyError, match=f"{name} over a table cannot subtract"):
-        Functions(Function(name, int, 1), subtracts=True)
+        Functions(Function(name, int, (1,)), subtracts=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "argument", "n", "message"),
+    ("name", "argument", "parameters", "message"),
     [
-        ("median", int, 0, "Unknown aggregate function median"),
-        ("sum", str, 0, "sum needs int or float or Decimal"),
-        ("max", msgspec.Raw, 0, "max needs int or"),
-        ("top", int, 0, "at least 1"),
+        ("middle", int, (), "Unknown aggregate function middle"),
+        ("sum", str, (), "sum needs int or float or Decimal, not a text or a time"),
+        ("max", msgspec.Raw, (), "max needs int or"),
+        ("percentile", str, (0.5,), "percentile needs int or"),
+        ("bool_and", int, (), "bool_and needs bool"),
+        ("max_by", str, (), "second argument of max_by needs int or .*, not nothing"),
+        ("top", int, (0,), "at least 1"),
     ],
 )
-def test_mistakes_are_reported_when_built(name: str, argument: type, n: int, message: str) -> None:
+def test_mistakes_are_reported_when_built(
+    name: str, argument: type, parameters: tuple[float, ...], message: str
+) -> None:
     with pytest.raises(TopologyError, match=message):
-        Function(name, argument, n)
+        Function(name, argument, parameters)
 
 
 class Letters(msgspec.Struct):

@@ -1,0 +1,109 @@
+"""Aggregates records within a task, before the shuffle: one row per state row instead of one per record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.errors import EngineError
+from sluice.plan import Combinable, StoreColumn
+from sluice.sql.aggregates import result_type
+from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_types import arrow_type
+from sluice.sql.types import PLAIN_SCALE, precision_and_scale
+from sluice.values.sql_types import canonical
+
+WINDOWED = ("key", "window_start", "window_end", "time")
+"""The columns of windowed records before those that aggregates read."""
+_INTEGERS = ("int", "bigint")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A partial aggregate of a task, stored in `column`."""
+
+    column: str
+    aggregate: Combinable
+    type: pa.DataType
+
+    @property
+    def function(self) -> str:
+        """The function that adds up the records' contributions."""
+        return "sum" if self.aggregate.function == "count" else self.aggregate.function
+
+    def single(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
+        """Each record's contribution."""
+        if self.aggregate.function != "count":
+            return records.column(self.aggregate.column).cast(self.type)
+        if self.aggregate.column is None:
+            return pa.repeat(pa.scalar(1, pa.int64()), records.num_rows)
+        return pc.is_valid(records.column(self.aggregate.column)).cast(pa.int64())
+
+
+@dataclass(frozen=True)
+class PartialAggregates:
+    """The aggregates of one group. `values` has, for each store, its fields with their parts."""
+
+    values: tuple[tuple[tuple[str, Part], ...], ...]
+    scalar: tuple[bool, ...]
+    """For each store, whether its value is that of its only field."""
+
+    @classmethod
+    def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
+        """The aggregates of a group's stores. `types` are the SQL types of the columns that they read."""
+        distinct = dict.fromkeys(aggregate for column in store_columns for _, aggregate in column.columns)
+        parts = {aggregate: Part(f"m{n}", aggregate, _type(aggregate, types)) for n, aggregate in enumerate(distinct)}
+        return cls(
+            tuple(tuple((name, parts[aggregate]) for name, aggregate in column.columns) for column in store_columns),
+            tuple(column.scalar for column in store_columns),
+        )
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts, without duplicates."""
+        return list(dict.fromkeys(part for fields in self.values for _, part in fields))
+
+    def combined(self, records: pa.Table) -> pa.Table:
+        """Aggregate windowed records to one row per state row, which is identified by key and window start."""
+        parts = self.parts
+        rows = records.select([*WINDOWED])
+        for part in parts:
+            rows = rows.append_column(part.column, part.single(records))
+        functions = {part.column: part.function for part in parts}
+        grouped = rows.group_by(["key", "window_start"], use_threads=False)
+        added = grouped.aggregate([("window_end", "max"), ("time", "max"), *functions.items()])
+        columns = {name: added.column(name) for name in ("key", "window_start")}
+        columns |= {name: added.column(f"{name}_max") for name in ("window_end", "time")}
+        columns |= {part.column: added.column(f"{part.column}_{part.function}").cast(part.type) for part in parts}
+        return pa.table(columns).combine_chunks()
+
+    def json(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """The values of the stores in combined rows, as JSON."""
+        columns = {part.column: rows.column(part.column) for part in self.parts}
+        return [
+            json_values(columns[fields[0][1].column])
+            if scalar
+            else json_object({name: columns[part.column] for name, part in fields})
+            for fields, scalar in zip(self.values, self.scalar, strict=True)
+        ]
+
+
+def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
+    """The type of an aggregate, as in Spark.
+
+    Raises EngineError if JSON does not represent it exactly, because Spark gives a column another type than the plan.
+    """
+    argument = types.get(aggregate.column or "", "")
+    kind = result_type(aggregate.function, argument)
+    if aggregate.function == "count" or (aggregate.function != "sum" and argument in _INTEGERS):
+        return arrow_type(canonical(kind))
+    if argument.startswith("decimal") and precision_and_scale(argument)[1] <= PLAIN_SCALE:
+        return arrow_type(canonical(kind))
+    raise EngineError(
+        f"The {aggregate.function} of a column of type {argument} cannot be added up.",
+        next_step="Cast its argument to a decimal with at most six decimal places.",
+    )

@@ -1,0 +1,149 @@
+"""Turns the records of combinable aggregates into state rows, and adds up state rows.
+
+A state row's JSON contains everything that is needed to continue from it. A task aggregates its own records and writes
+the totals of each key and window as JSON. The owner's task adds them to the JSON that its shard had before the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.rows import rows
+from sluice.engine.combine.partial_aggregates import PartialAggregates
+from sluice.plan import Job, StoreColumn
+from sluice.sql.aggregates import result_type
+from sluice.sql.arrow_json import json_values
+from sluice.values.sql_types import compact, struct_type
+
+_FLUSH_RECORDS = 500_000
+_EXACT = Context(prec=100)
+"""Enough digits for any sum of decimals."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The state rows of a job's groups."""
+
+    groups: Mapping[int, PartialAggregates]
+    timed: frozenset[int]
+    """Groups whose values end with the largest event time of their records, which is the time of output records."""
+
+    @classmethod
+    def of(cls, job: Job, types: Mapping[str, str]) -> Self:
+        """The totals of a job. `types` are the SQL types of the columns that its groups read."""
+        groups = {group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups}
+        return cls(groups, frozenset(sink.group for sink in job.table_sinks))
+
+    def rows(self, group: int, records: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The state rows of a group's windowed records."""
+        aggregates = self.groups[group]
+        for batch in aggregates.combined(pa.Table.from_batches(records)).to_batches():
+            values = aggregates.json(batch)
+            values += [json_values(batch.column("time"))] if group in self.timed else []
+            separated = [part for value in values for part in (value, ",")][:-1]
+            columns = {name: batch.column(name) for name in ("key", "window_start", "window_end", "time")}
+            value = pc.binary_join_element_wise("[", *separated, "]", "")
+            yield rows(batch.num_rows, columns | {"target": group, "value": value})
+
+    def added(self, group: int, first: str, second: str) -> str:
+        """The combined value of two values of a group."""
+        how = self._how[group]
+        # Earlier values also end with an event time if an output of the group has been removed since.
+        parts = [_decode(value)[: len(how)] for value in (first, second)]
+        return _encode([add(*values) for add, *values in zip_longest(how, *parts)]).decode()
+
+    def time(self, value: str) -> int:
+        """The largest event time in a value of a timed group."""
+        time: int = _decode(value)[-1]
+        return time
+
+    @cached_property
+    def _how(self) -> dict[int, list[Callable[[Any, Any], Any]]]:
+        """Group → for each of its values, the function that combines two of them."""
+        return {
+            group: [
+                *(
+                    _adding([(name, part.function) for name, part in fields], scalar=scalar)
+                    for fields, scalar in zip(aggregates.values, aggregates.scalar, strict=True)
+                ),
+                *([_larger] if group in self.timed else []),
+            ]
+            for group, aggregates in self.groups.items()
+        }
+
+
+_decode = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _adding(fields: Sequence[tuple[str, str]], *, scalar: bool) -> Callable[[Any, Any], Any]:
+    """The function that combines two values of a store, given the functions of its fields."""
+    if scalar:
+        return _ADD[fields[0][1]]
+    adds = [(name, _ADD[function]) for name, function in fields]
+    return lambda first, second: {name: add(first[name], second[name]) for name, add in adds}
+
+
+def _sum(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second if isinstance(first, int) and isinstance(second, int) else _EXACT.add(first, second)
+
+
+def _smaller(first: Any, second: Any) -> Any:
+    return min((value for value in (first, second) if value is not None), default=None)
+
+
+def _larger(first: Any, second: Any) -> Any:
+    return max((value for value in (first, second) if value is not None), default=None)
+
+
+_ADD: dict[str, Callable[[Any, Any], Any]] = {"sum": _sum, "min": _smaller, "max": _larger}
+
+
+@dataclass
+class WindowedRecords:
+    """The windowed records of one task that are not state rows yet."""
+
+    totals: Totals
+    waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+
+    def add(self, group: int, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Keep a group's records, and yield its state rows once there are many."""
+        if records.num_rows:
+            waiting = self.waiting.setdefault(group, [])
+            waiting.append(records)
+            if sum(batch.num_rows for batch in waiting) >= _FLUSH_RECORDS:
+                yield from self.totals.rows(group, self.waiting.pop(group))
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """The state rows of all records that are left."""
+        for group, records in self.waiting.items():
+            yield from self.totals.rows(group, records)
+        self.waiting.clear()
+
+
+def value_types(job: Job, types: Mapping[str, str]) -> dict[str, str]:
+    """Store of a group → the SQL type of its values, given the types of the columns that the groups read."""
+    stores = [column for group in job.groups for column in group.store_columns]
+    return {store.store: _value_type(store, types) for store in stores}
+
+
+def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
+    fields = {name: result_type(each.function, types.get(each.column or "", "")) for name, each in store.columns}
+    return next(iter(fields.values())) if store.scalar else compact(struct_type(fields))
+
+
+def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
+    """Step of a group's store → the SQL types of the columns that it reads, given those of all columns."""
+    stores = [column for group in job.groups for column in group.store_columns]
+    return {store.step: ", ".join(types[name] for name in store.inputs) for store in stores}

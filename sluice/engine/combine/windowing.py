@@ -1,0 +1,140 @@
+"""Assigns each record to its windows, per aggregation group, and finds the records that are late.
+
+Stream time belongs to a group and a partition of its source: the largest event time of the records so far, including
+late records. It determines when windows close (see `sluice.values.windows`). A task sees a partition in offset order,
+so stream time is a running maximum that continues from the last batch, and results do not depend on where batches end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.engine.batch.accounting import Fate, Part, PartFacts, truth
+from sluice.engine.batch.headers import headers_of_records, with_headers
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
+from sluice.plan import AggregationGroup
+from sluice.state.model import NO_WINDOW
+from sluice.values.windows import Window
+
+
+@dataclass(frozen=True)
+class Windowed:
+    rows: npt.NDArray[np.intp]
+    """Indices of records, each repeated once per window that the record belongs to."""
+    starts: Times
+    """The window's start for each element of `rows`."""
+    late: int
+    """Number of (record, window) pairs in which the record is late for the window."""
+    stream_time: int
+    """Stream time after the records."""
+
+
+def assign_windows(times: Times, window: Window, stream_time: int, closed: int = BEFORE_ALL) -> Windowed:
+    """Assign windows to event times (ms, in offset order), given the stream time before the first record.
+
+    A window that closes at or before `closed` accepts no records, whatever this partition's stream time.
+    """
+    if not len(times):
+        return Windowed(np.empty(0, np.intp), times, 0, stream_time)
+    _, running = advance(times, np.ones(len(times), bool), stream_time)
+    # A matrix with a row per record and a column per window that may contain it, oldest window first.
+    starts = window.first_start(times)[:, None] + np.arange(window.overlap) * window.every_ms
+    holds = (starts >= 0) & (starts <= times[:, None])
+    late = holds & (starts + window.size_ms <= window.last_closed(np.maximum(running, closed))[:, None])
+    rows, columns = np.nonzero(holds & ~late)
+    return Windowed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
+
+
+def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
+    """The stream time that all groups have reached in all partitions. Earlier windows are closed.
+
+    The first record of a so far empty partition may have any event time, but windows that were closed stay closed.
+    """
+    reached = [times.closed(group.name, group.topics) for group in groups if group.window]
+    return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
+
+
+@dataclass
+class Windowing:
+    """Assigns the records of one task to the windows of the groups."""
+
+    groups: Sequence[AggregationGroup]
+    before: StreamTimes
+    """The stream times at the start of the batch."""
+    closed: int = field(init=False)
+    """The stream time up to which all windows were closed before the batch."""
+
+    def __post_init__(self) -> None:
+        self.closed = closed(self.groups, self.before)
+
+    def windowed(
+        self, batch: pa.RecordBatch, part: Part, facts: PartFacts, fate: Fate
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The number of each group, and its records of one partition, once for each window that counts a record.
+
+        Adds counts, stream times and late records to `facts`, and what happens to the records to `fate`.
+        """
+        if self.closed > BEFORE_ALL:
+            facts.times[CLOSED] = self.closed
+        for group in self.groups:
+            if part[0] in group.topics:
+                yield group.number, self._of_group(batch, group, part, facts, fate)
+
+    def _of_group(
+        self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, facts: PartFacts, fate: Fate
+    ) -> pa.RecordBatch:
+        passed = truth(batch.column(group.passed))
+        keyed = passed & truth(batch.column(group.key).is_valid())
+        fate.dropped["null_key"] |= passed & ~keyed
+        _count(facts, "null_key", group, int((passed & ~keyed).sum()))
+        if group.window is None:
+            valued = keyed & ~truth(batch.column(group.null)) if group.null else keyed
+            fate.dropped["null_value"] |= keyed & ~valued
+            _count(facts, "null_value", group, int((keyed & ~valued).sum()))
+            fate.applied |= valued
+            return _records(batch, group, np.flatnonzero(valued), None)
+        rows = np.flatnonzero(keyed)
+        name = f"{group.name}/{part[0]}/{part[1]}"
+        times = batch.column("_time").to_numpy()[rows]
+        since = facts.times.get(name, self.before.of(group.name, *part))
+        windowed = assign_windows(times, group.window, since, self.closed)
+        if len(rows):
+            facts.times[name] = windowed.stream_time
+        fate.applied[rows[windowed.rows]] = True
+        fate.late[rows] = True  # `applied` comes before `late` when records are counted
+        _count(facts, "late", group, windowed.late)
+        late_rows = np.setdiff1d(rows, rows[windowed.rows]) if group.late is not None else ()
+        if group.late is not None and len(late_rows):
+            late = batch.take(pa.array(late_rows))
+            columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
+            table = with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
+            facts.outputs.setdefault(group.late.topic, []).append(table)
+        return _records(batch, group, rows[windowed.rows], windowed.starts)
+
+
+def _count(facts: PartFacts, reason: str, group: AggregationGroup, number: int) -> None:
+    if number:
+        facts.counts.update({f"{reason}/{store_column.store}": number for store_column in group.store_columns})
+
+
+def _records(
+    batch: pa.RecordBatch, group: AggregationGroup, rows: npt.NDArray[np.intp], starts: Times | None
+) -> pa.RecordBatch:
+    """The columns `WINDOWED` and the group's inputs of these rows, whose windows have these starts."""
+    chosen = pa.array(rows)
+    begin = end = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
+    if starts is not None and group.window is not None:
+        begin, end = pa.array(starts), pa.array(starts + group.window.size_ms)
+    columns = {
+        "key": batch.column(group.key).take(chosen),
+        "window_start": begin,
+        "window_end": end,
+        "time": batch.column("_time").take(chosen),
+    }
+    columns |= {name: batch.column(name).take(chosen) for name in group.inputs}
+    return pa.RecordBatch.from_pydict(columns)

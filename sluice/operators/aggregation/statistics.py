@@ -1,0 +1,203 @@
+"""Statistics of one or two columns from exact sums of powers.
+
+Only a result is rounded, once. It therefore does not depend on the order of the values or on the ends of batches. A
+result is None if there are too few values, if all values are equal and it would divide by zero, or if no double can
+hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Context, Decimal, Inexact
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from sluice.operators.aggregation.accumulators import Accumulator
+from sluice.operators.exact_sums import Exact
+
+_EXACT = Context(prec=100_000, traps=[Inexact])
+"""Enough digits for any sum of fourth powers of decimals."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """The arguments of a function of two columns. Subclasses declare their types."""
+
+    x: Any
+    y: Any
+
+
+Sums = tuple[int, tuple[Any, ...]]
+"""The number of values, and the sum of each of their products."""
+
+
+class Statistic(Accumulator):
+    """A function of sums. `products` gives the products of a value; `result_of` makes the result of their sums."""
+
+    def __init__(
+        self,
+        number: type[Decimal] | type[Exact],
+        products: Callable[[Any], tuple[Any, ...] | None],
+        count: int,
+        result_of: Callable[[int, tuple[Fraction, ...]], float | None],
+    ) -> None:
+        super().__init__(tuple[int, tuple[(number,) * count]])  # type: ignore[misc]
+        self._zero: Sums = 0, (number(),) * count
+        self._add: Callable[[Any, Any], Any] = _EXACT.add if number is Decimal else _plus
+        self._subtract: Callable[[Any, Any], Any] = _EXACT.subtract if number is Decimal else _minus
+        self._products = products
+        self._result_of = result_of
+
+    @override
+    def begin(self) -> Sums:
+        return self._zero
+
+    @override
+    def add(self, accumulator: Sums, value: Any) -> Sums:
+        products = None if value is None else self._products(value)
+        if products is None:
+            return accumulator
+        return accumulator[0] + 1, tuple(map(self._add, accumulator[1], products))
+
+    @override
+    def subtract(self, accumulator: Sums, value: Any) -> Sums:
+        products = None if value is None else self._products(value)
+        if products is None:
+            return accumulator
+        return accumulator[0] - 1, tuple(map(self._subtract, accumulator[1], products))
+
+    @override
+    def merge(self, earlier: Sums, later: Sums) -> Sums:
+        return earlier[0] + later[0], tuple(map(self._add, earlier[1], later[1]))
+
+    @override
+    def result(self, accumulator: Sums) -> float | None:
+        count, sums = accumulator
+        try:
+            return self._result_of(count, tuple(map(_fraction, sums))) if count else None
+        except OverflowError:
+            return None
+
+
+def statistic(name: str, argument: type) -> Statistic:
+    """The accumulator of a statistic of integers, decimals or doubles; of two columns, which are doubles."""
+    if name in _OF_PAIRS:
+        return Statistic(Exact, _products_of_pair, 5, _OF_PAIRS[name])
+    powers, result_of = _OF_VALUES[name]
+    if argument is float:
+        return Statistic(Exact, lambda value: _powers_of_double(value, powers), powers, result_of)
+    return Statistic(Decimal, lambda value: _powers(Decimal(value), powers), powers, result_of)
+
+
+def _plus(one: Exact, other: Exact) -> Exact:
+    return one.merge(other)
+
+
+def _minus(one: Exact, other: Exact) -> Exact:
+    return one.merge(Exact(-other.mantissa, other.exponent))
+
+
+def _fraction(number: Decimal | Exact) -> Fraction:
+    if isinstance(number, Decimal):
+        return Fraction(number)
+    return number.mantissa * Fraction(2) ** number.exponent
+
+
+def _powers(value: Decimal, count: int) -> tuple[Decimal, ...]:
+    powers = [value]
+    while len(powers) < count:
+        powers.append(_EXACT.multiply(powers[-1], value))
+    return tuple(powers)
+
+
+def _exact(*factors: float) -> Exact:
+    """The product of doubles."""
+    mantissa, exponent = 1, 0
+    for factor in factors:
+        numerator, denominator = factor.as_integer_ratio()
+        mantissa, exponent = mantissa * numerator, exponent + 1 - denominator.bit_length()
+    return Exact(mantissa, exponent)
+
+
+def _powers_of_double(value: float, count: int) -> tuple[Exact, ...]:
+    return tuple(_exact(*[value] * power) for power in range(1, count + 1))
+
+
+def _products_of_pair(pair: Pair) -> tuple[Exact, ...] | None:
+    x, y = pair.x, pair.y
+    if x is None or y is None:
+        return None
+    return _exact(x), _exact(y), _exact(x, x), _exact(y, y), _exact(x, y)
+
+
+def _squares(count: int, total: Fraction, squares: Fraction) -> Fraction:
+    """The sum of the squares of the values' distances from their mean."""
+    return squares - total * total / count
+
+
+def _root(square: Fraction) -> float:
+    return math.sqrt(square)
+
+
+def _variance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> Fraction | None:
+    divisor = count - samples
+    return _squares(count, *sums) / divisor if divisor else None
+
+
+def _float(value: Fraction | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _stddev(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | None:
+    variance = _variance(samples, count, sums)
+    return None if variance is None else _root(variance)
+
+
+def _skewness(count: int, sums: tuple[Fraction, ...]) -> float | None:
+    first, second, third = sums
+    squares = _squares(count, first, second)
+    cubes = third - 3 * first * second / count + 2 * first**3 / count**2
+    if not squares:
+        return None
+    return math.copysign(_root(count * cubes**2 / squares**3), cubes)
+
+
+def _kurtosis(count: int, sums: tuple[Fraction, ...]) -> float | None:
+    first, second, third, fourth = sums
+    squares = _squares(count, first, second)
+    if not squares:
+        return None
+    fourths = fourth - 4 * first * third / count + 6 * first**2 * second / count**2 - 3 * first**4 / count**3
+    return float(count * fourths / squares**2 - 3)
+
+
+def _covariance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | None:
+    xs, ys, _, _, products = sums
+    divisor = count - samples
+    return float((products - xs * ys / count) / divisor) if divisor else None
+
+
+def _correlation(count: int, sums: tuple[Fraction, ...]) -> float | None:
+    xs, ys, x_squares, y_squares, products = sums
+    common = products - xs * ys / count
+    squares = _squares(count, xs, x_squares) * _squares(count, ys, y_squares)
+    return math.copysign(_root(common**2 / squares), common) if squares else None
+
+
+_Result = Callable[[int, tuple[Fraction, ...]], float | None]
+_OF_VALUES: dict[str, tuple[int, _Result]] = {
+    "var_samp": (2, lambda count, sums: _float(_variance(True, count, sums))),
+    "var_pop": (2, lambda count, sums: _float(_variance(False, count, sums))),
+    "stddev_samp": (2, lambda count, sums: _stddev(True, count, sums)),
+    "stddev_pop": (2, lambda count, sums: _stddev(False, count, sums)),
+    "skewness": (3, _skewness),
+    "kurtosis": (4, _kurtosis),
+}
+_OF_PAIRS: dict[str, _Result] = {
+    "covar_samp": lambda count, sums: _covariance(True, count, sums),
+    "covar_pop": lambda count, sums: _covariance(False, count, sums),
+    "corr": _correlation,
+}

@@ -1,0 +1,58 @@
+"""Which aggregates are combinable: their partial results can be added up in any order, from the JSON of their stores.
+
+These are counts, and sums, minima and maxima of integers and of decimals that JSON writes without an exponent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.plan.value_types import types_after
+from sluice.sql.aggregates import Parts, split_aggregate
+from sluice.sql.typed import type_of
+from sluice.sql.types import MOST_DIGITS, PLAIN_SCALE, Types, is_decimal, is_integer, precision_and_scale
+from sluice.topology import nodes
+from sluice.values.records import METADATA
+
+_SUM_DIGITS = 10
+"""A sum has this many more digits than its argument, enough for 10^10 values."""
+
+
+@dataclass(frozen=True)
+class CombinableFunction:
+    """An aggregate function and the SQL of its argument, which is None for `count(*)`."""
+
+    name: str
+    """count, sum, min or max."""
+    argument: str | None
+
+
+def combinable_function(text: str, types: Types) -> CombinableFunction | None:
+    """The function of an aggregate over fields of these types; None if the aggregate is not combinable.
+
+    Integers are summed as decimals, whose sum cannot overflow.
+    """
+    parts = split_aggregate(text)
+    if not isinstance(parts, Parts) or parts.text != "a0":
+        return None
+    ((name, argument, _),) = parts.functions
+    if name == "count":
+        return CombinableFunction("count", argument)
+    if argument is None or name not in ("sum", "min", "max"):
+        return None
+    kind = type_of(argument, types)
+    if is_integer(kind):
+        return CombinableFunction(name, f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument)
+    if is_decimal(kind):
+        precision, scale = precision_and_scale(kind)
+        # The type of a result with the most digits is only a guess, because Spark shortens its scale.
+        is_known = precision + _SUM_DIGITS <= MOST_DIGITS if name == "sum" else precision < MOST_DIGITS
+        return CombinableFunction(name, argument) if is_known and scale <= PLAIN_SCALE else None
+    return None
+
+
+def why_not_combinable(node: nodes.Aggregate) -> str:
+    """Why the functions of an aggregate are not combinable; empty if they are."""
+    types = types_after(node.parent) | METADATA
+    text = next((text for text in node.columns.values() if combinable_function(text, types) is None), None)
+    return "" if text is None else f"{text} is computed record by record"
