@@ -16,6 +16,7 @@ from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.routes import Routes
 from sluice.engine.ordered.stages import Stages, kinds_by_name
+from sluice.engine.publish.change_steps import ChangeSteps
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.steps.arrow_steps import ArrowSteps
@@ -56,8 +57,6 @@ class ArrowQuery:
             raise NeedsSparkError(reason)
         side_outputs = storage.side_outputs
         reader = StreamReader.of(job, side_outputs, interleaved=interleaved)
-        if any(sink.steps for sink in job.table_sinks):
-            raise NeedsSparkError("maps or joins the changes of a store that is added up")
         types = types_of(job.layers, types_read(job))
         inputs = {name: compact(types[name]) for group in job.groups for name in group.inputs}
         totals = Totals.of(job, inputs)
@@ -72,6 +71,9 @@ class ArrowQuery:
             stage = stages.task(number)
             tasks.append(Chain((unpack, stage, Routes.of(stages, number), *stages.last_tasks(number))))
         tables = TableReader.of(job, side_outputs, interleaved=interleaved)
+        store_types = value_types(job, inputs) | stages.store_types()
+        for sink in job.table_sinks:
+            ChangeSteps.of(job, sink, store_types)
         return cls(
             workers,
             frozenset(source.topic for source in job.streams),
@@ -79,7 +81,7 @@ class ArrowQuery:
             Chain((reader, steps, ingest, Pack(workers))),
             tuple(tasks),
             Chain((tables, ordered_rows, Pack(workers, to_all=True))),
-            value_types(job, inputs) | stages.store_types(),
+            store_types,
             input_types(job, inputs) | stages.input_types(),
             totals,
         )

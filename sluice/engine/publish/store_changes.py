@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from sluice.engine.batch.dead_letters import HEADERS
 from sluice.engine.batch.rejected import Row, rejection
 from sluice.engine.batch.shards import worker_shard
+from sluice.engine.publish.change_steps import REJECTED, ChangeSteps, right_column
 from sluice.plan import Attempt, Job, Lookup, Select, TableSink
+from sluice.plan.one_pass import NeedsSparkError
 from sluice.state.shard.protocol import Shard
 from sluice.values.sql import TO_JSON, VALUE_JSON, literal
 from sluice.values.tables import WINDOW
@@ -22,12 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PAGE = 10_000
-_HEADERS = "array({})".format(
-    ", ".join(
-        f"named_struct('key', '{name}', 'value', CAST(CAST(unix_millis(_{name}) AS STRING) AS BINARY))"
-        for name in ("window_start", "window_end")
-    )
-)
 
 
 @dataclass
@@ -71,15 +67,10 @@ class GlobalTables:
             if isinstance(step, Lookup):
                 values = self.values[step.table.group]
                 found = pa.array([values.get(key) for key in changed.column("key").to_pylist()], pa.string())
-                changed = changed.append_column(_right(number), found)
+                changed = changed.append_column(right_column(number), found)
                 if step.how == "inner":
-                    changed = changed.filter(pc.is_valid(changed.column(_right(number))))
+                    changed = changed.filter(pc.is_valid(changed.column(right_column(number))))
         return changed
-
-
-def _right(step: int) -> str:
-    """The column with what the lookup of a sink's step found."""
-    return f"right_{step}"
 
 
 def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
@@ -102,18 +93,29 @@ def change_records(
         if of_group.num_rows and not sink.steps:
             outputs.append((sink.sink.topic, _unchanged(job, sink, of_group)))
         elif of_group.num_rows:
-            assert spark is not None, "steps after stores are computed by Spark"
-            records = _records(spark, job, sink, of_group, tables, types).toArrow()
-            if _REJECTED in records.column_names:
-                failed = records.filter(records.column(_REJECTED).is_valid())
-                rejected += [
-                    {"key": row["key"], "value": row[_REJECTED], "window_start": row["start"], "window_end": row["end"]}
-                    for row in failed.to_pylist()
-                ]
-                is_fine = records.column(_REJECTED).is_null()
-                records = records.filter(is_fine).drop_columns([_REJECTED, "start", "end"])
-            outputs.append((sink.sink.topic, records))
+            of_group = tables.join(of_group, sink.steps)
+            records = _mapped(spark, job, sink, of_group, types)
+            if REJECTED in records.column_names:
+                is_fine = records.column(REJECTED).is_null()
+                failed, reasons = (table.filter(pc.invert(is_fine)) for table in (of_group, records))
+                columns = {"value": reasons.column(REJECTED)}
+                columns |= {name: failed.column(name) for name in ("key", *WINDOW)}
+                rejected += pa.table(columns).to_pylist()
+                of_group = of_group.filter(is_fine)
+                records = records.filter(is_fine).drop_columns([REJECTED])
+            outputs.append((sink.sink.topic, _with_window(job, sink, of_group, records)))
     return outputs, rejected
+
+
+def _mapped(
+    spark: SparkSession | None, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]
+) -> pa.Table:
+    """What the steps of a sink make of changes, in their order: on Arrow, or on Spark if a step needs it."""
+    try:
+        return ChangeSteps.of(job, sink, types)(changed)
+    except NeedsSparkError:
+        assert spark is not None, "without Spark, no step needs it"
+        return _records(spark, job, sink, changed, types).toArrow()
 
 
 def _unchanged(job: Job, sink: TableSink, changed: pa.Table) -> pa.Table:
@@ -122,14 +124,19 @@ def _unchanged(job: Job, sink: TableSink, changed: pa.Table) -> pa.Table:
     values = [bytes(values[sink.store_column]).decode() for values in decoded]
     texts = [None if sink.scalar and value == "null" else value for value in values]
     columns = {"key": changed.column("key"), "value": pa.array(texts, pa.string()), "timestamp": changed.column("time")}
-    if job.groups_by_number[sink.group].window:
-        bounds = zip(*(changed.column(name).to_pylist() for name in WINDOW), strict=True)
-        headers = [
-            [{"key": name, "value": str(time).encode()} for name, time in zip(WINDOW, times, strict=True)]
-            for times in bounds
-        ]
-        columns["headers"] = pa.array(headers, HEADERS)
-    return pa.table(columns)
+    return _with_window(job, sink, changed, pa.table(columns))
+
+
+def _with_window(job: Job, sink: TableSink, changed: pa.Table, records: pa.Table) -> pa.Table:
+    """The records with the bounds of the changes' windows as headers, if the store has windows."""
+    if not job.groups_by_number[sink.group].window:
+        return records
+    bounds = zip(*(changed.column(name).to_pylist() for name in WINDOW), strict=True)
+    headers = [
+        [{"key": name, "value": str(time).encode()} for name, time in zip(WINDOW, times, strict=True)]
+        for times in bounds
+    ]
+    return records.append_column("headers", pa.array(headers, HEADERS))
 
 
 def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> None:
@@ -143,7 +150,8 @@ def check_changes(spark: SparkSession, job: Job, types: Mapping[str, str]) -> No
     tables = GlobalTables({table.group: {} for table in job.tables})
     for sink in (sink for sink in job.table_sinks if sink.steps):
         try:
-            _records(spark, job, sink, pa.schema(schema.items()).empty_table(), tables, types)
+            empty = tables.join(pa.schema(schema.items()).empty_table(), sink.steps)
+            _records(spark, job, sink, empty, types)
         except PySparkException as error:
             raise Unresolved(sink.sink.number, error) from None
 
@@ -153,42 +161,35 @@ def _records(
     job: Job,
     sink: TableSink,
     changed: pa.Table,
-    tables: GlobalTables,
     types: Mapping[str, str],
 ) -> DataFrame:
-    frame = _typed(spark, job, sink, tables.join(changed, sink.steps), types)
+    frame = _typed(spark, job, sink, changed, types)
     kept = frame.columns[:-1]
     for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
-            frame = frame.selectExpr(*kept, f"named_struct('left', v, 'right', {_right(number)}) AS v")
+            frame = frame.selectExpr(*kept, f"named_struct('left', v, 'right', {right_column(number)}) AS v")
         elif not step.causes:
             frame = frame.selectExpr(*kept, f"{step.sql} AS v")
         else:
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
             kept = frame.columns[:-1]
-    others = ["time AS timestamp", *([f"{_HEADERS} AS headers"] if job.groups_by_number[sink.group].window else [])]
-    if _REJECTED in kept:
-        times = [f"coalesce(unix_millis(_window_{name}), -1) AS {name}" for name in ("start", "end")]
-        others += [_REJECTED, *times]
-    return frame.selectExpr("_key AS key", f"{TO_JSON.format('v')} AS value", *others)
-
-
-_REJECTED = "_rejected"
+    rejected = [REJECTED] if REJECTED in kept else []
+    return frame.selectExpr("_key AS key", f"{TO_JSON.format('v')} AS value", "time AS timestamp", *rejected)
 
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
     from sluice.engine.steps.attempts import with_columns
 
-    passed = f"{_REJECTED} IS NULL" if _REJECTED in kept else "true"
+    passed = f"{REJECTED} IS NULL" if REJECTED in kept else "true"
     attempt = Attempt(name, step.step, passed, (step.sql,), None, step.causes)
     made = with_columns(frame, (), [attempt])
     rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
-    if _REJECTED in kept:
-        rejected = f"coalesce({_REJECTED}, {rejected})"
-    others = [name for name in kept if name != _REJECTED]
-    return made.selectExpr(*others, f"{rejected} AS {_REJECTED}", f"{attempt.result(0)} AS v")
+    if REJECTED in kept:
+        rejected = f"coalesce({REJECTED}, {rejected})"
+    others = [name for name in kept if name != REJECTED]
+    return made.selectExpr(*others, f"{rejected} AS {REJECTED}", f"{attempt.result(0)} AS v")
 
 
 def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, types: Mapping[str, str]) -> DataFrame:
@@ -201,7 +202,7 @@ def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, ty
     rights = {}
     for number, step in enumerate(sink.steps):
         if isinstance(step, Lookup):
-            name = _right(number)
+            name = right_column(number)
             state_rows = state_rows.append_column(name, changed.column(name))
             rights[name] = f"from_json({name}, {literal(f'ARRAY<{step.table.value}>')})[0]"
     frame = spark.createDataFrame(state_rows)
