@@ -266,7 +266,7 @@ def repartition(pipeline: Name) -> None:
 
     Stores keep their values, and the next run continues where the last one stopped. The topics are not read.
     """
-    from sluice.engine.job.repartition import repartition as spread
+    from sluice.operations.repartition import repartition as spread
     from sluice.plan import plan
 
     with errors_as_messages(), out.status("moving rows") as status:

@@ -13,7 +13,7 @@ from sluice.settings import settings
 
 def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")]) -> None:
     """Back up the state of all pipelines: ledger, shards and checkpoints. Runs and queries may go on."""
-    from sluice.backups.back_up import back_up
+    from sluice.operations.backups.back_up import back_up
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("backing up") as status:
@@ -28,7 +28,7 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)],
 ) -> None:
     """Restore a backup to the ledger, shards and checkpoints in the settings, which must be empty."""
-    from sluice.backups.restore import restore as restore_backup
+    from sluice.operations.backups.restore import restore as restore_backup
 
     with errors_as_messages(), out.status("restoring") as status:
         restored = restore_backup(folder, settings(), status.update)

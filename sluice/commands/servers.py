@@ -70,7 +70,7 @@ def move(
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
     """Move a worker to another state server without interrupting queries. Repeat the command if it is interrupted."""
-    from sluice.remote.server.moves import move as move_worker
+    from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("connecting") as status:
@@ -87,7 +87,7 @@ def import_state(
 
     The old shards are sealed, so that no run writes to them any more. Repeat the command if it is interrupted.
     """
-    from sluice.remote.server.imports import import_state as copy
+    from sluice.operations.imports import import_state as copy
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(sqlite_url(ledger.absolute())) as source:
@@ -143,8 +143,8 @@ def add(
 ) -> None:
     """Make a state server the standby of a worker, and copy the worker's shard to it."""
     from sluice.errors import LeaseError, NotFound, Refused
-    from sluice.remote.server.moves import require_server
-    from sluice.remote.standbys import require_copyable
+    from sluice.operations.moves import require_server
+    from sluice.operations.standbys import require_copyable
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
@@ -192,7 +192,7 @@ def refresh(pipeline: Name) -> None:
 
 def _refresh(ledger: Ledger, pipeline: str) -> None:
     from sluice.engine.job.driver_lease import current_lease, this_process
-    from sluice.remote.standbys import Failed, refresh
+    from sluice.operations.standbys import Failed, refresh
 
     errors: list[SluiceError] = []
     with out.status("waiting for the lease") as status:
@@ -222,7 +222,7 @@ def promote(
 ) -> None:
     """Put a worker's standby in the worker's place, because the worker's state server is lost."""
     from sluice.engine.job.driver_lease import current_lease, this_process
-    from sluice.remote.standbys import promote
+    from sluice.operations.standbys import promote
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:

@@ -87,9 +87,9 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     with importing():
         import structlog
 
-        from sluice.engine.job.restore import RestoringRun
         from sluice.engine.read.java_settings import java_settings
         from sluice.kafka.brokers import require_brokers
+        from sluice.operations.restoring import RestoringRun
         from sluice.plan import Job, explain, load_plan
         from sluice.state.ledger.run_ends import note_failure
 
@@ -129,8 +129,8 @@ def rebuild(
     from_topics: bool = False,
 ) -> None:
     """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
-    from sluice.engine.job.rebuild import Rebuild, drop_built
     from sluice.kafka.brokers import require_brokers
+    from sluice.operations.rebuild import Rebuild, drop_built
     from sluice.plan import load_plan
 
     job = load_plan(configuration.pipelines, name).job
@@ -151,8 +151,8 @@ def rebuild_changed(
     configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False
 ) -> None:
     """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
-    from sluice.engine.job.changed_stores import ChangedStores
     from sluice.kafka.brokers import require_brokers
+    from sluice.operations.changed_stores import ChangedStores
     from sluice.plan import Job, load_plan
 
     job = load_plan(configuration.pipelines, name).job

@@ -1,1 +1,1 @@
-"""Operations on the state of pipelines, between batches or beside them. `copying` is how all of them copy shards."""
+"""Operations on the state of pipelines, beside their runs. `copying` is the one way in which they copy shards."""

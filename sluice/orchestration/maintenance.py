@@ -10,8 +10,8 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
 from sluice.errors import StateError
+from sluice.operations.retention import retain
 from sluice.settings import settings
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.ledger import Ledger
 
 log = structlog.get_logger(__name__)

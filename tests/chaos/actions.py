@@ -14,13 +14,13 @@ import pytest
 
 from sluice.dead_letters import Chosen, redrive
 from sluice.engine.job.compatibility import CompatibilityError
-from sluice.engine.job.rebuild import Rebuild
-from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
+from sluice.operations.moves import move
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.remote.server.moves import move
 from sluice.sinks.postgres import PostgresTables
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.plans import Plans

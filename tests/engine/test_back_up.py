@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sluice import Pipeline
-from sluice.backups.back_up import back_up
-from sluice.backups.restore import restore
-from sluice.engine.job.rebuild import Rebuild
-from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError
+from sluice.operations.backups.back_up import back_up
+from sluice.operations.backups.restore import restore
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from sluice.settings import Settings
 from tests.docs.pages import read, steps

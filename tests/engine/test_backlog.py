@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, within
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import LeaseError
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef

@@ -16,12 +16,12 @@ from confluent_kafka.admin import AdminClient
 from msgspec import Struct
 
 from sluice import Context, Pipeline, Record, tumbling
-from sluice.engine.job.changed_stores import ChangedStores
 from sluice.engine.job.compatibility import CompatibilityError
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.replay import Step
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
+from sluice.operations.changed_stores import ChangedStores
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sluice import DeltaTable, Pipeline
-from sluice.engine.job.rebuild import Rebuild
 from sluice.errors import EngineError
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.model import GenerationRef
 from tests.delta import delta_rows, written_snapshot

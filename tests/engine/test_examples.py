@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.errors import EngineError, StateError
 from sluice.examples import load_example
 from sluice.examples.example import START_MS, Example, create_example_topics, decoded, produce_samples, read_samples
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
 from sluice.settings import Settings

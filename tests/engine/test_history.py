@@ -14,12 +14,12 @@ from msgspec import Struct
 from sluice import Pipeline
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import EngineError, LeaseError
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.retention import retain
 from sluice.plan import plan
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef

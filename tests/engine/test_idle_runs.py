@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.job.changed_stores import ChangedStores
-from sluice.engine.job.rebuild import Rebuild
-from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
+from sluice.operations.changed_stores import ChangedStores
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from tests.engine.conftest import Start
 from tests.engine.shop import Amount, Names

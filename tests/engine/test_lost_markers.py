@@ -10,9 +10,9 @@ from confluent_kafka.admin import AdminClient
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.job.rebuild import Rebuild
-from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names

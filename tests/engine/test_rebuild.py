@@ -13,11 +13,11 @@ from confluent_kafka.admin import AdminClient
 from sluice import Pipeline, session
 from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import Rebuild, drop_built
 from sluice.engine.job.replay import Step, evenly
 from sluice.engine.job.run import JobRun
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError, LeaseError, StateError
+from sluice.operations.rebuild import Rebuild, drop_built
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.state.ledger.generations import Generations

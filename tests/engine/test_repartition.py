@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from sluice.state.model import owner
 from tests.engine.conftest import Start

@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, session
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.remote.opening import open_shard
 from sluice.state.ledger.snapshots import Snapshots

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from sluice.auditing import report
-from sluice.engine.job.rebuild import Rebuild
-from sluice.engine.job.restore import RestoringRun
 from sluice.errors import DamagedState, LeaseError
+from sluice.operations.rebuild import Rebuild
+from sluice.operations.restoring import RestoringRun
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.state.ledger.generations import Generations

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.job.repartition import repartition
 from sluice.errors import EngineError
+from sluice.operations.imports import import_state
+from sluice.operations.moves import move
+from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.remote.server.imports import import_state
-from sluice.remote.server.moves import move
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement

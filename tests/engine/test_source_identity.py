@@ -14,9 +14,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.read.identity import InputError, SourceIdentity
 from sluice.kafka.topics import records_at
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.ledger import Ledger

@@ -12,9 +12,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.read.identity import InputError
 from sluice.errors import EngineError
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from sluice.auditing import report
-from sluice.engine.job.restore import RestoringRun
 from sluice.errors import Refused
+from sluice.operations import standbys
+from sluice.operations.restoring import RestoringRun
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.remote import standbys
 from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from sluice import Context, Pipeline, PostgresTable, Record, Timer
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers, EngineError, SettingsError
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef

@@ -51,7 +51,7 @@ class Counter:
 def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], object]:
     """Move a worker to a state server."""
     from sluice.commands.servers import place_of
-    from sluice.remote.server.moves import move as move_worker
+    from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
     place = place_of(pipeline, int(worker), address, tls=False)
@@ -60,7 +60,7 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     """Remove all snapshots but the newest `keep`."""
-    from sluice.snapshot_retention import retain as forget
+    from sluice.operations.retention import retain as forget
     from sluice.state.ledger.ledger import Ledger
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
@@ -101,7 +101,7 @@ def redrive(bootstrap: str, pipeline: str, topic: str) -> Callable[[], object]:
 
 def rebuild(action: str, pipeline: str) -> Callable[[], object]:
     """Replay a pipeline of `SLUICE_PIPELINES` into a new generation, or promote it, with a Spark session."""
-    from sluice.engine.job.rebuild import Rebuild
+    from sluice.operations.rebuild import Rebuild
     from sluice.plan import load_plan
     from sluice.settings import settings
     from sluice.testing.driver import shared_session
@@ -113,7 +113,7 @@ def rebuild(action: str, pipeline: str) -> Callable[[], object]:
 
 def repartition(pipeline: str) -> Callable[[], object]:
     """Spread a pipeline's state over the workers in its file."""
-    from sluice.engine.job.repartition import repartition as spread
+    from sluice.operations.repartition import repartition as spread
     from sluice.plan import load_plan
     from sluice.settings import settings
 

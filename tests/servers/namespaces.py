@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.remote.server.moves import move
+from sluice.operations.moves import move
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner

@@ -14,10 +14,10 @@ from sluice.cli import app
 from sluice.commands.console import wide
 from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.errors import DamagedState, Refused
+from sluice.operations.moves import move
+from sluice.operations.standbys import promote, refresh
 from sluice.remote.opening import open_shard
-from sluice.remote.server.moves import move
 from sluice.remote.shard import RemoteShard
-from sluice.remote.standbys import promote, refresh
 from sluice.state.ledger.placement import Placement, Placements
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.standbys import Standbys

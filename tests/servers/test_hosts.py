@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from sluice.cli import app
 from sluice.commands.servers import place_of
 from sluice.errors import NotFound, Refused, StateError
+from sluice.operations.moves import move
+from sluice.operations.retention import retain
 from sluice.query import execution
 from sluice.remote.opening import open_shard
 from sluice.remote.server import shards
-from sluice.remote.server.moves import move
 from sluice.remote.server.run import Options, claim
 from sluice.settings import settings
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from sluice.errors import Refused, SettingsError, StateError
+from sluice.operations.moves import move, require_server
 from sluice.remote import identity
 from sluice.remote.server import shards
-from sluice.remote.server.moves import move, require_server
 from sluice.remote.server.run import Options, register
 from sluice.remote.server.shards import identity_of
 from sluice.settings import settings

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.errors import LeaseError, Refused
+from sluice.operations import imports
+from sluice.operations.imports import import_state
 from sluice.remote.opening import open_shard
-from sluice.remote.server import imports
-from sluice.remote.server.imports import import_state
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states

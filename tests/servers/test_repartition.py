@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.job.repartition import repartition
-from sluice.remote.server.moves import move
+from sluice.operations.moves import move
+from sluice.operations.repartition import repartition
 from sluice.state.ledger.placement import Placement
 from sluice.testing.kafka import EmbeddedKafka
 from tests.installation import Installation, content, expected, settings_of

@@ -17,14 +17,15 @@ from sluice.cli import app
 from sluice.engine.job.driver_lease import current_lease, this_process
 from sluice.engine.job.standbys import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
+from sluice.operations import standbys
+from sluice.operations.moves import move
+from sluice.operations.retention import retain
+from sluice.operations.standbys import Failed, Refreshed, promote, refresh
 from sluice.query import execution
-from sluice.remote import shard, standbys
+from sluice.remote import shard
 from sluice.remote.opening import open_shard
-from sluice.remote.server.moves import move
 from sluice.remote.shard import RemoteShard
-from sluice.remote.standbys import Failed, Refreshed, promote, refresh
 from sluice.settings import settings
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.placement import Placement
 from sluice.state.shard.operator_states import State
 from tests.api.states import totals

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from sluice.commands.servers import place_of
 from sluice.errors import Refused, SettingsError, StateError
-from sluice.remote.server.moves import move
+from sluice.operations.moves import move
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import WorkerInfo, owner
 from tests.servers.conftest import LOCATIONS

@@ -30,9 +30,9 @@ from rich.table import Table
 
 from sluice.errors import SluiceError
 from sluice.kafka.topics import Topic, create_topics
+from sluice.operations.retention import retain
 from sluice.provision.checks import free_port
 from sluice.settings import Settings, settings
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from sluice.testing.platform import LocalPlatform

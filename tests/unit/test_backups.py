@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from sluice import Pipeline
-from sluice.backups import restore as restoring
-from sluice.backups.back_up import back_up
-from sluice.backups.restore import restore
 from sluice.engine.batch.spark_state import copy_checkpoint
-from sluice.engine.job.rebuild import drop_built
 from sluice.errors import DamagedState, Refused, SettingsError, SluiceError, StateError
+from sluice.operations.backups import restore as restoring
+from sluice.operations.backups.back_up import back_up
+from sluice.operations.backups.restore import restore
+from sluice.operations.rebuild import drop_built
 from sluice.plan import plan
 from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings

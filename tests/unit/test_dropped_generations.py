@@ -9,10 +9,10 @@ import pytest
 
 from sluice import Pipeline
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job import rebuild
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import drop_built
 from sluice.errors import EngineError, StateError, Unreachable
+from sluice.operations import rebuild
+from sluice.operations.rebuild import drop_built
 from sluice.plan import Job, plan
 from sluice.remote.opening import create_shard
 from sluice.state.ledger.generations import Generations

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from sluice.backups import restore as restoring
-from sluice.backups.back_up import back_up
-from sluice.backups.restore import restore
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.rebuild import drop_built
-from sluice.engine.job.repartition import repartition
 from sluice.engine.job.run import _lease_of_hidden
 from sluice.errors import LeaseError, Refused
-from sluice.remote.server import imports
-from sluice.remote.server.imports import import_state
+from sluice.operations import imports
+from sluice.operations.backups import restore as restoring
+from sluice.operations.backups.back_up import back_up
+from sluice.operations.backups.restore import restore
+from sluice.operations.imports import import_state
+from sluice.operations.rebuild import drop_built
+from sluice.operations.repartition import repartition
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.errors import StateError
+from sluice.operations.retention import retain
 from sluice.query import AsOf, Reader
 from sluice.query.results import Page
 from sluice.remote.server.shards import OwnShards
-from sluice.snapshot_retention import retain
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.queries.worker_queries import Value

@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, StateError, TooSlow
+from sluice.operations.retention import retain
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
 from sluice.query import pinning as catalogue_module
 from sluice.query import reader as reader_module
 from sluice.query.as_of import parse_positions
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.limits import Gate
-from sluice.snapshot_retention import retain
 from sluice.state.deadlines import deadline
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef

@@ -20,9 +20,9 @@ from sluice import Pipeline
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.topics import TopicLimits
 from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.repartition import repartition
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import DamagedState, EngineError, LeaseError
+from sluice.operations.repartition import repartition
 from sluice.plan import Job, plan
 from sluice.remote.opening import open_shard
 from sluice.settings import settings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sluice.snapshot_retention import retain
+from sluice.operations.retention import retain
 from sluice.state.model import GenerationRef
 from sluice.state.shard.shard import LocalShard
 from tests.states import NOON, States

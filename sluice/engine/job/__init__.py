@@ -1,1 +1,1 @@
-"""The run of a job: lease, compatibility, the query's DataFrames, replay, rebuild, restore."""
+"""The run of a job: lease, compatibility, the query's DataFrames, replay."""

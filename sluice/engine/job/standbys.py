@@ -8,7 +8,7 @@ import structlog
 
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
-from sluice.remote.standbys import Failed, promote_lost, refresh
+from sluice.operations.standbys import Failed, promote_lost, refresh
 from sluice.state.ledger.ledger import Ledger
 
 log = structlog.get_logger()

@@ -20,12 +20,12 @@ from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
 from sluice.engine.job.moving import move_spark_state, require_complete
-from sluice.engine.job.rebuild import drop_others
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
 from sluice.operations.copying import NewShard, Origin, Progress, Versions
+from sluice.operations.rebuild import drop_others
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings

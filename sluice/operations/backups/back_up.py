@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice import __version__
-from sluice.backups import manifest
-from sluice.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.backups.shards import fill_from, with_batches
 from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.file_modes import make_folder
+from sluice.operations.backups import manifest
+from sluice.operations.backups.manifest import BackedUp, Manifest, file_errors
+from sluice.operations.backups.shards import fill_from, with_batches
 from sluice.operations.copying import Progress, WholeCopy
 from sluice.remote.opening import open_shard
 from sluice.state.database import close_file

@@ -20,14 +20,14 @@ from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
-from sluice.engine.job.merge import Merge, Part, processors_of
 from sluice.engine.job.moving import require_complete
 from sluice.engine.job.query import JobQuery
-from sluice.engine.job.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.engine.job.replay import Step
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
+from sluice.operations.merge import Merge, Part, processors_of
+from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder

@@ -14,16 +14,16 @@ from tempfile import TemporaryDirectory
 
 from pyarrow import fs
 
-from sluice.backups import manifest
-from sluice.backups.manifest import Manifest, file_errors
-from sluice.backups.shards import fill_from, with_batches
 from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
 from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import Refused
+from sluice.operations.backups import manifest
+from sluice.operations.backups.manifest import Manifest, file_errors
+from sluice.operations.backups.shards import fill_from, with_batches
 from sluice.operations.copying import Progress, WholeCopy
+from sluice.operations.imports import unseal_copies
 from sluice.remote.opening import open_shard
-from sluice.remote.server.imports import unseal_copies
 from sluice.settings import Settings
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.errors import Refused
 from sluice.operations.copying import WholeCopy
+from sluice.operations.moves import fill_and_seal
 from sluice.remote.opening import open_shard
-from sluice.remote.server.moves import fill_and_seal
 from sluice.state.ledger.copying import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef

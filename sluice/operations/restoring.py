@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from sluice.engine.job.rebuild import Rebuild
 from sluice.engine.job.run import JobRun
 from sluice.engine.job.standbys import promote_standbys
 from sluice.engine.read.identity import InputError
 from sluice.engine.session import Starting, started
 from sluice.errors import DamagedState, Unreachable
+from sluice.operations.rebuild import Rebuild
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
