@@ -178,9 +178,12 @@ class PlannedRows:
 
 
 class Replays:
-    """The runs of one pipeline, one after the other, in one folder. A context manager."""
+    """The runs of one pipeline, one after the other, in one folder. A context manager.
 
-    def __init__(self, pipeline: Pipeline, partitions: Mapping[str, int]) -> None:
+    They are on Spark if `on_spark`; by default, only if a step needs it.
+    """
+
+    def __init__(self, pipeline: Pipeline, partitions: Mapping[str, int], *, on_spark: bool | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-replays-"))
         self._home, self._copy = self._folder / "home", self._folder / "copy"
         self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
@@ -188,7 +191,7 @@ class Replays:
         job = self.storage.job
         self._query: Query = (
             OnSpark(self.storage, partitions, str(self._folder / "records"))
-            if why_not_local(job, self._settings)
+            if on_spark or (on_spark is None and why_not_local(job, self._settings))
             else InProcess(self.storage, partitions)
         )
 

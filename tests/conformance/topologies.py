@@ -171,11 +171,11 @@ class Trial:
         """How results differ from the model's, and between runs."""
         chance = random.Random(len(self.inputs))
         ends = sorted(chance.sample(range(1, len(self.inputs)), min(MOST_CUTS, len(self.inputs) - 1)))
-        lines = _lines(self.inputs)
+        given = lines(self.inputs)
         minimised: set[str] = set()
-        batches = [lines[begin:end] for begin, end in itertools.pairwise([0, *ends, len(lines)])]
+        batches = [given[begin:end] for begin, end in itertools.pairwise([0, *ends, len(given)])]
         with Replays(self._pipeline, dict.fromkeys(SOURCES, self.partitions)) as replays:
-            whole = replays.whole(lines)
+            whole = replays.whole(given)
             cut, problems = replays.cut(batches, chance)
             for problem in problems:
                 yield self.topologies[0], problem
@@ -194,13 +194,13 @@ class Trial:
         """The difference from the model for few records."""
 
         def difference(inputs: Sequence[Input]) -> str:
-            return _from_model(topology, prefix, replays.whole(_lines(inputs)), inputs)
+            return _from_model(topology, prefix, replays.whole(lines(inputs)), inputs)
 
         fewest = _fewest(self.inputs, lambda inputs: bool(difference(inputs)))
         return f"{difference(fewest)}, for {len(fewest)} records: {_told(fewest)}"
 
 
-def _lines(inputs: Sequence[Input]) -> list[str]:
+def lines(inputs: Sequence[Input]) -> list[str]:
     """The records as the driver's input reads them."""
     piped = PipedRecords()
     return [

@@ -1,0 +1,37 @@
+"""A pipeline writes the same bytes in the process of a test as on Spark: to topics, shards and operators' states."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from sluice import Pipeline
+from tests.conformance.catalogue import SOURCES
+from tests.conformance.replays import Replays, Result
+from tests.conformance.topologies import Topology, add_topologies, lines, records
+
+
+def result(topologies: list[Topology], *, on_spark: bool) -> tuple[Result, list[str]]:
+    """What the topologies write for the same random records, in several batches of which one is interrupted."""
+    chance = random.Random(7)
+    pipeline = Pipeline("both", workers=2)
+    add_topologies(pipeline, topologies)
+    given = lines([*records(chance, 60, partitions=2)])
+    batches = [given[begin:end] for begin, end in itertools.pairwise((0, 17, 18, 40, 60))]
+    with Replays(pipeline, dict.fromkeys(SOURCES, 2), on_spark=on_spark) as replays:
+        return replays.cut(batches, chance)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "seeds", [range(30, 34), pytest.param(range(40, 60), marks=pytest.mark.heavy)], ids=["a few", "many"]
+)
+def test_a_process_writes_what_spark_writes(seeds: range) -> None:
+    topologies = [Topology.random(seed, operators=10) for seed in seeds]
+    in_process, on_spark = (result(topologies, on_spark=way) for way in (False, True))
+    assert in_process[1] == on_spark[1] == []
+    assert in_process[0].output == on_spark[0].output
+    assert in_process[0].stores == on_spark[0].stores
+    assert in_process[0].state == on_spark[0].state
