@@ -12,12 +12,12 @@ from sluice.settings import settings
 
 
 def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")]) -> None:
-    """Back up the state of all pipelines: ledger, shards and checkpoints. Runs and queries may go on."""
+    """Back up the state of all pipelines: ledger and shards. Runs and queries may go on."""
     from sluice.operations.backups.back_up import back_up
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("backing up") as status:
-        made = back_up(ledger, settings().checkpoints, folder, status.update)
+        made = back_up(ledger, folder, status.update)
         status.stop()
         for generation in made.generations:
             out.print(f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}", markup=False)
@@ -27,7 +27,7 @@ def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder fo
 def restore(
     folder: Annotated[Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)],
 ) -> None:
-    """Restore a backup to the ledger, shards and checkpoints in the settings, which must be empty."""
+    """Restore a backup to the ledger and shards in the settings, which must be empty."""
     from sluice.operations.backups.restore import restore as restore_backup
 
     with errors_as_messages(), out.status("restoring") as status:

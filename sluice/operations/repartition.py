@@ -1,8 +1,8 @@
 """Spreads a pipeline's state over another number of workers, in a new generation, while readers use the old one.
 
-The newest snapshot's rows and states go to the worker that owns their key, and the checkpoint is copied, so the topics
-are not read. Spark's own state and its logs do not depend on the number of workers. The new generation becomes current
-in one transaction at the end; if the driver is killed before, the next call removes the unfinished generation.
+The newest snapshot's rows and states go to the worker that owns their key, so the topics are not read. The new
+generation becomes current in one transaction at the end; if the driver is killed before, the next call removes the
+unfinished generation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.moving import move_spark_state, require_complete
+from sluice.engine.job.moving import require_complete
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
@@ -89,7 +89,6 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         drop_others(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
-            move_spark_state(old_storage, storage, batch)
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
             ledger.generations.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)

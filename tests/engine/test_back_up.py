@@ -81,7 +81,7 @@ def test_a_backup_during_a_batch_has_the_state_before_the_batch(
     def back_up_and_stop(*_: object) -> None:
         """All shards have the batch, but its output is not written."""
         with running.ledger() as ledger:
-            back_up(ledger, running.settings.checkpoints, tmp_path / "backup")
+            back_up(ledger, tmp_path / "backup")
         raise EngineError("the run was stopped")
 
     running.send("sales", sale("a"), sale("c"))

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.spark_state import copy_checkpoint
 from sluice.errors import DamagedState, Refused, SettingsError, SluiceError, StateError
 from sluice.operations.backups import restore as restoring
 from sluice.operations.backups.back_up import back_up
@@ -42,14 +41,14 @@ def backup(tmp_path: Path) -> Path:
     """A backup of two batches."""
     old = Installation(settings_of(tmp_path / "old"))
     old.publish()
-    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    back_up(old.ledger, tmp_path / "backup")
     return tmp_path / "backup"
 
 
 def test_a_backup_is_restored_with_all_snapshots(database: str, tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old", database))
     old.publish()
-    made = back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    made = back_up(old.ledger, tmp_path / "backup")
     assert [one.batch for one in made.generations] == [1]
     new = settings_of(tmp_path / "new")
     assert restore(tmp_path / "backup", new) == made
@@ -72,7 +71,7 @@ def test_a_lost_ledger_is_not_backed_up(tmp_path: Path) -> None:
     old.ledger.close()
     Path(old.settings.ledger.removeprefix("sqlite:///")).unlink()
     with Ledger.open(old.settings.ledger) as ledger, pytest.raises(StateError, match="nothing to back up") as refused:
-        back_up(ledger, old.settings.checkpoints, tmp_path / "backup")
+        back_up(ledger, tmp_path / "backup")
     assert "SLUICE_LEDGER" in refused.value.next_step
     assert not (tmp_path / "backup").exists()
 
@@ -92,7 +91,7 @@ def test_backups_are_consistent_while_batches_are_published(database: str, tmp_p
         for number in range(3):
             while newest and old.ledger.snapshots.last_batch(old.ref) == newest[-1]:
                 time.sleep(0.01)
-            made = back_up(old.ledger, old.settings.checkpoints, tmp_path / f"backup{number}")
+            made = back_up(old.ledger, tmp_path / f"backup{number}")
             newest.append(made.generations[0].batch)
     finally:
         done.set()
@@ -109,7 +108,7 @@ def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     with open_shard(old.states.location(0), to_write=True) as shard:
         shard.write(1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
         shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], 1)
-    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
     with Ledger.open(new.ledger) as ledger, open_shard(ledger.generations.workers("orders")[0].location) as shard:
@@ -208,7 +207,7 @@ def test_a_restored_installation_removes_no_shards_of_the_old_one(database: str,
     info = msgspec.structs.replace(old.states.info(), generation=2, workers=(worker,))
     old.ledger.generations.register(info, hidden=True)
     create_shard(unfinished).close()
-    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
     pipeline = Pipeline("orders", workers=2)
@@ -227,7 +226,7 @@ def test_damaged_state_is_not_backed_up(tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     Path(old.states.location(1).removeprefix("sqlite:///")).unlink()
     with pytest.raises(DamagedState):
-        back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+        back_up(old.ledger, tmp_path / "backup")
     with pytest.raises(DamagedState, match="not a complete backup"):
         restore(tmp_path / "backup", settings_of(tmp_path / "new"))
 
@@ -235,19 +234,4 @@ def test_damaged_state_is_not_backed_up(tmp_path: Path) -> None:
 def test_an_existing_backup_is_not_overwritten(backup: Path, tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "old")
     with Ledger.open(settings.ledger) as ledger, pytest.raises(SettingsError, match="is not empty"):
-        back_up(ledger, settings.checkpoints, backup)
-
-
-def test_sparks_files_of_later_batches_are_not_copied(tmp_path: Path) -> None:
-    names = {
-        "metadata", "sources/0/0", "offsets/6", "offsets/7", "offsets/.7.crc", "commits/7", "state/0/_metadata/schema",
-        "state/0/1/7.zip", "state/0/1/8.changelog", "state/0/1/.8.changelog.crc", "state/0/1/SSTs/000012-aa.sst",
-    }  # fmt: skip
-    later = {"offsets/8", "offsets/.8.crc", "commits/8", "state/0/1/9.changelog", "state/0/1/9_1f-2e.zip",
-             "state/0/1/.8.changelog.1f2e.tmp"}  # fmt: skip
-    for name in names | later:
-        (tmp_path / "spark" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "spark" / name).write_text(name)
-    copy_checkpoint(str(tmp_path / "spark"), str(tmp_path / "copy"), 7)
-    copied = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
-    assert copied == names
+        back_up(ledger, backup)

@@ -138,7 +138,7 @@ def test_a_generation_that_was_removed_is_not_built_any_further(files: Installat
 def test_a_paused_copy_does_not_replace_a_ledger_that_is_in_use(command: str, tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     new = settings_of(tmp_path / "new")
-    back_up(old.ledger, old.settings.checkpoints, tmp_path / "backup")
+    back_up(old.ledger, tmp_path / "backup")
     seen: list[Any] = []
 
     def copy() -> object:

@@ -87,6 +87,6 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     if (published := ledger.snapshots.newest(storage.ref)) is None:
         return ""
     before, now = ledger.generations.get(storage.ref), query.info
-    require_compatible(before, now, lambda: is_interrupted(ledger, storage, published))
+    require_compatible(before, now, lambda: is_interrupted(ledger, storage))
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

@@ -115,7 +115,7 @@ class JobRun:
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
-        require_compatible(before, info, lambda: newest is not None and is_interrupted(ledger, storage, newest))
+        require_compatible(before, info, lambda: newest is not None and is_interrupted(ledger, storage))
         with writing as output:
             if output is not None:
                 output.require_newest()

@@ -1,4 +1,4 @@
-"""Backs up all pipelines of a ledger while runs go on: the ledger, all shards and the checkpoints.
+"""Backs up all pipelines of a ledger while runs go on: the ledger and all shards.
 
 A backup has the ledger and the shards as SQLite files, whatever databases they come from. The ledger is copied in one
 transaction. Then a transaction of each shard pins what the copy reads. If no snapshot was published meanwhile, the
@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice import __version__
-from sluice.engine.batch.spark_state import copy_checkpoint, has_spark_state
-from sluice.engine.batch.storage import checkpoint_of
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.file_modes import make_folder
 from sluice.operations.backups import manifest
@@ -36,7 +34,7 @@ Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 """A worker's shard, and the batch after which it is copied."""
 
 
-def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress = lambda _: None) -> Manifest:
+def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
     Raises SettingsError if the folder has files, DamagedState if published state is damaged, and StateError if there is
@@ -54,11 +52,6 @@ def back_up(ledger: Ledger, checkpoints: str, folder: Path, progress: Progress =
         make_folder(folder)
         with Ledger.open(manifest.ledger(folder)) as copy, _pinned(ledger, copy) as shards:
             generations = with_batches(copy)
-            # Spark keeps a batch for a limited time, so the checkpoints come first.
-            for info, batch in generations:
-                if has_spark_state(checkpoint := checkpoint_of(checkpoints, info.ref)):
-                    progress(f"copying the checkpoint of {info.pipeline}")
-                    copy_checkpoint(checkpoint, checkpoint_of(manifest.checkpoints(folder), info.ref), batch)
             for info, worker, batch, shard in shards:
                 address = location(manifest.shards(folder), info.ref, worker.number)
                 with WholeCopy(shard, address, progress, until=batch) as new:

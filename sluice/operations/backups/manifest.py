@@ -52,11 +52,6 @@ def shards(folder: Path) -> str:
     return sqlite_url(folder.absolute() / "shards")
 
 
-def checkpoints(folder: Path) -> str:
-    """The folder of the checkpoints in a backup."""
-    return str(folder.absolute() / "checkpoints")
-
-
 @contextmanager
 def file_errors(doing: str) -> Iterator[None]:
     """Raise errors of the file system as StateError, which names `doing`."""
