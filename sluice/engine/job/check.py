@@ -84,7 +84,7 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     source = NoRecords(spark)
     query = JobQuery(spark, storage, source, source.partitions(job.topics))
     query.check_changes()
-    if (published := ledger.snapshots.newest(storage.ref)) is None:
+    if ledger.snapshots.newest(storage.ref) is None:
         return ""
     before, now = ledger.generations.get(storage.ref), query.info
     require_compatible(before, now, lambda: is_interrupted(ledger, storage))
