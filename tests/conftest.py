@@ -139,6 +139,12 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
+def session(request: pytest.FixtureRequest) -> SparkSession | None:
+    """The Spark session of test drivers; None if only the pipelines that need Spark run on it."""
+    return request.getfixturevalue("spark") if request.config.getoption("--spark") else None
+
+
+@pytest.fixture(scope="session")
 def kafka() -> EmbeddedKafka:
     """One real broker for all tests, also of other processes. Names of topics and pipelines must be a test's own."""
     folder = Path(os.environ[_BROKER])

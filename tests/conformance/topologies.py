@@ -351,22 +351,23 @@ def main(arguments: list[str]) -> int:
                 print(f"{topology.name}: {problem[:2000]}", flush=True)
             failed.setdefault(topology.name, problem)
         done += len(some)
-        if len(some) > 1 or done % 25 == 0:
-            print(f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
+        print(f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
     print(f"{len(topologies) - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
     return 1 if failed else 0
 
 
 def _shared(topologies: Sequence[Topology], together: int) -> Iterator[Sequence[Topology]]:
-    """Each topology that runs in this process, then the others, so many in a pipeline, because they share a batch."""
-    on_spark = []
+    """The topologies that run in this process, then the others, so many in a pipeline, because they share a batch."""
+    on_spark, in_process = [], []
     for topology in topologies:
         pipeline = Pipeline("topologies", workers=2)
         add_topologies(pipeline, [topology])
-        if why_not_local(plan(pipeline).job, settings()):
-            on_spark.append(topology)
-        else:
-            yield [topology]
+        (on_spark if why_not_local(plan(pipeline).job, settings()) else in_process).append(topology)
+        if len(in_process) == together:
+            yield in_process
+            in_process = []
+    if in_process:
+        yield in_process
     if on_spark:
         shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
     for begin in range(0, len(on_spark), together):

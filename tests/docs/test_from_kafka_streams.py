@@ -40,9 +40,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 @pytest.fixture(scope="module")
-def driver(page: Pipeline, spark: SparkSession) -> Iterator[TopologyTestDriver]:
+def driver(page: Pipeline, session: SparkSession | None) -> Iterator[TopologyTestDriver]:
     """The page's pipeline, with a few records of each topic."""
-    with TopologyTestDriver(page, spark=spark) as driver:
+    with TopologyTestDriver(page, spark=session) as driver:
         for shop, city, floors in (("s1", "Pune", 2), ("s2", "Pune", 1), ("s3", "Goa", 3)):
             driver.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
         driver.pipe("cities", "a city", key="tea")

@@ -15,13 +15,13 @@ from sluice.values.modules import load_module
 from tests.docs.pages import ROOT, files, read
 
 
-def test_the_tests_of_the_page_pass(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_tests_of_the_page_pass(session: SparkSession | None, tmp_path: Path) -> None:
     ((path, content),) = files(read("docs/how-to/test-a-pipeline.md")).items()
     file = tmp_path / Path(path).name
     file.write_text(content)
     shown = [test for name, test in vars(load_module(file)).items() if name.startswith("test_")]
     assert len(shown) == 2
-    with TopologyTestDriver(load_pipeline(ROOT / "spark_jobs", "words"), spark=spark) as driver:
+    with TopologyTestDriver(load_pipeline(ROOT / "spark_jobs", "words"), spark=session) as driver:
         for test in shown:
             test(driver)
 

@@ -25,12 +25,6 @@ def server(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def session(request: pytest.FixtureRequest) -> SparkSession | None:
-    """The Spark session for drivers; None if only the pipelines that need Spark run on it."""
-    return request.getfixturevalue("spark") if request.config.getoption("--spark") else None
-
-
-@pytest.fixture
 def drive(session: SparkSession | None, server: str) -> Iterator[Drive]:
     """Makes a driver of a pipeline, or of the pipeline in `spark_jobs` with a name, and closes it after the test."""
     made: list[TopologyTestDriver] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pyspark.sql import SparkSession
 
 from sluice import Pipeline
@@ -15,7 +16,9 @@ def copies() -> Pipeline:
     return pipeline
 
 
-def test_drivers_leave_no_threads_and_files(spark: SparkSession) -> None:
+@pytest.mark.parametrize("on", ["spark", "session"])
+def test_drivers_leave_no_threads_and_files(request: pytest.FixtureRequest, on: str) -> None:
+    spark: SparkSession | None = request.getfixturevalue(on)
     with TopologyTestDriver(copies(), spark=spark) as always:
         for number in range(8):
             if number == 2:

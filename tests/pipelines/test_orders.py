@@ -25,10 +25,10 @@ STORE: dict[str, Any] = {
 
 
 @pytest.fixture
-def orders(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+def orders(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """A driver in which the address of store_1234 is known."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "orders"), spark=spark, database=database) as driver:
+    with TopologyTestDriver(load_pipeline(PIPELINES, "orders"), spark=session, database=database) as driver:
         driver.pipe("stores", STORE, key="store_1234", timestamp=ms("08:00:00"))
         yield driver
 

@@ -24,13 +24,13 @@ class Number(Struct):
 
 
 @pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.heavy), "postgres"])
-def on(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[On]:
+def on(request: pytest.FixtureRequest, session: SparkSession | None) -> Iterator[On]:
     """Makes a driver with its state in a database of the given kind."""
     database = new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""
     made: list[TopologyTestDriver] = []
 
     def driver(pipeline: Pipeline) -> TopologyTestDriver:
-        made.append(TopologyTestDriver(pipeline, spark=spark, database=database))
+        made.append(TopologyTestDriver(pipeline, spark=session, database=database))
         return made[-1]
 
     yield driver
@@ -56,9 +56,9 @@ def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None
     assert driver.store("c") == {NUL: 2, "": 1, "x\0": 1, "x": 2}
 
 
-def test_the_words_pipeline_runs_with_postgresql(spark: SparkSession, postgres: str) -> None:
+def test_the_words_pipeline_runs_with_postgresql(session: SparkSession | None, postgres: str) -> None:
     pipeline = load_pipeline(Path(PIPELINES), "words")
-    with TopologyTestDriver(pipeline, spark=spark, database=new_database(postgres)) as driver:
+    with TopologyTestDriver(pipeline, spark=session, database=new_database(postgres)) as driver:
         driver.pipe("alphabet_descriptions", "the first", "A", timestamp=500)
         for word in ("Apple", "Alpha"):
             driver.pipe("alphabet", word, "A", timestamp=1_000)

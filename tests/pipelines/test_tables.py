@@ -191,7 +191,7 @@ def test_a_table_is_joined_with_a_global_table(drive: Drive) -> None:
 @pytest.mark.parametrize("cuts", [pytest.param((), marks=pytest.mark.heavy), (3,)])
 @pytest.mark.parametrize("joins", ["a store", "a table"])
 def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
-    spark: SparkSession, cuts: tuple[int, ...], joins: str
+    session: SparkSession | None, cuts: tuple[int, ...], joins: str
 ) -> None:
     pipeline = Pipeline("elsewhere", workers=2)
     rates = pipeline.global_table("rates", value=Item)
@@ -199,7 +199,7 @@ def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
         pipeline.stream("items", value=Item).group_by_key().count(store="counts").join(rates).to("out")
     else:
         pipeline.table("items", value=Item).join(rates).to("out")
-    with TopologyTestDriver(pipeline, spark=spark, partitions={"rates": 2}) as driver:
+    with TopologyTestDriver(pipeline, spark=session, partitions={"rates": 2}) as driver:
         records = [("other", 0, 0), ("other", 0, 0), ("a", 1, 0), ("a", 2, 1)]
         for number, (key, n, partition) in enumerate(records):
             if number in cuts:

@@ -29,10 +29,10 @@ class Event(Struct):
 
 
 @pytest.fixture(scope="module")
-def driver(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+def driver(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """One driver for all tests: each test has its own pages and its own hour."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=spark, database=database) as driver:
+    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=session, database=database) as driver:
         yield driver
 
 

@@ -21,10 +21,10 @@ SECOND = "the second letter"
 
 
 @pytest.fixture(scope="module")
-def words(spark: SparkSession, server: str) -> Iterator[TopologyTestDriver]:
+def words(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """One driver for all stories: each has letters of its own."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "words"), spark=spark, database=database) as made:
+    with TopologyTestDriver(load_pipeline(PIPELINES, "words"), spark=session, database=database) as made:
         yield made
 
 
