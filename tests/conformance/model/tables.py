@@ -92,7 +92,8 @@ class MappedTable(Table):
 
     def get(self, key: Key) -> Row | None:
         row = self.parents[0].get(key)
-        return row and Row(self._mapped(key, row.value), row.time)
+        value = None if row is None else self._mapped(key, row.value)
+        return None if row is None or value is None else Row(value, row.time)
 
     def process(self, record: Record) -> None:
         new, old = (self._mapped(record.key, value) for value in record.value)
