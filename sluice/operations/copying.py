@@ -38,18 +38,20 @@ class WholeCopy:
     """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
 
     An unfinished copy that is there is continued, and a complete one brought up to date. If it then differs from the
-    source, it is replaced. So is one that is not complete although it has to be: `is_complete`.
+    source, it is replaced. So is one that is not complete although it has to be: `is_complete`. `settled` is the newest
+    batch that is published, and therefore is not written again.
     """
 
     def __init__(
         self, source: Shard, place: str, progress: Progress = lambda _: None, *, until: int | None = None,
-        is_complete: bool = False,
+        settled: int = -1, is_complete: bool = False,
     ) -> None:  # fmt: skip
         self.versions = 0
         """The number of versions copied."""
         self.why_anew = ""
         """Why a copy that was there was replaced; empty if none was."""
-        self._source, self._place, self._progress, self._until = source, place, progress, until
+        self._source, self._place, self._progress = source, place, progress
+        self._until, self._settled = until, settled
         self._target: Shard | None = None
         try:
             self._target = open_shard(place, to_write=True) if is_complete else create_shard(place, continued=True)
@@ -119,8 +121,8 @@ class WholeCopy:
 
     def _begin(self, target: Shard) -> int:
         """Copy what is there while the source may be in use. Returns the first batch that is missing then."""
-        # The newest batch may be written again until it is published.
-        missing = self._source.journal().newest if self._until is None else self._until + 1
+        unsettled = max(self._source.journal().newest, self._settled + 1)
+        missing = unsettled if self._until is None else self._until + 1
         journal = target.journal()
         if not journal.batches:
             # This tells a copy that continues what it lacks, besides the rows after its last one.
@@ -130,6 +132,7 @@ class WholeCopy:
             self._copy_pages(target, 0, target.last())
             return min(begun, missing)
         else:
+            # The newest batch may have been written again since it was copied.
             complete = journal.newest - 1 if self._until is None else min(journal.newest, self._until)
             self._copy_since(target, complete + 1, journal)
         return missing

@@ -50,10 +50,10 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
                     next_step="Run without state servers first, or rebuild the state in the new database.",
                 )
             locations[worker.ref, worker.number] = address = location(shards, worker.ref, worker.number)
-            if source.snapshots.last_batch(worker.ref) is None:
+            if (published := source.snapshots.last_batch(worker.ref)) is None:
                 continue  # its first run has published nothing, and creates its shards again
             old = stack.enter_context(open_shard(worker.location, to_write=True))
-            copy = stack.enter_context(WholeCopy(old, address, progress))
+            copy = stack.enter_context(WholeCopy(old, address, progress, settled=published))
             fill_and_seal(old, copy)
             copied += copy.versions
             arrived.append(copy)

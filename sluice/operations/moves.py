@@ -102,17 +102,18 @@ def _shards(
     worker = next((one for one in info.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None
+    published = ledger.snapshots.last_batch(info.ref)
     try:
         source = open_shard(worker.location, to_write=True)
     except StateError:
-        if ledger.snapshots.last_batch(info.ref) is None:
+        if published is None:
             return None
         raise
     there = place.shard(info.ref)
     if worker.location == there:
         return source, None
     try:
-        return source, WholeCopy(source, there, progress)
+        return source, WholeCopy(source, there, progress, settled=-1 if published is None else published)
     except Refused:
         with suppress(StateError, Refused):
             target = open_shard(there, to_write=True)

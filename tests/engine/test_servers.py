@@ -69,7 +69,7 @@ def test_a_run_continues_after_its_state_was_imported_into_postgresql(start: Sta
     assert running.run() == 1
     assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
     running.settings = sqlite
-    with pytest.raises(EngineError, match="but the ledger does not have it"):
+    with pytest.raises(EngineError, match="but the ledger does not have this batch"):
         running.run()
 
 

@@ -132,6 +132,23 @@ def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.Monke
             assert not copy.why_anew
 
 
+def test_published_batches_are_copied_once_while_the_source_is_in_use(database: str) -> None:
+    source, held = Source(database), list[int]()
+    source.write(3)
+
+    def hold() -> None:
+        held.append(copy.versions)
+        source.write()  # the last batch before the source is sealed
+
+    with WholeCopy(source.shard, location(database, GenerationRef("copy", 1), 0), settled=2) as copy:
+        copy.fill(hold=hold)
+        assert held[0] < copy.versions <= held[0] + 24
+        assert content(copy.target, 3) == content(source.shard, 3)
+    with WholeCopy(source.shard, location(database, GenerationRef("other", 1), 0), settled=3) as other:
+        other.fill(hold=lambda: held.append(other.versions))
+        assert held[1] == other.versions
+
+
 def test_a_copy_as_of_a_snapshot_lacks_later_batches(database: str) -> None:
     source = Source(database)
     source.write(3)

@@ -75,7 +75,8 @@ def _from_before_release() -> StateError:
     return StateError(
         "The ledger is from before the first release of Sluice, whose ledgers have other tables.",
         next_step="Begin with an empty ledger, and empty places for shards and checkpoints: the next runs compute the "
-        "state from the topics. Everything is in the folder of SLUICE_HOME unless other settings say so.",
+        "state from the topics, and write its output again. Everything is in the folder of SLUICE_HOME unless other "
+        "settings say so.",
     )
 
 
