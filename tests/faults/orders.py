@@ -23,7 +23,7 @@ from sluice.state.model import GenerationRef, Snapshot
 from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 
-NAME, JOB = "orders", "main"
+NAME = "orders"
 _MS_APART = 60
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
