@@ -97,7 +97,7 @@ def test_one_of_three_gets_the_lease(states: States, observe: Observe) -> None:
     outputs = [writer.communicate("\n") for writer in writers]
     assert sorted(out for out, _ in outputs) == ["", "", "holds the lease\nwritten\n"]
     errors = [error for out, error in outputs if not out]
-    assert all("Another driver is running job" in error for error in errors), errors
+    assert all("Another driver is running 'orders'" in error for error in errors), errors
     observe("one took the lease and wrote, two were rejected")
 
 
