@@ -88,7 +88,7 @@ def test_two_drivers(orders: World, observe: Observe) -> None:
     with working(orders) as first:
         second = orders.start(SLUICE_RUN="orders/two/main")
         assert second.wait() == 1
-        rejection = next(line for line in second.output.splitlines() if "Another driver is running job" in line)
+        rejection = next(line for line in second.output.splitlines() if "Another driver is running" in line)
         program = first.python()
         assert program is not None
         program.suspend()
@@ -191,7 +191,7 @@ def test_clocks(orders: World, tmp_path: Path, observe: Observe) -> None:
     ahead.step(1)
     second = orders.start(SLUICE_RUN="a/ahead/b", **ahead.environment)
     assert second.wait() == 1
-    assert "Another driver is running job" in second.output, second.output[-2000:]
+    assert "Another driver is running" in second.output, second.output[-2000:]
     assert driver.runs, "the first driver ended before the second one started"
     assert driver.wait() == 0, driver.output[-3000:]
     with orders.ledger() as ledger:

@@ -373,7 +373,7 @@ def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
         statuses = sorted(driver.wait() for driver in drivers)
         assert statuses in ([0, 0], [0, 1]), [driver.output[-2000:] for driver in drivers]
         lines = [line for driver in drivers for line in driver.output.splitlines()]
-        errors = [line for line in lines if "Another driver is running job" in line]
+        errors = [line for line in lines if "Another driver is running" in line]
         assert len(errors) == sum(statuses)
         results.append(f"{statuses}")
     subject.run()
