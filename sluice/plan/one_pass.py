@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from sluice.plan.jobs import Attempt, Column, Edge, Job, Layers, Transformation
 from sluice.sql.dialect import text_of, tree_of
@@ -102,7 +103,10 @@ def types_read(job: Job) -> dict[str, str]:
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> Typed:
     """An expression, which must have this type. Raises NeedsSparkError if Arrow cannot compute it."""
-    expression = typed(sql, types)
+    try:
+        expression = typed(sql, types)
+    except SqlglotError:  # sqlglot writes some parts of an expression in a way that it cannot read
+        raise NeedsSparkError(sql) from None
     if expression.why_spark or (kind and expression.type != kind):
         raise NeedsSparkError(expression.why_spark or text_of(expression.node))
     return expression

@@ -17,14 +17,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from sluice.sql.arrow_casts import cast, converted
+from sluice.sql import arrow_lists, arrow_texts, arrow_times
+from sluice.sql.arrow_casts import cast, converted, decimal_quotient, times
 from sluice.sql.arrow_json import json_object, json_values
-from sluice.sql.arrow_numbers import absolute, calculated, divided, divided_whole, negated, remainder, rounded, whole
+from sluice.sql.arrow_numbers import (
+    absolute,
+    calculated,
+    divided,
+    divided_whole,
+    modulus,
+    negated,
+    remainder,
+    rounded,
+    whole,
+)
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, either, mask_of, null_if_failed, valid
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, either, mask_of, null_if_failed, valid
 from sluice.sql.rules import RULES, RuleKey
 from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, Typed
-from sluice.sql.types import is_decimal
+from sluice.sql.types import is_decimal, precision_and_scale
 from sluice.values.sql_types import struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
@@ -250,6 +261,15 @@ def _calculated(sign: str, *, tries: bool = False) -> Function:
     return calculate
 
 
+def _divided(expression: Typed, values: list[Value], count: int) -> Result:
+    if not is_decimal(expression.type):
+        return divided(values[0], values[1], count)
+    digits = precision_and_scale(expression.type)
+    return by_row(
+        lambda left, right: decimal_quotient(left, right, *digits), values, arrow_type(expression.type), count
+    )
+
+
 def _negated(expression: Typed, values: list[Value], count: int) -> Result:
     literal = expression.node.this
     if isinstance(literal, exp.Literal) and literal.is_int:  # the least number has no positive one of its type
@@ -260,6 +280,14 @@ def _negated(expression: Typed, values: list[Value], count: int) -> Result:
 def _cast(expression: Typed, values: list[Value], count: int) -> Result:
     made = cast(values[0], expression.parts[0].type, expression.type, count)
     return null_if_failed(made) if expression.node.args.get("safe") else made
+
+
+def _shifted(function: Callable[..., Value]) -> Function:
+    def shift(expression: Typed, values: list[Value], count: int) -> Result:
+        number = array_of(values[0], count)
+        return Result(function(number, pa.scalar(values[1].as_py() % number.type.bit_width, number.type)))
+
+    return shift
 
 
 def _rounded(expression: Typed, values: list[Value], count: int) -> Result:
@@ -280,11 +308,15 @@ def _struct(expression: Typed, values: list[Value], count: int) -> Result:
 
 
 def _array(expression: Typed, values: list[Value], count: int) -> Result:
-    """The lists of the values of each row."""
-    columns = pa.chunked_array([array_of(value, count) for value in values]).combine_chunks()
-    width = len(values)
-    elements = columns.take(pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1)))
-    return Result(pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), elements))
+    return Result(arrow_lists.made_of([array_of(value, count) for value in values], count))
+
+
+def _element(expression: Typed, values: list[Value], count: int) -> Result:
+    of, index = array_of(values[0], count), values[1]
+    if pa.types.is_map(of.type):
+        return Result(arrow_lists.entry(of, index))
+    arguments = expression.node.args
+    return arrow_lists.element(of, index, offset=arguments.get("offset") or 0, tries=bool(arguments.get("safe")))
 
 
 def _object_json(expression: Typed, values: list[Value], count: int) -> Result:
@@ -297,17 +329,6 @@ def _joined(expression: Typed, values: list[Value], count: int) -> Result:
     return Result(pc.binary_join_element_wise(*values, pa.scalar("", arrow_type(expression.type))))
 
 
-def _compacted(expression: Typed, values: list[Value], count: int) -> Result:
-    """The lists without their nulls."""
-    lists = array_of(values[0], count)
-    parents, elements = pc.list_parent_indices(lists), lists.flatten()
-    kept = pc.is_valid(elements)
-    lengths = np.bincount(parents.filter(kept).to_numpy(), minlength=count)
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    made = pa.ListArray.from_arrays(pa.array(offsets), elements.filter(kept))
-    return Result(pc.if_else(lists.is_valid(), made, pa.scalar(None, made.type)))
-
-
 def _path_element(expression: Typed, values: list[Value], count: int) -> Result:
     """The index of an element as four bytes."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
@@ -318,6 +339,58 @@ def _path_element(expression: Typed, values: list[Value], count: int) -> Result:
 def _like(expression: Typed, values: list[Value], count: int) -> Result:
     found = pc.match_like(values[0], expression.node.expression.name)
     return Result(pc.invert(found) if expression.node.args.get("negate") else found)
+
+
+# -- Texts and times
+
+
+def _of_arrays(function: Callable[..., Value]) -> Function:
+    """A function of arrays."""
+    return lambda expression, values, count: Result(function(*(array_of(value, count) for value in values)))
+
+
+def _of_rows(function: Callable[..., Any]) -> Function:
+    """A Python function of each row's values."""
+    return lambda expression, values, count: by_row(function, values, arrow_type(expression.type), count)
+
+
+def _trimmed(expression: Typed, values: list[Value], count: int) -> Result:
+    characters = expression.node.args.get("expression")
+    position = str(expression.node.args.get("position") or "BOTH")
+    return Result(arrow_texts.trimmed(values[0], " " if characters is None else characters.name, position))
+
+
+def _padded(expression: Typed, values: list[Value], count: int) -> Result:
+    function = arrow_texts.left_padded if expression.node.args.get("is_left") else arrow_texts.right_padded
+    return by_row(function, values, pa.string(), count)
+
+
+def _replaced(expression: Typed, values: list[Value], count: int) -> Result:
+    replacement = expression.node.args.get("replacement")
+    by = "" if replacement is None else replacement.name
+    return Result(pc.replace_substring(values[0], expression.node.expression.name, by))
+
+
+def _digest(expression: Typed, values: list[Value], count: int) -> Result:
+    names: dict[RuleKey, str] = {exp.MD5: "md5", exp.SHA: "sha1"}
+    name = names.get(expression.key) or f"sha{int(expression.node.args['length'].name) or 256}"
+    return arrow_texts.digest(values[0], name, count)
+
+
+def _part_of_time(expression: Typed, values: list[Value], count: int) -> Result:
+    return Result(arrow_times.part(str(getattr(expression.key, "__name__", expression.key)), values[0]))
+
+
+def _truncated(expression: Typed, values: list[Value], count: int) -> Result:
+    return Result(arrow_times.truncated(array_of(values[0], count), expression.node.args["unit"].name))
+
+
+def _since_epoch(micros: int) -> Function:
+    return lambda expression, values, count: Result(arrow_times.since_epoch(array_of(values[0], count), micros))
+
+
+def _from_epoch(micros: int) -> Function:
+    return lambda expression, values, count: times(array_of(values[0], count), micros)
 
 
 _FUNCTIONS: dict[RuleKey, Function] = {
@@ -338,8 +411,8 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.SafeAdd: _calculated("+", tries=True),
     exp.SafeSubtract: _calculated("-", tries=True),
     exp.SafeMultiply: _calculated("*", tries=True),
-    exp.Div: lambda expression, values, count: divided(values[0], values[1], count),
-    exp.SafeDivide: lambda expression, values, count: null_if_failed(divided(values[0], values[1], count)),
+    exp.Div: _divided,
+    exp.SafeDivide: lambda expression, values, count: null_if_failed(_divided(expression, values, count)),
     exp.IntDiv: lambda expression, values, count: divided_whole(values[0], values[1], count),
     exp.Mod: lambda expression, values, count: remainder(values[0], values[1], expression.type, count),
     exp.Neg: _negated,
@@ -351,11 +424,86 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Struct: _struct,
     exp.Dot: lambda expression, values, count: Result(pc.struct_field(values[0], [expression.node.expression.name])),
     exp.Array: _array,
-    exp.ArrayCompact: _compacted,
+    exp.ArrayCompact: _of_arrays(arrow_lists.without_nulls),
     PATH_ELEMENT: _path_element,
+    exp.ArraySize: _of_arrays(arrow_lists.sizes),
+    exp.ArrayContains: lambda expression, values, count: Result(
+        arrow_lists.contains(array_of(values[0], count), values[1])
+    ),
+    exp.ArrayToString: lambda expression, values, count: Result(
+        arrow_lists.joined(array_of(values[0], count), values[1])
+    ),
+    exp.Bracket: _element,
+    exp.MapKeys: lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 0)),
+    "map_values": lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 1)),
     exp.JSONFormat: _object_json,
     JSON_VALUE: lambda expression, values, count: Result(json_values(array_of(values[0], count))),
     exp.Concat: _joined,
     exp.DPipe: _joined,
     exp.Like: _like,
+        pa.scalar(bytes.fromhex(expression.node.name), pa.binary())
+    ),
+    exp.Upper: _of_arrays(lambda texts: arrow_texts.changed_case(texts, upper=True)),
+    exp.Lower: _of_arrays(lambda texts: arrow_texts.changed_case(texts, upper=False)),
+    exp.Trim: _trimmed,
+    exp.Length: lambda expression, values, count: Result(pc.utf8_length(values[0])),
+    exp.Reverse: lambda expression, values, count: Result(pc.utf8_reverse(values[0])),
+    exp.Substring: lambda expression, values, count: arrow_texts.substring(values, count),
+    exp.Left: _of_rows(arrow_texts.left),
+    exp.Right: _of_rows(arrow_texts.right),
+    exp.Pad: _padded,
+    exp.Repeat: _of_rows(lambda text, times: text * max(times, 0)),
+    exp.ConcatWs: lambda expression, values, count: Result(
+        pc.binary_join_element_wise(*values[1:], values[0], null_handling="skip")
+    ),
+    exp.Replace: _replaced,
+    exp.RegexpLike: lambda expression, values, count: Result(
+        arrow_texts.matches(values[0], expression.node.expression.name)
+    ),
+    exp.RegexpSplit: lambda expression, values, count: Result(
+        arrow_texts.split(array_of(values[0], count), expression.node.expression.name)
+    ),
+    exp.StrPosition: _of_rows(lambda text, part: text.find(part) + 1),
+    exp.StartsWith: _of_rows(str.startswith),
+    exp.EndsWith: _of_rows(str.endswith),
+    exp.Contains: _of_rows(lambda text, part: part in text),
+    exp.Hex: _of_rows(arrow_texts.hexadecimal),
+    exp.Unhex: _of_rows(arrow_texts.from_hexadecimal),
+    exp.MD5: _digest,
+    exp.SHA: _digest,
+    exp.SHA2: _digest,
+    **dict.fromkeys(
+        (
+            exp.Year,
+            exp.Quarter,
+            exp.Month,
+            exp.WeekOfYear,
+            exp.Day,
+            exp.DayOfMonth,
+            exp.DayOfYear,
+            exp.DayOfWeek,
+            "weekday",
+            exp.Hour,
+            exp.Minute,
+            exp.Second,
+        ),
+        _part_of_time,
+    ),
+    exp.TsOrDsToDate: lambda expression, values, count: cast(values[0], expression.operands[0], "DATE", count),
+    exp.TimestampTrunc: _truncated,
+    exp.TsOrDsAdd: lambda expression, values, count: Result(arrow_times.days_added(*values)),
+    exp.DateDiff: lambda expression, values, count: Result(arrow_times.days_between(*values)),
+    exp.UnixMicros: _since_epoch(1),
+    exp.UnixMillis: _since_epoch(1_000),
+    exp.UnixSeconds: _since_epoch(1_000_000),
+    "timestamp_micros": _from_epoch(1),
+    "timestamp_millis": _from_epoch(1_000),
+    "timestamp_seconds": _from_epoch(1_000_000),
+    exp.Sqrt: lambda expression, values, count: Result(pc.sqrt(values[0])),
+    exp.BitwiseAnd: lambda expression, values, count: Result(pc.bit_wise_and(*values)),
+    exp.BitwiseOr: lambda expression, values, count: Result(pc.bit_wise_or(*values)),
+    exp.BitwiseXor: lambda expression, values, count: Result(pc.bit_wise_xor(*values)),
+    exp.BitwiseRightShift: _shifted(pc.shift_right),
+    exp.BitwiseLeftShift: _shifted(pc.shift_left),
+    "pmod": lambda expression, values, count: modulus(values[0], values[1], expression.type, count),
 }

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sluice.sql.arrow_numbers import longs
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, valid
-from sluice.sql.types import is_decimal, is_integer, precision_and_scale
+from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer, precision_and_scale
 
 _RANGES = {"INT": (-(2**31), 2**31 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
 _BLANK = "".join(map(chr, (*range(0x21), 0x7F)))
@@ -83,6 +83,8 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
+    if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:  # Arrow writes small numbers with an exponent
+        return pa.array([None if each is None else f"{each:f}" for each in values.to_pylist()], pa.string())
     return values.cast(pa.string())
 
 
@@ -101,18 +103,37 @@ def time_text(values: pa.Array) -> pa.Array:
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     """The text of times, corrected for years that do not have four digits, to which Java gives a sign."""
     years = pc.fill_null(pc.year(values), 1)
-    if pc.all(pc.and_(pc.greater(years, 0), pc.less(years, 10_000))).as_py() in (True, None):
+    if pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() in (True, None):
         return text
-    is_date = pa.types.is_date(values.type)
-    numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
-    far = [None if number is None else _far_text(np.datetime64(number, "D" if is_date else "us")) for number in numbers]
-    return pa.array(far, pa.string())
+    if pa.types.is_date(values.type):
+        return pa.array(
+            [None if day is None else _far_date(day) for day in _numbers_of(values, pa.int32())], pa.string()
+        )
+    return pa.array(
+        [None if each is None else _far_time(each) for each in _numbers_of(values, pa.int64())], pa.string()
+    )
 
 
-def _far_text(time: np.datetime64) -> str:
-    text = str(time).replace("T", " ")
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"+{text}" if text[0] != "-" and text.index("-") > 4 else text
+def _numbers_of(values: pa.Array, kind: pa.DataType) -> list[Any]:
+    numbers: list[Any] = values.cast(kind).to_pylist()
+    return numbers
+
+
+def _far_date(day: int) -> str:
+    year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
+    number = int(year)
+    sign = "-" if number < 0 else "+" if number > _LAST_YEAR else ""
+    return f"{sign}{abs(number):04}-{month}-{of_month}"
+
+
+_LAST_YEAR = 9999
+
+
+def _far_time(micros: int) -> str:
+    day, of_day = divmod(micros, 86_400_000_000)
+    seconds, rest = divmod(of_day, 1_000_000)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{_far_date(day)} {clock}.{rest:06}".rstrip("0").rstrip(".") if rest else f"{_far_date(day)} {clock}"
 
 
 # -- To numbers
@@ -162,6 +183,11 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
 
 def _decimals_of(values: pa.Array) -> pa.Array:
     return values.cast(pa.decimal128(19, 0))
+
+
+def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
+    """A quotient, which Spark rounds to 39 decimals first. Raises ArithmeticError if it has too many digits."""
+    return decimal_in(_EXACT.quantize(_EXACT.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)

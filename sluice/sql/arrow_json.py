@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.sql.types import PLAIN_SCALE
 from sluice.values.json_text import ESCAPES
 
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
@@ -38,11 +40,24 @@ def json_values(values: pa.Array) -> pa.Array:
         coded = [None if value is None else b64encode(value).decode() for value in values.to_pylist()]
         text = _quoted(pa.array(coded, pa.string()))
     elif pa.types.is_floating(kind):
-        # Arrow writes a whole number without its point, and so as an integer.
-        text = pa.array([None if value is None else repr(value) for value in values.to_pylist()], pa.string())
+        text = pa.array([None if value is None else java_text(value) for value in values.to_pylist()], pa.string())
+    elif pa.types.is_decimal(kind) and kind.scale > PLAIN_SCALE:
+        text = pa.array([None if value is None else str(value) for value in values.to_pylist()], pa.string())
     else:
         text = values.cast(pa.string())
     return pc.fill_null(text, "null")
+
+
+def java_text(number: float) -> str:
+    """A double as Java writes it: with an exponent unless it is at least 0.001 and less than 10 million."""
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return repr(number)
+    sign, digits, exponent = Decimal(repr(number)).as_tuple()
+    shown = "".join(map(str, digits)).rstrip("0")
+    if len(shown) == 1:  # Java chooses the nearest of the numbers with two digits
+        shown = f"{abs(number):.1e}"[:3].replace(".", "")
+    power = len(digits) + int(exponent) - 1
+    return f"{'-' * sign}{shown[0]}.{shown[1:]}E{power}"
 
 
 def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:

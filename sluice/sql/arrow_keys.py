@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from sluice.values.records import MOST_KEY_BYTES
 
 
 def key_texts(values: pa.Array, kind: str) -> pa.Array:
-    """The text of each key; null for NaN and infinity."""
+    """The text of each key; null for one with NaN or infinity."""
     match kind:
         case "STRING":
             return values
@@ -24,17 +23,25 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
             return date_text(values)
         case "TIMESTAMP":
             return time_text(values)
-        case "DOUBLE":
-            return pa.array([_double_key(value) for value in values.to_pylist()], pa.string())
-    if not is_decimal(kind) or not (scale := precision_and_scale(kind)[1]):
-        return values.cast(pa.string())
-    if scale > PLAIN_SCALE:
-        return pa.array([None if value is None else key_text(value) for value in values.to_pylist()], pa.string())
-    return pc.utf8_rtrim(pc.utf8_rtrim(values.cast(pa.string()), "0"), ".")
+        case "BOOLEAN" | "INT" | "BIGINT":
+            return values.cast(pa.string())
+    if is_decimal(kind) and (scale := precision_and_scale(kind)[1]) <= PLAIN_SCALE:
+        text = values.cast(pa.string())
+        return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".") if scale else text
+    return pa.array([_text(value) for value in plain_values(values)], pa.string())
 
 
-def _double_key(value: Any) -> str | None:
-    return None if value is None or not math.isfinite(value) else key_text(value)
+def plain_values(values: pa.Array) -> list[Any]:
+    """The values for Python, with maps as dictionaries."""
+    made: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+    return made
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return key_text(value)
+    except ValueError:  # NaN or infinity
+        return None
 
 
 def too_long(texts: pa.Array) -> Mask:

@@ -73,6 +73,16 @@ def _remainder(left: Any, right: Any) -> Any:
     return np.fmod(left, np.where(right == -1, 1, right))
 
 
+def modulus(left: Value, right: Value, kind: str, count: int) -> Result:
+    """A remainder that is not negative if the divisor is positive."""
+    return _without_zero(_positive_remainder, left, right, kind, count)
+
+
+def _positive_remainder(left: Any, right: Any) -> Any:
+    rest = _remainder(left, right)
+    return np.where(rest < 0, _remainder(rest + right, right), rest)
+
+
 def _without_zero(function: Callable[..., Any], left: Value, right: Value, kind: str, count: int) -> Result:
     """The results of a division, which fails for a zero."""
     is_known = valid(left, count) & valid(right, count)

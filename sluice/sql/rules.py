@@ -17,7 +17,6 @@ from sqlglot import exp
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.types import (
     MOST_DIGITS,
-    PLAIN_SCALE,
     VOID,
     common_type,
     decimal,
@@ -32,7 +31,7 @@ from sluice.sql.types import (
 )
 from sluice.values import paths
 from sluice.values.sql import TO_JSON, VALUE_JSON
-from sluice.values.sql_types import element_type, struct_fields, struct_type
+from sluice.values.sql_types import element_type, map_key_type, map_value_type, struct_fields, struct_type
 
 Kinds: TypeAlias = tuple[str, ...]
 """The types of a function's arguments; empty if unknown."""
@@ -107,6 +106,15 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
         return Signature(result, operands[: len(kinds)] if fit else None, fails or not (fit or of_any))
+
+    return resolve
+
+
+def _exactly(result: str, *allowed: Kinds) -> Resolve:
+    """A function of arguments of exactly these types; of others, only Spark knows whether it fails."""
+
+    def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
+        return Signature(result, kinds if kinds in allowed else None, fails=kinds not in allowed)
 
     return resolve
 
@@ -277,7 +285,7 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
     (p1, s1), (p2, s2) = (_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True))
     scale = max(6, s1 + p2 + 1)
-    return Signature(decimal(p1 - s1 + s2 + scale, scale), None, fails=True)
+    return Signature(decimal(p1 - s1 + s2 + scale, scale), (decimal(p1, s1), decimal(p2, s2)), fails=True)
 
 
 def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -288,6 +296,26 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
         scale = max(s1, s2)
         return Signature(decimal(min(p1 - s1, p2 - s2) + scale, scale), None, fails=True)
     return Signature(kind, (kind, kind) if kind else None, fails)
+
+
+def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
+    """The remainder with the sign of the divisor; of whole numbers, as others may round."""
+    kind = _numbers(kinds) if len(kinds) == 2 else ""
+    fails = not (is_integer(kind) and _is_not_zero(arguments_of(node)[-1]))
+    return Signature(kind if is_integer(kind) else "", (kind, kind) if is_integer(kind) else None, fails)
+
+
+def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
+    """An operation on the bits of whole numbers. Spark and sqlglot have other precedences, so chains are not known."""
+    kind = common_type(kinds)
+    is_chain = any(isinstance(part, exp.Binary) for part in arguments_of(node))
+    is_known = is_integer(kind) and not is_chain
+    return Signature(kind if is_known else "", (kind, kind) if is_known else None, fails=not is_known)
+
+
+def _shifted(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = is_integer(kinds[0]) and kinds[1] == "INT" and isinstance(node.expression, exp.Literal)
+    return Signature(kinds[0] if is_known else "", kinds if is_known else None, fails=not is_known)
 
 
 def _whole_division(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -381,7 +409,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature(to)
     is_tried = bool(node.args.get("safe"))
     if to == "STRING":
-        is_known = of in _TO_TEXT or (is_decimal(of) and precision_and_scale(of)[1] <= PLAIN_SCALE)
+        is_known = of in _TO_TEXT or is_decimal(of)
         return Signature(to, kinds if is_known else None, fails=of in ("", "BINARY") and not is_tried)
     pair = _family(of), _family(to)
     fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widened(of, to))
@@ -423,9 +451,35 @@ def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 def _field(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = struct_fields(kinds[0]).get(node.expression.name, "")
-    # Of an object that is only made for this, Spark does not compute the other fields.
-    is_made = isinstance(node.this.unnest(), exp.Struct)
-    return Signature(kind, kinds if kind and not is_made else None)
+    return Signature(kind, kinds if kind else None)
+
+
+def _size(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = bool(element_type(kinds[0]) or map_value_type(kinds[0]))
+    return Signature("INT", kinds if is_known else None, fails=not is_known)
+
+
+def _element(node: exp.Expr, kinds: Kinds) -> Signature:
+    """An element of a list, which fails if there is none, or of a map, which is null if there is none."""
+    if len(kinds) != 2:
+        return Signature(fails=True)
+    of, by = kinds
+    if element := element_type(of):
+        return Signature(element, kinds if by == "INT" else None, fails=True)
+    is_known = bool(map_value_type(of)) and by == map_key_type(of) == "STRING"
+    return Signature(map_value_type(of), kinds if is_known else None, fails=not is_known)
+
+
+def _contained(node: exp.Expr, kinds: Kinds) -> Signature:
+    of, value = kinds
+    is_known = element_type(of) == value and (value in _COMPARABLE or is_exact(value)) and value != "DOUBLE"
+    return Signature("BOOLEAN", kinds if is_known else None, fails=not is_known)
+
+
+def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
+    """The keys or the values of a map."""
+    of = map_key_type(kinds[0]) if isinstance(node, exp.MapKeys) else map_value_type(kinds[0])
+    return Signature(f"ARRAY<{of}>" if of else "", kinds if of else None, fails=not of)
 
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -437,26 +491,38 @@ _JSON_OPTIONS = tree_of(TO_JSON.format("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
-    is_known = node.args.get("options") == _JSON_OPTIONS and isinstance(node.this, exp.Struct)
+    is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     problem = json_problem(kinds[0]) if is_known and kinds[0] else ""
     return Signature("STRING", kinds if is_known and not problem else None, fails=True, problem=problem)
 
 
 def json_problem(kind: str) -> str:
     """Why only Spark writes the JSON of a type; empty if Arrow does."""
-    parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
+    parts = _parts_of(kind)
     if parts:
         return next(filter(None, map(json_problem, parts)), "")
-    is_plain = is_decimal(kind) and precision_and_scale(kind)[1] <= PLAIN_SCALE
-    return "" if kind in _IN_JSON or is_plain else f"the JSON of {kind}"
-
-
-_IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "TIMESTAMP", "DATE")
+    return "" if kind in _IN_JSON or is_decimal(kind) else f"the JSON of {kind or 'an unknown type'}"
 
 
 def key_problem(kind: str) -> str:
     """Why only Spark makes the texts of keys of a type; empty if Arrow does."""
-    return "" if kind in (*_IN_JSON, "DOUBLE") or is_decimal(kind) else f"a key of type {kind}"
+    if json_problem(kind):
+        return f"a key of type {kind or 'that is unknown'}"
+    names = [name.lower() for name in struct_fields(kind)]
+    if len(set(names)) < len(names):
+        return f"a key of type {kind}"
+    return next(filter(None, map(key_problem, _parts_of(kind))), "")
+
+
+def _parts_of(kind: str) -> list[str]:
+    """The types in a type; a map whose keys are not texts has no known one."""
+    parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
+    if of_values := map_value_type(kind):
+        parts = [of_values if map_key_type(kind) == "STRING" else ""]
+    return parts
+
+
+_IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE", "BINARY")
 
 
 def json_of(node: exp.Substring) -> exp.Expr | None:
@@ -475,13 +541,132 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     """Concatenation of texts. Spark also concatenates bytes and arrays."""
     of_bytes = bool(kinds) and set(kinds) == {"BINARY"}
     arrays = any(kind.startswith("ARRAY") for kind in kinds)
-    is_text = set(kinds) == {"STRING"}
-    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_text or of_bytes else None)
+    is_known = of_bytes or set(kinds) == {"STRING"}
+    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_known else None)
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
     return Signature("BOOLEAN", kinds if is_known and set(kinds) == {"STRING"} else None, fails=not is_known)
+
+
+def _of_text(result: str, *operands: str) -> Resolve:
+    """A function of a text, and of constants of these types, which are not null."""
+
+    def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
+        others = arguments_of(node)[1:]
+        are_known = (
+            all(isinstance(other, exp.Literal) for other in others) and kinds == ("STRING", *operands)[: len(kinds)]
+        )
+        return Signature(result, kinds if are_known else None, fails=not are_known)
+
+    return resolve
+
+
+def _position_arguments(node: exp.Expr) -> list[exp.Expr]:
+    found = (node.this, node.args.get("substr"), node.args.get("position"))
+    return [part for part in found if part is not None]
+
+
+def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = kinds in (("STRING", "INT"), ("STRING", "INT", "INT"))
+    return Signature("STRING", kinds if is_known else None, fails=not is_known)
+
+
+def _trimmed(node: exp.Expr, kinds: Kinds) -> Signature:
+    characters = node.args.get("expression")
+    is_known = characters is None or (isinstance(characters, exp.Literal) and characters.name != "")
+    return Signature("STRING", kinds if is_known and set(kinds) == {"STRING"} else None)
+
+
+def _joined(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = set(kinds) == {"STRING"}
+    return Signature("STRING", kinds if is_known else None, fails=not is_known)
+
+
+def _replaced(node: exp.Expr, kinds: Kinds) -> Signature:
+    made = _of_text("STRING", "STRING", "STRING")(node, kinds)
+    return made if made.operands and node.expression.name else Signature("STRING", None, fails=made.fails)
+
+
+def _matched(node: exp.Expr, kinds: Kinds) -> Signature:
+    """A regular expression of which Arrow's library and Java's have the same opinion."""
+    made = _of_text("BOOLEAN", "STRING")(node, kinds)
+    is_known = made.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
+    if not is_known or not is_common_pattern(node.expression.name):
+        return Signature("BOOLEAN", None, fails=not (made.operands and is_common_pattern(node.expression.name)))
+    return made
+
+
+def _split(node: exp.Expr, kinds: Kinds) -> Signature:
+    made = _of_text("ARRAY<STRING>", "STRING")(node, kinds)
+    pattern = node.expression.name if made.operands else ""
+    is_known = bool(made.operands) and len(kinds) == 2 and (pattern == " +" or is_plain_pattern(pattern))
+    return made if is_known else Signature("ARRAY<STRING>", None, fails=True)
+
+
+_SIGNS = r"\\[\\.\[\](){}*+?^$|/-]"
+"""A character that stands for itself after a backslash."""
+_ONE = rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS}|\\d|\\w|\[\^?(?:[^\\\[\]^&-]|{_SIGNS}|\\d|\\w|[A-Za-z0-9]-[A-Za-z0-9])+\])"
+_COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\$?")
+
+
+def is_common_pattern(pattern: str) -> bool:
+    """Whether a regular expression has only parts that mean the same for Java and for Arrow.
+
+    `$` is one of them after a change: for Java, it also stands before a line's end.
+    """
+    return _COMMON.fullmatch(pattern) is not None and pattern.isascii()
+
+
+def is_plain_pattern(pattern: str) -> bool:
+    """Whether a regular expression matches one text only."""
+    return re.fullmatch(rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS})+", pattern) is not None
+
+
+def plain_pattern(pattern: str) -> str:
+    """The text that a plain regular expression matches."""
+    return re.sub(r"\\(.)", r"\1", pattern)
+
+
+# -- Times
+
+
+_PART_OF_TIME = _exactly("INT", ("DATE",), ("TIMESTAMP",))
+_TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
+
+
+def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
+    """A date, also where a function takes one."""
+    is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
+    return Signature("DATE", kinds if is_known else None, fails=not is_known or kinds == ("STRING",))
+
+
+_UNITS = frozenset(
+    {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND"}
+)
+
+
+def _truncated(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = kinds == ("TIMESTAMP",) and node.args["unit"].name.upper() in _UNITS
+    return Signature("TIMESTAMP", kinds if is_known else None, fails=not is_known)
+
+
+def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
+    is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY"
+    is_constant = node.expression.find(exp.Column) is None  # sqlglot multiplies the days of date_sub by -1
+    return Signature("DATE", kinds if is_known and is_constant else None, fails=not (is_known and is_constant))
+
+
+def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
+    made = _exactly("INT", ("DATE", "DATE"))(node, kinds)
+    return made if node.args.get("unit") is None else Signature(fails=True)
+
+
+def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
+    length = node.args.get("length")
+    is_known = kinds[0] in ("STRING", "BINARY") and (length is None or length.name in ("0", "224", "256", "384", "512"))
+    return Signature("STRING", kinds if is_known else None, fails=not is_known)
 
 
 # -- Aggregates, of which this table has only the types
@@ -575,7 +760,13 @@ RULES: dict[RuleKey, Rule] = {
     exp.Round: Rule(_rounded, "NO_RESULT"),
     exp.Floor: Rule(_whole, "NO_RESULT"),
     exp.Ceil: Rule(_whole, "NO_RESULT"),
-    "pmod": Rule(_unknown, "DIVIDE_BY_ZERO"),
+    exp.Sqrt: Rule(_always("DOUBLE", "DOUBLE", fails=True), "NO_RESULT"),
+    exp.BitwiseAnd: Rule(_bits),
+    exp.BitwiseOr: Rule(_bits),
+    exp.BitwiseXor: Rule(_bits),
+    exp.BitwiseRightShift: Rule(_shifted, "NO_RESULT"),
+    exp.BitwiseLeftShift: Rule(_shifted, "NO_RESULT"),
+    "pmod": Rule(_modulus, "DIVIDE_BY_ZERO", order="backwards"),
     # Casts
     exp.Cast: Rule(_cast, "CAST_INVALID_INPUT"),
     "validate_utf8": Rule(_unknown, "NOT_UTF8"),
@@ -584,16 +775,61 @@ RULES: dict[RuleKey, Rule] = {
     exp.Dot: Rule(_field, arguments=lambda node: (node.this,)),
     exp.Array: Rule(_array, "NO_RESULT", order="all"),
     exp.ArrayCompact: Rule(_compacted, "NO_RESULT"),
-    exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
-    exp.Bracket: Rule(_unknown, "INVALID_ARRAY_INDEX"),
-    exp.ArraySize: Rule(lambda node, kinds: Signature("INT", fails=True), "NO_RESULT"),
+    exp.Bracket: Rule(_element, "INVALID_ARRAY_INDEX"),
+    exp.ArraySize: Rule(_size, "NO_RESULT"),
+    exp.ArrayContains: Rule(_contained, "NO_RESULT"),
+    exp.ArrayToString: Rule(_exactly("STRING", ("ARRAY<STRING>", "STRING")), "NO_RESULT"),
+    exp.MapKeys: Rule(_map_part, "NO_RESULT"),
+    "map_values": Rule(_map_part, "NO_RESULT"),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
-    exp.Substring: Rule(lambda node, kinds: Signature("STRING", fails=True), "NO_RESULT"),
+    exp.Substring: Rule(_substring, "NO_RESULT"),
     # Texts
-    exp.Upper: Rule(lambda node, kinds: Signature("STRING")),
-    exp.Lower: Rule(lambda node, kinds: Signature("STRING")),
-    exp.Trim: Rule(lambda node, kinds: Signature("STRING")),
-    exp.Length: Rule(lambda node, kinds: Signature("INT")),
+    exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
+    exp.Upper: Rule(_always("STRING", "STRING", of_any=True)),
+    exp.Lower: Rule(_always("STRING", "STRING", of_any=True)),
+    exp.Trim: Rule(_trimmed),
+    exp.Length: Rule(_always("INT", "STRING", of_any=True)),
+    exp.Reverse: Rule(_exactly("STRING", ("STRING",)), "NO_RESULT"),
+    exp.Left: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
+    exp.Right: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
+    exp.Pad: Rule(_of_text("STRING", "INT", "STRING"), "NO_RESULT"),
+    exp.Repeat: Rule(_of_text("STRING", "INT"), "NO_RESULT"),
+    exp.ConcatWs: Rule(_joined, "NO_RESULT", order="all"),
+    exp.Replace: Rule(_replaced, "NO_RESULT"),
+    exp.RegexpLike: Rule(_matched, "NO_RESULT"),
+    exp.RegexpSplit: Rule(_split, "NO_RESULT"),
+    exp.StrPosition: Rule(_exactly("INT", ("STRING", "STRING")), "NO_RESULT", _position_arguments),
+    exp.StartsWith: Rule(_always("BOOLEAN", "STRING", "STRING"), "NO_RESULT"),
+    exp.EndsWith: Rule(_always("BOOLEAN", "STRING", "STRING"), "NO_RESULT"),
+    exp.Contains: Rule(_always("BOOLEAN", "STRING", "STRING"), "NO_RESULT"),
+    exp.Hex: Rule(_exactly("STRING", ("INT",), ("BIGINT",)), "NO_RESULT"),
+    exp.Unhex: Rule(_always("BINARY", "STRING"), "NO_RESULT"),
+    exp.MD5: Rule(_digest, "NO_RESULT"),
+    exp.SHA2: Rule(_digest, "NO_RESULT", lambda node: (node.this,)),
+    exp.SHA: Rule(_digest, "NO_RESULT"),
+    # Times
+    exp.Year: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.Month: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.Day: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.DayOfMonth: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.DayOfYear: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.DayOfWeek: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.WeekOfYear: Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.Quarter: Rule(_PART_OF_TIME, "NO_RESULT"),
+    "weekday": Rule(_PART_OF_TIME, "NO_RESULT"),
+    exp.Hour: Rule(_TIME_OF_DAY, "NO_RESULT"),
+    exp.Minute: Rule(_TIME_OF_DAY, "NO_RESULT"),
+    exp.Second: Rule(_TIME_OF_DAY, "NO_RESULT"),
+    exp.TsOrDsToDate: Rule(_to_day, "NO_RESULT"),
+    exp.TimestampTrunc: Rule(_truncated, "NO_RESULT"),
+    exp.TsOrDsAdd: Rule(_days_added, "NO_RESULT"),
+    exp.DateDiff: Rule(_difference, "NO_RESULT"),
+    exp.UnixMillis: Rule(_always("BIGINT", "TIMESTAMP"), "NO_RESULT"),
+    exp.UnixMicros: Rule(_always("BIGINT", "TIMESTAMP"), "NO_RESULT"),
+    exp.UnixSeconds: Rule(_always("BIGINT", "TIMESTAMP"), "NO_RESULT"),
+    "timestamp_millis": Rule(_always("TIMESTAMP", "BIGINT", fails=True), "NO_RESULT"),
+    "timestamp_micros": Rule(_always("TIMESTAMP", "BIGINT"), "NO_RESULT"),
+    "timestamp_seconds": Rule(_always("TIMESTAMP", "BIGINT", fails=True), "NO_RESULT"),
     exp.Concat: Rule(_concat, order="all"),
     exp.DPipe: Rule(_concat, order="all"),
     exp.Like: Rule(_like),

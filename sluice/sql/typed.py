@@ -79,7 +79,21 @@ def typed(expression: str | exp.Expr, types: Types) -> Typed:
     parts = tuple(typed(part, types) for part in rule.arguments(node))
     if (made := _rewritten(node, parts)) is not None:
         return made
-    return Typed(node, rule_key(node), rule.resolve(node, tuple(part.type for part in parts)), parts)
+    signature = rule.resolve(node, tuple(part.type for part in parts))
+    if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _MADE and parts[0].fails:
+        # Of an object that is only made for this, Spark does not compute the other parts.
+        signature = Signature(signature.type, None, signature.fails)
+    return Typed(node, rule_key(node), signature, parts)
+
+
+def _unwrapped(expression: Typed) -> Typed:
+    """The expression without parentheses around it."""
+    while expression.key is exp.Paren:
+        (expression,) = expression.parts
+    return expression
+
+
+_MADE = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _rewritten(node: exp.Expr, parts: tuple[Typed, ...]) -> Typed | None:

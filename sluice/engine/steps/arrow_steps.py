@@ -24,7 +24,7 @@ from sluice.plan.one_pass import (
 from sluice.sql.arrow import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, array_of, either, mask_of
+from sluice.sql.arrow_values import Mask, Result, array_of, either, mask_of
 from sluice.values.records import MOST_KEY_BYTES
 
 NOT_FINITE = "NOT_FINITE: NaN or infinity, which JSON cannot express"
@@ -85,9 +85,7 @@ class ArrowSteps:
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns of `count` rows, and those of all layers."""
         for layer in self._typed:
-            made = {
-                name: array_of(evaluate(expression, columns, count).values, count) for name, expression in layer.columns
-            }
+            made = {name: _column(name, evaluate(part, columns, count), count) for name, part in layer.columns}
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.of.name])
@@ -99,6 +97,13 @@ class ArrowSteps:
     @cached_property
     def _typed(self) -> list[TypedLayer]:
         return typed_layers(self.layers, self.types)[0]
+
+
+def _column(name: str, result: Result, count: int) -> pa.Array:
+    """A column that cannot fail, since the planner tries all expressions that can."""
+    if result.failed is not None:
+        raise ArithmeticError(f"the column {name} has no result for a record")
+    return array_of(result.values, count)
 
 
 def _exploded(

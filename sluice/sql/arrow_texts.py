@@ -1,0 +1,98 @@
+"""Functions of texts on Arrow, with Spark's results."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.sql.arrow_values import Result, Value, array_of, by_row
+from sluice.sql.rules import is_plain_pattern, plain_pattern
+
+_LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
+"""What `$` means for Java: the end of the text, or a line's end before it."""
+
+
+def changed_case(values: pa.Array, *, upper: bool) -> pa.Array:
+    """The texts in upper or lower case. Arrow does not know the letters that become several."""
+    if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
+        return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
+    change = str.upper if upper else str.lower
+    return pa.array([None if text is None else change(text) for text in values.to_pylist()], pa.string())
+
+
+def trimmed(values: Value, characters: str, position: str) -> Value:
+    """The texts without some characters at the beginning, the end, or both."""
+    function = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}.get(position, pc.utf8_trim)
+    return function(values, characters)
+
+
+def substring(arguments: list[Value], count: int) -> Result:
+    """A part of each text. It starts at 1, or before the end if the start is negative."""
+    values, start, *length = arguments
+    if isinstance(start, pa.Scalar) and all(isinstance(each, pa.Scalar) for each in length):
+        first = start.as_py()
+        if first >= 0 and not length:
+            return Result(pc.utf8_slice_codeunits(values, max(first - 1, 0)))
+        if first >= 0:
+            begin = max(first - 1, 0)
+            return Result(pc.utf8_slice_codeunits(values, begin, max(begin, begin + length[0].as_py())))
+    return by_row(_substring, arguments, pa.string(), count)
+
+
+def _substring(text: str, start: int, length: int = 2**31 - 1) -> str:
+    first = start - 1 if start > 0 else len(text) + start if start < 0 else 0
+    return text[max(first, 0) : max(first + length, 0)]
+
+
+def left(text: str, length: int) -> str:
+    return text[: max(length, 0)]
+
+
+def right(text: str, length: int) -> str:
+    return text[-length:] if length > 0 else ""
+
+
+def left_padded(text: str, length: int, pad: str = " ") -> str:
+    return _padding(text, length, pad) + text[: max(length, 0)]
+
+
+def right_padded(text: str, length: int, pad: str = " ") -> str:
+    return text[: max(length, 0)] + _padding(text, length, pad)
+
+
+def _padding(text: str, length: int, pad: str) -> str:
+    missing = max(length - len(text), 0)
+    return (pad * (missing // len(pad) + 1))[:missing] if pad else ""
+
+
+def split(values: pa.Array, pattern: str) -> pa.Array:
+    """The parts of each text between what a pattern matches."""
+    if is_plain_pattern(pattern):
+        return pc.split_pattern(values, plain_pattern(pattern))
+    return pc.split_pattern_regex(values, pattern)
+
+
+def matches(values: Value, pattern: str) -> Value:
+    """Whether a part of each text matches a regular expression."""
+    is_end = pattern.endswith("$") and not pattern.endswith("\\$")
+    return pc.match_substring_regex(values, pattern[:-1] + _LINE_END if is_end else pattern)
+
+
+def hexadecimal(number: int) -> str:
+    return f"{number & (2**64 - 1):X}"
+
+
+def from_hexadecimal(text: str) -> bytes:
+    return bytes.fromhex(text.zfill(len(text) + len(text) % 2))
+
+
+def digest(values: Value, name: str, count: int) -> Result:
+    """A hash of each text or of its bytes, in hexadecimal."""
+
+    def of_text(value: Any) -> str:
+        return hashlib.new(name, value.encode() if isinstance(value, str) else value, usedforsecurity=False).hexdigest()
+
+    return by_row(of_text, [array_of(values, count)], pa.string(), count)

@@ -1,0 +1,60 @@
+"""Functions of dates and times on Arrow, in UTC, with Spark's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.sql.arrow_values import Value
+
+PARTS: dict[str, Callable[[Value], Value]] = {
+    "Year": pc.year,
+    "Quarter": pc.quarter,
+    "Month": pc.month,
+    "WeekOfYear": pc.iso_week,
+    "Day": pc.day,
+    "DayOfMonth": pc.day,
+    "DayOfYear": pc.day_of_year,
+    "DayOfWeek": lambda values: pc.day_of_week(values, count_from_zero=False, week_start=7),
+    "weekday": pc.day_of_week,
+    "Hour": pc.hour,
+    "Minute": pc.minute,
+    "Second": pc.second,
+}
+"""The name of a function → the part of a time that it gives."""
+
+
+def part(name: str, values: Value) -> Value:
+    """A part of a time, such as its year."""
+    return PARTS[name](values).cast(pa.int32())
+
+
+def truncated(values: pa.Array, unit: str) -> pa.Array:
+    """The begin of the unit in which each time lies."""
+    unit = unit.lower()
+    if unit in ("year", "quarter", "month", "week", "day"):
+        days = values.cast(pa.timestamp("us"))
+        return pc.floor_temporal(days, unit=unit).cast(pa.timestamp("us", tz="UTC"))
+    micros = {"hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000, "microsecond": 1}
+    return pc.multiply(since_epoch(values, micros[unit]), micros[unit]).cast(values.type)
+
+
+def since_epoch(values: pa.Array, micros: int) -> pa.Array:
+    """The whole units, of so many microseconds, since 1970."""
+    numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return pa.array(
+        np.floor_divide(numbers, micros), pa.int64(), mask=~values.is_valid().to_numpy(zero_copy_only=False)
+    )
+
+
+def days_added(dates: Value, days: Value) -> Value:
+    """Dates some days later."""
+    return pc.add(dates.cast(pa.int32()), days).cast(pa.date32())
+
+
+def days_between(later: Value, earlier: Value) -> Value:
+    """The days from one date to another one."""
+    return pc.subtract(later.cast(pa.int32()), earlier.cast(pa.int32()))
