@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,20 +32,23 @@ from sluice.sql.arrow_numbers import (
     rounded,
     whole,
 )
+from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, either, mask_of, null_if_failed, valid
-from sluice.sql.rules import RULES, RuleKey
+from sluice.sql.rules import PYTHON, RULES, RuleKey
 from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, Typed
 from sluice.sql.types import is_decimal, precision_and_scale
 from sluice.values.sql_types import struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+"""An author's Python functions by the names under which SQL calls them."""
 Function: TypeAlias = Callable[[Typed, list[Value], int], Result]
 
 
-def evaluate(expression: Typed, columns: Columns, count: int) -> Result:
-    """The values of an expression for `count` rows, given the columns that it reads."""
-    return _Evaluation(columns, count).of(expression)
+def evaluate(expression: Typed, columns: Columns, count: int, functions: Functions = MappingProxyType({})) -> Result:
+    """The values of an expression for `count` rows, given the columns and the Python functions that it reads."""
+    return _Evaluation(columns, count, functions).of(expression)
 
 
 @dataclass
@@ -53,6 +57,7 @@ class _Evaluation:
 
     columns: Columns
     count: int
+    functions: Functions
     done: dict[int, tuple[Typed, Result]] = field(default_factory=dict)
 
     def of(self, expression: Typed) -> Result:
@@ -73,7 +78,7 @@ class _Evaluation:
     def rows(self, chosen: Mask, read: frozenset[str]) -> _Evaluation:
         """The evaluation for some of the rows, with only the columns that are read."""
         rows = pa.array(np.flatnonzero(chosen))
-        return _Evaluation({name: self.columns[name].take(rows) for name in read}, len(rows))
+        return _Evaluation({name: self.columns[name].take(rows) for name in read}, len(rows), self.functions)
 
     def _call(self, expression: Typed) -> Result:
         parts = self.parts(expression)
@@ -194,11 +199,17 @@ def _in(of: _Evaluation, expression: Typed) -> Result:
     return Result(found, failed)
 
 
+def _python(of: _Evaluation, expression: Typed) -> Result:
+    """The results of a Python function, which gives an error of a record as a part of its result."""
+    function = of.functions[expression.node.name]
+    arguments = (array_of(part.values, of.count).to_pylist() for part in of.parts(expression))
+    return Result(pa.array([function(*each) for each in zip(*arguments, strict=True)], arrow_type(expression.type)))
+
+
 _SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
     exp.Column: _column,
     exp.Literal: _literal,
     exp.Boolean: lambda of, expression: Result(pa.scalar(bool(expression.node.this))),
-    exp.HexString: lambda of, expression: Result(pa.scalar(bytes.fromhex(expression.node.name))),
     exp.Null: lambda of, expression: Result(pa.scalar(None, pa.null())),
     exp.Paren: lambda of, expression: of.of(expression.parts[0]),
     exp.And: _and,
@@ -207,6 +218,7 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
     exp.Case: _case,
     exp.Coalesce: _coalesce,
     exp.In: _in,
+    PYTHON: _python,
 }
 """Expressions that do not compute all of their arguments for each row."""
 
@@ -436,13 +448,14 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Bracket: _element,
     exp.MapKeys: lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 0)),
     "map_values": lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 1)),
+    exp.FromJson: lambda expression, values, count: Result(
+        array_of_json(array_of(values[0], count), arrow_type(expression.type))
+    ),
     exp.JSONFormat: _object_json,
     JSON_VALUE: lambda expression, values, count: Result(json_values(array_of(values[0], count))),
     exp.Concat: _joined,
     exp.DPipe: _joined,
     exp.Like: _like,
-        pa.scalar(bytes.fromhex(expression.node.name), pa.binary())
-    ),
     exp.Upper: _of_arrays(lambda texts: arrow_texts.changed_case(texts, upper=True)),
     exp.Lower: _of_arrays(lambda texts: arrow_texts.changed_case(texts, upper=False)),
     exp.Trim: _trimmed,

@@ -30,8 +30,8 @@ from sluice.sql.types import (
     wide_decimal,
 )
 from sluice.values import paths
-from sluice.values.sql import TO_JSON, VALUE_JSON
-from sluice.values.sql_types import element_type, map_key_type, map_value_type, struct_fields, struct_type
+from sluice.values.sql import FROM_JSON, TO_JSON, VALUE_JSON
+from sluice.values.sql_types import canonical, element_type, map_key_type, map_value_type, struct_fields, struct_type
 
 Kinds: TypeAlias = tuple[str, ...]
 """The types of a function's arguments; empty if unknown."""
@@ -93,11 +93,15 @@ def reason_of(node: exp.Expr) -> str:
 def rule_key(node: exp.Expr) -> RuleKey:
     """The key of a node in the table: its class, or the name of a function that sqlglot does not know."""
     if isinstance(node, exp.Anonymous):
-        return str(node.name).lower()
+        name = str(node.name).lower()
+        return PYTHON if re.fullmatch(r"python_\d+", name) else name
     return exp.Cast if isinstance(node, exp.Cast) else type(node)
 
 
 RuleKey: TypeAlias = "type[exp.Expr] | str"
+PYTHON = "(a Python function of the author)"
+"""The key of the planner's calls of Python functions."""
+PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STRING, value: STRING>>, error: STRING>"
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
@@ -525,6 +529,16 @@ def _parts_of(kind: str) -> list[str]:
 _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE", "BINARY")
 
 
+def _written_json(node: exp.Expr, kinds: Kinds) -> Signature:
+    """The value of JSON that Sluice has written, of exactly this type. Only Spark reads that of others."""
+    kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
+    is_known = kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
+    return Signature(kind if is_known else "", kinds if is_known else None, fails=not is_known)
+
+
+_WRITTEN = tree_of(FROM_JSON.format("x", "'a INT'")).args["options"]
+
+
 def json_of(node: exp.Substring) -> exp.Expr | None:
     """The value in a call of `substring` made with `VALUE_JSON`; None for any other call."""
     try:
@@ -781,6 +795,8 @@ RULES: dict[RuleKey, Rule] = {
     exp.ArrayToString: Rule(_exactly("STRING", ("ARRAY<STRING>", "STRING")), "NO_RESULT"),
     exp.MapKeys: Rule(_map_part, "NO_RESULT"),
     "map_values": Rule(_map_part, "NO_RESULT"),
+    exp.FromJson: Rule(_written_json, "NO_RESULT", arguments=lambda node: (node.this,)),
+    PYTHON: Rule(_exactly(PYTHON_RESULT, ("BOOLEAN", "STRING", "STRING"))),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
     exp.Substring: Rule(_substring, "NO_RESULT"),
     # Texts

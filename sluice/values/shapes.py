@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.values.records import TEXT_FIELD
-from sluice.values.sql import literal
+from sluice.values.sql import FROM_JSON, literal
 from sluice.values.sql_types import struct_type
 
 
@@ -35,7 +35,7 @@ class Shape:
     def parsed(self, text: str) -> str:
         """SQL that parses JSON as a value of this shape; as a VARIANT if it is a single value of an unknown type."""
         if not self.scalar:
-            return f"from_json({text}, {literal(self.kind)})"
+            return FROM_JSON.format(text, literal(self.kind))
         wrapped = f"concat('{{\"v\":', {text}, '}}')"
         of_wrapped = literal(struct_type({"v": self.kind}))
-        return f"from_json({wrapped}, {of_wrapped}).v" if self.kind else f"parse_json({text})"
+        return f"{FROM_JSON.format(wrapped, of_wrapped)}.v" if self.kind else f"parse_json({text})"

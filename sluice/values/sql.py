@@ -9,6 +9,9 @@ TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyy
 _WRAPPED = TO_JSON.format("named_struct('v', {0})")
 VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
 """SQL template for the JSON of any value. `to_json` takes only structs, so the value is wrapped in one and cut out."""
+FROM_JSON = "from_json({}, {}, map('writer', 'sluice'))"
+"""SQL template for the value of JSON that Sluice has written, given its type. Spark ignores the option, which tells
+Arrow that the JSON has this type."""
 
 
 def quoted(name: str) -> str:

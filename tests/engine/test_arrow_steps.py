@@ -200,7 +200,7 @@ def test_random_expressions_have_the_same_results_on_arrow_and_in_spark(
     table = pa.Table.from_pylist(rows, pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))
     (batch,) = table.combine_chunks().to_batches()
     on_arrow = {f"c{place}": sql for place, sql in enumerate(sqls) if _is_for_arrow(sql)}
-    steps = ArrowSteps((tuple(Column(name, sql, None) for name, sql in on_arrow.items()),), COLUMNS, pa.schema([]))
+    steps = ArrowSteps((tuple(Column(name, sql, None) for name, sql in on_arrow.items()),), COLUMNS, {}, pa.schema([]))
     found = steps.columns(batch)
     frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items()))
     expected = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in on_arrow.items())).toArrow()

@@ -222,7 +222,7 @@ def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, see
             Attempt(f"t{number}", 0, "true", (sql,), None, () if "to_json" in sql else tuple(causes(sql)))
             for number, sql in enumerate(some)
         ]
-        found = ArrowSteps((tuple(attempts),), COLUMNS, pa.schema([])).columns(batch)
+        found = ArrowSteps((tuple(attempts),), COLUMNS, {}, pa.schema([])).columns(batch)
         columns = (f"{attempt.result(0)} AS {attempt.name}, {attempt.error}" for attempt in attempts)
         expected = with_columns(frame, (), attempts).selectExpr(*", ".join(columns).split(", ")).toArrow()
         for sql, attempt in zip(some, attempts, strict=True):

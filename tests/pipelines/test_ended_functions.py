@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import Struct
+from pyspark.sql import SparkSession
 
 from sluice import Context, Pipeline, Record, Serde, Stream
 from sluice.errors import EngineError
+from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
 
@@ -115,15 +117,17 @@ def test_an_exception_of_a_decoder_ends_the_run_and_is_named(drive: Drive, which
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_worker_that_a_function_ends_is_reported_with_the_steps_that_call_functions(drive: Drive, how: str) -> None:
+def test_a_worker_that_a_function_ends_is_reported_with_the_steps_that_call_functions(
+    spark: SparkSession, how: str
+) -> None:
     pipeline = Pipeline(f"ends_{how}", workers=1)
     tasks = pipeline.stream("tasks", value=Task)
     by_mapping(tasks)
     by_adding(tasks)
-    driver = drive(pipeline)
-    driver.pipe("tasks", {"how": how}, "a", timestamp=0)
     at = r"test_ended_functions\.py:\d+"
     steps = rf" while it ran one of these steps: Python function for value at {at}, store added at {at}\."
     where = steps if how == "exit" else rf" at {at}, in <lambda>\."
-    with pytest.raises(EngineError, match=rf"^A Python worker of ends_{how} ended{where} {RETRY} (?!.*rebuild)"):
-        driver.commit()
+    with TopologyTestDriver(pipeline, spark=spark) as driver:
+        driver.pipe("tasks", {"how": how}, "a", timestamp=0)
+        with pytest.raises(EngineError, match=rf"^A Python worker of ends_{how} ended{where} {RETRY} (?!.*rebuild)"):
+            driver.commit()

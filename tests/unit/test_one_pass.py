@@ -40,7 +40,7 @@ def why(*, where: str = "", double: bool = False, **columns: str) -> str:
     if columns:
         sales.select(columns).to("selected")
     if double:
-        sales.map_values(twice).to("doubled")
+        sales.map_values(twice).to("doubled")  # a value of an unknown type
     sales.group_by("shop").count(store="sales_count")
     return why_spark(plan(pipeline).job)
 

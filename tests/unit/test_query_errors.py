@@ -47,7 +47,7 @@ CRASH = """SparkException: Python worker exited unexpectedly (crashed): Fatal Py
 Current thread 0x00007f9dc6c51b80 (most recent call first):
   File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
   File "/pipelines/orders.py", line 4 in per_order
-  File "/site-packages/sluice/engine/steps/python_steps.py", line 48 in call
+  File "/site-packages/sluice/engine/steps/python_calls.py", line 48 in call
 
 Extension modules: msgspec._core (total: 1)
 

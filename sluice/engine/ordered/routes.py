@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.json_arrow import array_of_json
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.rows import REJECTED, ROW, SCHEMA
 from sluice.engine.ordered.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.engine.steps.python_calls import functions_of
 from sluice.plan import Column, Edge
 from sluice.plan.one_pass import NeedsSparkError, types_of
+from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import paths
 from sluice.values.sql_types import canonical
@@ -127,7 +128,7 @@ class Routes:
             routes.append(route)
         layers = (*layers, tuple(last))
         types_of(layers, before)
-        return cls(tuple(results), ArrowSteps(layers, before), tuple(routes))
+        return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(routes))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

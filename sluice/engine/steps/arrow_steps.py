@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.steps.python_calls import Function, functions_of
 from sluice.plan import Column, Job, Layers
 from sluice.plan.one_pass import (
     TypedAttempt,
@@ -40,6 +41,8 @@ class ArrowSteps:
     """The columns of each layer, which read the columns of the layers before."""
     types: Mapping[str, str]
     """The types of the columns before the layers."""
+    functions: Mapping[str, Function]
+    """The author's Python functions, by their names in SQL."""
     schema: pa.Schema | None = None
     """The columns that a task makes; None if only `columns_from` is called."""
 
@@ -51,7 +54,7 @@ class ArrowSteps:
         """
         if why_spark(job):
             return None
-        steps = cls((*job.layers, *more, failure_columns(job)), types_read(job))
+        steps = cls((*job.layers, *more, failure_columns(job)), types_read(job), functions_of(job))
         made = steps.columns(pa.RecordBatch.from_pylist([], read))
         schema = pa.schema([(name, made[name].type) for name in wanted.names])
         if different := [field.name for field in schema if not is_same(field.type, wanted.field(field.name).type)]:
@@ -61,15 +64,17 @@ class ArrowSteps:
                 "Spark and Arrow give columns different types; Spark computes the steps", columns=different
             )
             return None
-        return cls(steps.layers, steps.types, schema)
+        return cls(steps.layers, steps.types, steps.functions, schema)
 
     @classmethod
     def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers = ()) -> Self:
         """The steps of a job and the layers after them, which give the columns with these names and SQL."""
         last = tuple(Column(name, sql, None) for name, sql in columns.items() if name != sql)
-        layers, types = (*job.layers, *more, last), types_read(job)
-        empty = cls(layers, types).columns(pa.RecordBatch.from_pylist([], read))
-        return cls(layers, types, pa.schema([(name, empty[name].type) for name in columns]))
+        steps = cls((*job.layers, *more, last), types_read(job), functions_of(job))
+        empty = steps.columns(pa.RecordBatch.from_pylist([], read))
+        return cls(
+            steps.layers, steps.types, steps.functions, pa.schema([(name, empty[name].type) for name in columns])
+        )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None
@@ -85,7 +90,10 @@ class ArrowSteps:
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns of `count` rows, and those of all layers."""
         for layer in self._typed:
-            made = {name: _column(name, evaluate(part, columns, count), count) for name, part in layer.columns}
+            made = {
+                name: _column(name, evaluate(part, columns, count, self.functions), count)
+                for name, part in layer.columns
+            }
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.of.name])

@@ -1,99 +1,18 @@
-"""Registers an author's Python functions as Spark SQL functions, which the plan's columns call.
-
-The arguments are a flag (whether the record reaches the step), the key, and the value as JSON. The result is a struct
-whose `error` holds the error of the author's function, so that the record is rejected instead of ending the run.
-"""
+"""Registers an author's Python functions as Spark SQL functions, which the plan's columns call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
-import msgspec
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.rejected import describe, run_ended, subject_of
 from sluice.engine.steps import key_sql
-from sluice.operators.base import rejects_record, require_run
-from sluice.operators.encoding import Declared, require_key
-from sluice.plan import Attempt, Job, PythonFunction
-from sluice.values.keys import key_text
-
-RESULT = "struct<key:string, value:string, items:array<struct<key:string, value:string>>, error:string>"
+from sluice.engine.steps.python_calls import functions_of
+from sluice.plan import Attempt, Job
+from sluice.sql.rules import PYTHON_RESULT
 
 
 def register(spark: SparkSession, job: Job) -> None:
     """Register the job's Python functions with a session, and the function that makes the texts of some keys."""
     if any(isinstance(column, Attempt) and column.key is not None for column in job.columns):
         key_sql.register(spark)
-    for function in job.functions:
-        step = str(job.pipeline.steps[function.number])
-        spark.udf.register(f"python_{function.number}", Call(function, step).call, RESULT)
-
-
-@dataclass(frozen=True)
-class Call:
-    """Calls an author's function for a record."""
-
-    of: PythonFunction
-    step: str
-    """The step's name in errors."""
-
-    @cached_property
-    def _decode(self) -> Callable[[str], Any]:
-        return msgspec.json.Decoder(self.of.takes.value if self.of.takes else Any).decode
-
-    def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
-        if not passed:
-            return None
-        function, decode = self.of.function.value, self._decode  # an error while loading them is no error of a record
-        try:
-            return self._result(function, key, None if value is None else decode(value))
-        except BaseException as error:
-            if not rejects_record(error):
-                raise run_ended(self.step, error, subject_of(key)) from error
-            return {"error": describe(error)}
-
-    def _result(self, function: Callable[..., Any], key: str | None, value: Any) -> dict[str, Any]:
-        match self.of.gives:
-            case "nothing":
-                if (result := function(key, value)) is not None:
-                    require_run(result)
-                return {}
-            case "condition":
-                if type(result := function(key, value)) is not bool:
-                    require_run(result)
-                return {"value": "true" if result else "false"}
-            case "key":
-                return {"key": _key(function(key, value))}
-            case "record":
-                return self._pair(function(key, value))
-            case "records":
-                return {"items": [self._pair(pair) for pair in function(key, value)]}
-            case "values":
-                return {"items": [{"value": self._json(element)} for element in function(key, value)]}
-            case _:
-                return {"value": self._json(function(key, value))}
-
-    def _pair(self, pair: tuple[Any, Any]) -> dict[str, Any]:
-        key, value = pair
-        return {"key": _key(key), "value": self._json(value)}
-
-    def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises an error if the value is not of the type that the step declares."""
-        return None if value is None else self._declared.json(value)
-
-    @cached_property
-    def _declared(self) -> Declared:
-        return Declared(Any if self.of.returns is None else self.of.returns.value)
-
-
-def _key(key: Any) -> str | None:
-    """The text of a key. Raises an error for a key that is too long, and for a value that cannot be a key."""
-    require_run(key)
-    text = key_text(key)
-    if text is not None:
-        require_key(text)
-    return text
+    for name, function in functions_of(job).items():
+        spark.udf.register(name, function, PYTHON_RESULT)
