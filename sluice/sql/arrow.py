@@ -210,6 +210,7 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
     exp.Column: _column,
     exp.Literal: _literal,
     exp.Boolean: lambda of, expression: Result(pa.scalar(bool(expression.node.this))),
+    exp.HexString: lambda of, expression: Result(pa.scalar(bytes.fromhex(expression.node.name))),
     exp.Null: lambda of, expression: Result(pa.scalar(None, pa.null())),
     exp.Paren: lambda of, expression: of.of(expression.parts[0]),
     exp.And: _and,
@@ -520,3 +521,6 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.BitwiseLeftShift: _shifted(pc.shift_left),
     "pmod": lambda expression, values, count: modulus(values[0], values[1], expression.type, count),
 }
+
+COMPUTED = frozenset({*_FUNCTIONS, *_SPECIAL})
+"""The keys of the rules that Arrow computes for some types."""

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from sqlglot import exp
 
 from sluice import Decimal2, Pipeline
 from sluice.plan import explain, plan
 from sluice.plan.one_pass import why_spark
-from sluice.sql.typed import typed
+from sluice.sql.arrow import COMPUTED
+from sluice.sql.arrow_json import java_text
+from sluice.sql.rules import RULES
+from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, typed
 
 TYPES = {
     "text": "STRING",
@@ -134,3 +138,32 @@ def test_types_of_expressions(text: str, expected: str) -> None:
 )
 def test_expressions_that_need_spark(text: str) -> None:
     assert typed(text, TYPES).why_spark
+
+
+def test_each_rule_that_arrow_can_follow_has_a_function() -> None:
+    only_typed = {
+        exp.Avg, exp.Between, exp.Count, exp.DataType, exp.DataTypeParam, exp.Filter, exp.First, exp.Identifier,
+        exp.Last, exp.Max, exp.Min, exp.PropertyEQ, exp.Star, exp.Sum, exp.Var, "validate_utf8",
+    }  # fmt: skip
+    assert COMPUTED - {JSON_VALUE, PATH_ELEMENT} == RULES.keys() - only_typed
+
+
+def test_a_double_is_json_as_java_writes_it() -> None:
+    numbers = [
+        0.0,
+        -0.0,
+        1.0,
+        0.001,
+        0.00099,
+        9999999.0,
+        1e7,
+        123456789.125,
+        -1e-5,
+        2e23,
+        5e-324,
+        1.7976931348623157e308,
+    ]
+    assert [java_text(number) for number in numbers] == [
+        "0.0", "-0.0", "1.0", "0.001", "9.9E-4", "9999999.0", "1.0E7", "1.23456789125E8", "-1.0E-5", "2.0E23",
+        "4.9E-324", "1.7976931348623157E308",
+    ]  # fmt: skip

@@ -10,13 +10,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.json_arrow import array_of_json
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Attempt, Column, Job, Lookup, TableSink
 from sluice.plan.jobs import Layer
 from sluice.plan.one_pass import NeedsSparkError, types_of
 from sluice.sql.arrow_json import json_values
+from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
 from sluice.values.sql import VALUE_JSON

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ class ArrowSteps:
     """The columns of each layer, which read the columns of the layers before."""
     types: Mapping[str, str]
     """The types of the columns before the layers."""
-    functions: Mapping[str, Function]
+    functions: Mapping[str, Function] = field(default_factory=dict)
     """The author's Python functions, by their names in SQL."""
     schema: pa.Schema | None = None
     """The columns that a task makes; None if only `columns_from` is called."""
