@@ -358,7 +358,8 @@ def main(arguments: list[str]) -> int:
 
 def _shared(topologies: Sequence[Topology], together: int) -> Iterator[Sequence[Topology]]:
     """The topologies that run in this process, then the others, so many in a pipeline, because they share a batch."""
-    on_spark, in_process = [], []
+    on_spark: list[Topology] = []
+    in_process: list[Topology] = []
     for topology in topologies:
         pipeline = Pipeline("topologies", workers=2)
         add_topologies(pipeline, [topology])

@@ -9,7 +9,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from sluice.engine.batch.arrow import Chain, Task
+from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.parcels import Pack, unpack
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
@@ -38,10 +38,10 @@ class ArrowQuery:
     """The topics of the streams."""
     tables: frozenset[str]
     """The topics of the global tables."""
-    read: Task
+    read: Chain
     """From the streams' records to parcels for the first stage."""
-    stages: tuple[Task, ...]
-    read_tables: Task
+    stages: tuple[Chain, ...]
+    read_tables: Chain
     """From the records of global tables to parcels for the shards."""
     types: Mapping[str, str]
     """Store → the type of its values."""

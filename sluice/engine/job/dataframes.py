@@ -15,6 +15,7 @@ from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
+from sluice.engine.job.arrow_query import ArrowQuery
 from sluice.engine.ordered.ingest import Ingest
 from sluice.engine.ordered.stage_frames import kinds_in, through, with_layers
 from sluice.engine.ordered.stages import Stages
@@ -25,6 +26,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.attempts import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job
+from sluice.plan.one_pass import NeedsSparkError
 from sluice.sql.arrow_types import arrow_type
 
 
@@ -65,24 +67,45 @@ class Frames:
         Raises TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
+        try:
+            parcels = self._through_tasks()
+        except NeedsSparkError:
+            parcels = self._through_sql()
+        tables = self._tables()
+        owned = parcels if tables is None else parcels.unionByName(tables)
+        return owned.repartitionById(self.job.pipeline.workers, "worker")
+
+    def _through_tasks(self) -> DataFrame:
+        """Parcels that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
+        interleaved = self.input.interleaved
+        query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
+        self.types, self.input_types, self.totals = dict(query.types), dict(query.input_types), query.totals
+        parcels = self._records().mapInArrow(query.read.__call__, PARCEL_DDL)
+        for stage in query.stages:
+            shuffled = parcels.repartitionById(query.workers, "worker")
+            parcels = shuffled.mapInArrow(stage.__call__, PARCEL_DDL)
+        return parcels
+
+    def _through_sql(self) -> DataFrame:
+        """Parcels that Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
         share_subexpressions(self.spark, shared=not self.job.tries)
         try:
             reader, source = self._source()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             records = with_layers(source.mapInArrow(reader.__call__, schema), self.job.layers)
-            parcels = self._parcels(records, reader, source)
+            return self._parcels(records, reader, source)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
-        tables = self._tables()
-        owned = parcels if tables is None else parcels.unionByName(tables)
-        return owned.repartitionById(self.job.pipeline.workers, "worker")
 
     def _source(self) -> tuple[StreamReader, DataFrame]:
         """The streams' records as they are in Kafka, and the task that decodes them."""
         job, storage = self.job, self.storage
-        reader = StreamReader.of(job, storage.side_outputs, interleaved=self.input.interleaved)
-        return reader, self.input.read([source.topic for source in job.streams])
+        return StreamReader.of(job, storage.side_outputs, interleaved=self.input.interleaved), self._records()
+
+    def _records(self) -> DataFrame:
+        """The streams' records as they are in Kafka."""
+        return self.input.read([source.topic for source in self.job.streams])
 
     def _parcels(self, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
         """Parcels of rows for stores, groups and sinks.
