@@ -107,6 +107,7 @@ class Result:
     output: Records
     state: State
     stores: dict[str, list[Any]]
+    info: GenerationInfo
 
 
 @dataclass
@@ -257,7 +258,7 @@ class Replays:
                     with self.storage.shard(worker) as shard:
                         rows += shard.scan(store.group_id, batch, limit=1_000_000)
                 stores[store.name] = [(row.key, row.window_start, row.window_end, row.value) for row in rows]
-        return Result(run.written.topics(), self.storage.checksums(batch), stores)
+        return Result(run.written.topics(), self.storage.checksums(batch), stores, self._query.info)
 
 
 class Query(Protocol):
@@ -279,7 +280,9 @@ class OnSpark:
     def __init__(self, storage: Storage, partitions: Mapping[str, int], path: str) -> None:
         self.storage = storage
         self._input = FileInput(path)
-        self._query = JobQuery(shared_session(), storage, self._input, partitions, epoch=OnlyWriter().epoch)
+        self._query = JobQuery(
+            shared_session(), storage, self._input, partitions, epoch=OnlyWriter().epoch, checked=True
+        )
         self._rows = PlannedRows(self._query.rows)
         self.info = self._query.info
 

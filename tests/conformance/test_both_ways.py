@@ -32,6 +32,8 @@ def test_a_process_writes_what_spark_writes(seeds: range) -> None:
     topologies = [Topology.random(seed, operators=10) for seed in seeds]
     in_process, on_spark = (result(topologies, on_spark=way) for way in (False, True))
     assert in_process[1] == on_spark[1] == []
+    by_table, by_spark = (of.info for of, _ in (in_process, on_spark))
+    assert (by_table.stores, by_table.operators) == (by_spark.stores, by_spark.operators), "with the same types"
     assert in_process[0].output == on_spark[0].output
     assert in_process[0].stores == on_spark[0].stores
     assert in_process[0].state == on_spark[0].state

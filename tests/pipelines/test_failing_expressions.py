@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
@@ -12,6 +14,7 @@ from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.values.records import OnError
 from tests.pipelines.conftest import Drive
+from tests.pipelines.test_checking import check
 
 
 class Trip(Struct):
@@ -351,13 +354,13 @@ def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> No
     assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum {most + 1} does not fit BIGINT")
 
 
-def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSession) -> None:
+def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSession, tmp_path: Path) -> None:
     plain = Pipeline("plain")
     plain.stream("trips", value=Trip).select("km").to("lengths")
     shared = []
     for pipeline in (plain, with_every_step("tries"), plain):
-        with TopologyTestDriver(pipeline, spark=spark):
-            shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
+        check(spark, pipeline, tmp_path)
+        shared.append(spark.conf.get("spark.sql.subexpressionElimination.enabled"))
     assert shared == ["true", "false", "true"]
 
 

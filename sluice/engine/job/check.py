@@ -82,7 +82,7 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
-    query = JobQuery(spark, storage, source, source.partitions(job.topics))
+    query = JobQuery(spark, storage, source, source.partitions(job.topics), checked=True)
     query.check_changes()
     if ledger.snapshots.newest(storage.ref) is None:
         return ""

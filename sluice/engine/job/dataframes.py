@@ -54,6 +54,8 @@ class Frames:
     partitions: Mapping[str, int]
     epoch: int = 0
     """Epoch of the lease under which operators' states are written."""
+    checked: bool = False
+    """Whether Spark analyzes all steps, also those that it need not compute."""
     types: dict[str, str] = field(default_factory=dict)
     """Store → the type of its values; set by `state_rows`."""
     input_types: dict[int, str] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Frames:
         """
         pickling.register()
         try:
-            parcels = self._through_tasks()
+            parcels = self._through_sql() if self.checked else self._through_tasks()
         except NeedsSparkError:
             parcels = self._through_sql()
         tables = self._tables()

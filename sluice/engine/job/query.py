@@ -45,6 +45,8 @@ class JobQuery:
     """Topic → its number of partitions, as assumed by tasks."""
     epoch: int = 0
     """Epoch of the lease under which state is written."""
+    checked: bool = False
+    """Whether Spark analyzes all steps, also those that it need not compute."""
     frames: Frames = field(init=False)
     rows: DataFrame = field(init=False)
 
@@ -63,7 +65,9 @@ class JobQuery:
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
-        self.frames = Frames(self.spark, self.job, self.storage, self.input, partitions, self.epoch)
+        self.frames = Frames(
+            self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked
+        )  # fmt: skip
         self.rows = self.frames.state_rows()
 
     def check_changes(self) -> None:

@@ -32,7 +32,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
         servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
     partitions = partition_counts(settings.kafka, job.topics)
-    JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions)
+    JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions, checked=True)
     cores = _cores(spark)
     lines = [f"tasks of a batch on {spark.sparkContext.master}, {counted(cores, 'core')}"]
     lines += [
