@@ -7,7 +7,9 @@ to the JVM and back. The table in `sql.rules` says what Arrow computes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -56,6 +58,8 @@ class TypedLayer:
     explosion: TypedExplosion | None
     attempts: tuple[TypedAttempt, ...]
     """Computed after the explosion."""
+    types: Mapping[str, str]
+    """The types of the layer's columns."""
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
@@ -67,27 +71,35 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
     for layer in layers:
         if isinstance(layer, Transformation):
             raise NeedsSparkError("is a function of a DataFrame", layer.step)
-        columns, attempts, explosion = [], [], None
-        for column in layer:
-            try:
-                if isinstance(column, Attempt):
-                    attempts.append(_attempt(column, known))
-                elif column.position:
-                    explosion = _explosion(column, known)
-                else:
-                    columns.append((column.name, on_arrow(column.sql, known)))
-            except NeedsSparkError as part:
-                raise NeedsSparkError(str(part), column.step) from None
-        for name, expression in columns:
-            known[name] = expression.type
-        if explosion is not None:
-            known |= {explosion.of.name: element_type(explosion.array.type), explosion.of.position: "INT"}
-        for attempt in attempts:
-            results = {f"c{number}": part.type for number, part in enumerate(attempt.columns)}
-            known |= {attempt.of.name: struct_type(results), attempt.of.error: "STRING"}
-            known |= {} if attempt.of.key is None else {attempt.of.key_text: "STRING"}
-        made.append(TypedLayer(tuple(columns), explosion, tuple(attempts)))
+        of_layer = _typed_layer(layer, frozenset(known.items()))
+        made.append(of_layer)
+        known |= of_layer.types
     return made, known
+
+
+@lru_cache(maxsize=256)
+def _typed_layer(layer: tuple[Column | Attempt, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
+    """A layer after columns with these names and types. It is cached, since a query is planned in several steps."""
+    columns, attempts, explosion = [], [], None
+    types = dict(before)
+    for column in layer:
+        try:
+            if isinstance(column, Attempt):
+                attempts.append(_attempt(column, types))
+            elif column.position:
+                explosion = _explosion(column, types)
+            else:
+                columns.append((column.name, on_arrow(column.sql, types)))
+        except NeedsSparkError as part:
+            raise NeedsSparkError(str(part), column.step) from None
+    known = {name: expression.type for name, expression in columns}
+    if explosion is not None:
+        known |= {explosion.of.name: element_type(explosion.array.type), explosion.of.position: "INT"}
+    for attempt in attempts:
+        results = {f"c{number}": part.type for number, part in enumerate(attempt.columns)}
+        known |= {attempt.of.name: struct_type(results), attempt.of.error: "STRING"}
+        known |= {} if attempt.of.key is None else {attempt.of.key_text: "STRING"}
+    return TypedLayer(tuple(columns), explosion, tuple(attempts), known)
 
 
 def types_of(layers: Layers, types: Types) -> dict[str, str]:
