@@ -1,6 +1,6 @@
 """Times a million records through each kind of operator, with a real broker: `operators.py [--records N] [--keys N]`.
 
-Each pipeline runs in a separate process, one after the other: a fused count, an ordered count by a Python function, a
+Each pipeline runs in a separate process, one after the other: a count, statistics of doubles, a count by a Python function, a
 processor, and a join of two streams (with half of the records each). Seconds are for the whole run, including the start
 of Spark; records per second are for the batches after the first, when everything is warm. CPU seconds are those of the
 JVM, of the driver's Python process and of Spark's Python workers; they depend less on what else the machine does.
@@ -62,18 +62,26 @@ class Counting:
             self.context.forward(record.key, count + 1)
 
 
-def fused(name: str) -> Pipeline:
-    """A count in the fused operator."""
+def count(name: str) -> Pipeline:
+    """A count, which is added up in any order."""
     pipeline = Pipeline(name)
     pipeline.stream("clicks", value=Click).group_by_key().count(store="clicks_count")
     return pipeline
 
 
-def ordered(name: str) -> Pipeline:
+def statistics(name: str) -> Pipeline:
+    """The mean and the standard deviation of doubles, record by record."""
+    pipeline = Pipeline(name)
+    clicks = pipeline.stream("clicks", value=Click).select(x="number / 7").group_by_key()
+    clicks.aggregate(store="clicks_statistics", mean="avg(x)", deviation="stddev(x)")
+    return pipeline
+
+
+def python(name: str) -> Pipeline:
     """A count by a Python function, in the order of records."""
     pipeline = Pipeline(name)
     clicks = pipeline.stream("clicks", value=Click).group_by_key()
-    clicks.aggregate(int, _one_more, store="clicks_ordered", returns=int)
+    clicks.aggregate(int, _one_more, store="clicks_python", returns=int)
     return pipeline
 
 
@@ -96,7 +104,9 @@ def _one_more(count: int, value: Any) -> int:
     return count + 1
 
 
-KINDS: dict[str, Callable[[str], Pipeline]] = {"fused": fused, "ordered": ordered, "process": process, "join": join}
+KINDS: dict[str, Callable[[str], Pipeline]] = {
+    "count": count, "statistics": statistics, "python": python, "process": process, "join": join,
+}  # fmt: skip
 
 
 def main(
@@ -110,7 +120,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka"), quick=False) as kafka:
         kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
         produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
-        table = Table("pipeline", "seconds", "records/s, warm", "to fused", *CPU, "GB, early", "GB, late")
+        table = Table("pipeline", "seconds", "records/s, warm", "to count", *CPU, "GB, early", "GB, late")
         first = 0.0
         for kind in kinds or KINDS:
             result = run(kind, kafka.bootstrap, Path(folder, kind))
