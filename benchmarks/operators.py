@@ -1,11 +1,11 @@
 """Times a million records through each kind of operator, with a real broker: `operators.py [--records N] [--keys N]`.
 
-Each pipeline runs in a separate process, one after the other: a count, statistics of doubles, a count by a Python function, a
-processor, and a join of two streams (with half of the records each). Seconds are for the whole run, including the start
-of Spark; records per second are for the batches after the first, when everything is warm. CPU seconds are those of the
-JVM, of the driver's Python process and of Spark's Python workers; they depend less on what else the machine does.
-Memory is the maximum for all of the driver's processes, during the first two and the last two batches: it must not grow
-with the input.
+Each pipeline runs in a separate process, one after the other: a count, statistics of doubles, a count by a Python
+function, a processor, and a join of two streams (with half of the records each). Seconds are for the whole run,
+including the start of Spark; records per second are for the batches after the first, when everything is warm. CPU
+seconds are those of the JVM, of the driver's Python process and of Spark's Python workers; they depend less on what
+else the machine does. Memory is the maximum for all of the driver's processes, during the first two and the last two
+batches: it must not grow with the input.
 """
 
 from __future__ import annotations

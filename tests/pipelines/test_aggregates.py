@@ -11,7 +11,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sluice import Decimal2, Pipeline, hopping, session
+from sluice import Decimal2, Pipeline, hopping, session, tumbling
 from tests.pipelines.conftest import Drive
 
 
@@ -137,3 +137,68 @@ def test_the_state_does_not_depend_on_the_batches(drive: Drive) -> None:
     assert {name: of_a[name] for name in exact} == pytest.approx(exact, rel=0.05)
     values = sorted(row.x for row in rows[::2] if row.x is not None)
     assert of_a["parts"] == pytest.approx([values[19], values[999], values[1_979]], rel=0.01)
+
+
+class Order(Struct):
+    shop: str
+    amount: Decimal2
+    n: int
+    tags: list[str] = []
+
+
+class Shop(Struct):
+    shop: str
+    city: str
+
+
+def beside(name: str) -> Pipeline:
+    """Aggregates that are added up in any order, beside and before operators, with outputs of all kinds."""
+    pipeline = Pipeline(name, workers=3)
+    orders, shops = pipeline.stream("orders", value=Order), pipeline.global_table("shops", value=Shop, key="shop")
+    by_shop = orders.group_by("shop")
+    by_shop.count(store="n").to("n_out")
+    totals = by_shop.aggregate(store="total", total="sum(amount)", most="max(n)", big="count(*) FILTER (WHERE n > 5)")
+    totals.join(shops, how="left").select(total="left.total", city="right.city").to("located")
+    windows = by_shop.windowed_by(tumbling("10 s", grace="2 s"), late="late_orders")
+    windows.count(store="windows").to("windows_out")
+    windows.aggregate(store="means", mean="avg(amount)", middle="median(n)").to("means_out", emit="latest")
+    by_shop.windowed_by(session("5 s")).count(store="sessions")
+    orders.join(shops, on="shop").to("joined")
+    orders.flat_map_values("tags").group_by("value").count(store="tags")
+    return pipeline
+
+
+ORDERS = [
+    ("a", "1.10", 3, ["x"], 1_000), ("b", "2.00", 7, [], 2_000), ("a", "0.90", 6, ["x", "y"], 11_000),
+    ("a", "5.00", 1, ["y"], 13_000), ("b", "1.00", 2, ["x"], 3_000), ("a", "9.99", 2, ["z"], 500),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [1, 4, 6])
+def test_aggregates_are_added_up_beside_operators_whatever_the_batches(drive: Drive, cut: int) -> None:
+    driver = drive(beside("beside"))
+    driver.pipe("shops", {"shop": "a", "city": "Oslo"})
+    for number, (shop, amount, n, tags, time) in enumerate(ORDERS):
+        driver.pipe("orders", {"shop": shop, "amount": amount, "n": n, "tags": tags}, key=shop, timestamp=time)
+        if number % cut == cut - 1:
+            driver.commit()
+    assert driver.store("n") == {"a": 4, "b": 2}
+    assert driver.store("total") == {
+        "a": {"total": 16.99, "most": 6, "big": 1}, "b": {"total": 3.0, "most": 7, "big": 1},
+    }  # fmt: skip
+    assert driver.store("windows") == {("a", 0, 10_000): 1, ("b", 0, 10_000): 1, ("a", 10_000, 20_000): 2}
+    assert driver.store("means")["a", 10_000, 20_000] == {"mean": 2.95, "middle": 3.5}
+    assert driver.store("sessions").keys() == {("a", 1_000, 1_000), ("a", 11_000, 13_000), ("b", 2_000, 2_000)}
+    assert driver.store("tags") == {"x": 3, "y": 2, "z": 1}
+    finals = {topic: {record.key: record.value for record in driver.output(topic)} for topic in ("n_out", "located")}
+    assert finals == {
+        "n_out": {"a": 4, "b": 2},
+        "located": {"a": {"total": 16.99, "city": "Oslo"}, "b": {"total": 3.0, "city": None}},
+    }
+    assert {record.headers["window_start"] for record in driver.output("windows_out")} == {"0", "10000"}
+    assert {record.headers["window_start"] for record in driver.output("means_out")} == {"0", "10000"}
+    assert [(record.key, record.timestamp) for record in driver.output("late_orders")] == [("b", 3_000), ("a", 500)]
+    assert len(driver.output("joined")) == 4
+    counts = driver.counts()
+    assert (counts["read"], counts["applied"], counts["late/windows"], counts["late/means"]) == (7, 7, 2, 2)
+    assert driver.dead_letters() == []
