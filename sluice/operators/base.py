@@ -1,4 +1,4 @@
-"""The interface of ordered operators: an operator gets a key's rows in order, with the key's state, and sends results.
+"""The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
 
 Operators are plain Python and use neither Spark nor a database. The runner (`engine/ordered/runner.py`) sorts the rows,
 loads the states of their keys and stores changed states with the snapshot.
@@ -110,7 +110,7 @@ S = TypeVar("S")
 
 
 class Operator(Protocol[S]):
-    """An ordered operator. `state_type` is the msgspec type of a key's state; operators change states in place.
+    """An operator. `state_type` is the msgspec type of a key's state; operators change states in place.
 
     A row with a null key gets a new state from `begin`, which is not stored.
     """

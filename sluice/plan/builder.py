@@ -49,7 +49,7 @@ class PlanBuilder:
     explosion_depths: dict[int, int] = field(default_factory=dict)
     """Node that turns one record into several → its layer."""
     operators: dict[int, int] = field(default_factory=dict)
-    """Number of an ordered operator → its stage."""
+    """Number of an operator → its stage."""
     inline: set[int] = field(default_factory=set)
     """Operators that get another operator's results directly, in the same stage."""
     late: set[nodes.Late] = field(default_factory=set)
@@ -68,7 +68,7 @@ class Scope:
     is_null: str = "false"
     """Condition: the value is null, or the table's row was removed. All fields are then null (`without_removed`)."""
     results_of: frozenset[int] = frozenset()
-    """The ordered operators whose results these are."""
+    """The operators whose results these are."""
     exploded: tuple[int, ...] = ()
     """Upstream nodes that turn one record into several."""
     raw: str | None = None

@@ -11,7 +11,7 @@ Names of columns:
 
 Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
 
-Columns belong to stages: one before the first ordered operators and one after each set of them. A stage has layers,
+Columns belong to stages: one before the first operators and one after each set of them. A stage has layers,
 each computed from the previous layers, so that a step is computed only once even if several steps follow it.
 """
 
@@ -147,7 +147,7 @@ def _rows(builder: PlanBuilder, scope: Scope) -> Scope:
 
 
 def _result_scope(builder: PlanBuilder, node: nodes.Node) -> Scope:
-    """The scope after an ordered operator. The value is a single column, whose type the engine determines."""
+    """The scope after an operator. The value is a single column, whose type the engine determines."""
     passed = f"(emitted AND target <=> {node.number})"
     scope = Scope(builder.operators[node.number], 0, passed, RESULT_METADATA, results_of=frozenset({node.number}))
     column = result_column(node.number)
@@ -230,7 +230,7 @@ def shape_columns(shape: Shape, value: str) -> dict[str, str]:
 
 
 def result_shape(builder: PlanBuilder, node: nodes.Node) -> Shape:
-    """The shape of an ordered operator's results, without their types."""
+    """The shape of an operator's results, without their types."""
     match node:
         case nodes.Aggregate(python=python) if python is not None:
             return python.shape

@@ -1,6 +1,6 @@
 """Decides whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
 
-On Arrow, records stay in one Python task until they are added up or sent to ordered operators; for Spark SQL, they go
+On Arrow, records stay in one Python task until they are added up or sent to operators; for Spark SQL, they go
 to the JVM and back. The table in `sql.rules` says what Arrow computes.
 """
 
@@ -156,7 +156,7 @@ def why_spark(job: Job) -> str:
 
 
 def failure_columns(job: Job) -> tuple[Column, ...]:
-    """The columns with the errors of steps before any ordered operator."""
+    """The columns with the errors of steps before any operator."""
     return tuple(
         Column(failure.column, f"IF({failure.once}, {failure.error}, NULL)", failure.step.number)
         for failure in job.first_failures
@@ -164,7 +164,7 @@ def failure_columns(job: Job) -> tuple[Column, ...]:
 
 
 def _require_edge(edge: Edge, types: Types) -> None:
-    """Raise NeedsSparkError if Arrow cannot compute the rows that an ordered operator takes from the steps."""
+    """Raise NeedsSparkError if Arrow cannot compute the rows that an operator takes from the steps."""
     try:
         if edge.path_column is not None:
             on_arrow(edge.path_from("X''"), types, "BINARY")

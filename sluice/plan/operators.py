@@ -1,4 +1,4 @@
-"""The parameters of ordered operators, from which the engine builds the operators of `sluice.operators`."""
+"""The parameters of operators, from which the engine builds the operators of `sluice.operators`."""
 
 from __future__ import annotations
 

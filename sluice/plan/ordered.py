@@ -40,7 +40,7 @@ from sluice.values.windows import JoinWindow, SlidingWindow
 
 
 class Planner:
-    """Assigns a pipeline's ordered operators to stages, and adds their columns to `builder`."""
+    """Assigns a pipeline's operators to stages, and adds their columns to `builder`."""
 
     def __init__(self, builder: PlanBuilder) -> None:
         self.builder = builder
@@ -74,13 +74,13 @@ class Planner:
                 self.edges.append(self._edge(node, STORE, scope_of(self.builder, node, old=True), node))
 
     def sink(self, node: nodes.Sink) -> Edge:
-        """Add the edge into a sink after an ordered operator."""
+        """Add the edge into a sink after an operator."""
         edge = self._edge(node, LEFT, scope_of(self.builder, node.parent), node.parent)
         self.edges.append(edge)
         return edge
 
     def peek(self, node: nodes.Apply) -> None:
-        """Call a function after an ordered operator.
+        """Call a function after an operator.
 
         The edge's condition reads the function's result, which is always null, so that Spark computes it.
         """
@@ -328,7 +328,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Process():
             return _process(node)
         case _:
-            raise AssertionError(f"{node.name} is not an ordered operator")
+            raise AssertionError(f"{node.name} is not an operator")
 
 
 def _process(node: nodes.Process) -> Process:

@@ -127,7 +127,7 @@ def _sinks(pipeline: Pipeline) -> list[nodes.Sink]:
 
 
 def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node follows an aggregation or an ordered operator, and therefore does not process single records."""
+    """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     return any(
         isinstance(parent, nodes.Aggregate)
         or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
@@ -153,7 +153,7 @@ def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
 
 
 def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage before a sink; 0 if no ordered operator precedes the sink."""
+    """The stage before a sink; 0 if no operator precedes the sink."""
     return scope_of(builder, sink.parent).stage if after_operators(builder.pipeline, sink) else 0
 
 

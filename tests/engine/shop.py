@@ -104,7 +104,7 @@ def simple_shop(names: Names) -> Pipeline:
 
 
 def sums(names: Names) -> Pipeline:
-    """One ordered operator: the last amount and the sum of each key."""
+    """One operator: the last amount and the sum of each key."""
     pipeline = names.pipeline(workers=1)
     amounts = pipeline.stream(names("amounts"), value=Amount)
     amounts.group_by_key().aggregate(store="sums", last="last(n)", sum="sum(n)")

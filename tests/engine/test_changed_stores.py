@@ -64,7 +64,7 @@ def summed(names: Names) -> Pipeline:
 
 
 def last(names: Names) -> Pipeline:
-    """The last amount per shop, by an ordered operator."""
+    """The last amount per shop, by an operator."""
     pipeline = names.pipeline()
     by_shop(pipeline, names).aggregate(store="last", amount="last(amount)")
     return pipeline

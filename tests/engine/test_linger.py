@@ -34,7 +34,7 @@ def sums(names: Names) -> Pipeline:
 
 
 def latest(names: Names) -> Pipeline:
-    """The same aggregation by an ordered operator."""
+    """The same aggregation by an operator."""
     pipeline = sums(names)
     pipeline.stream(names("shops"), value=str).to_table(store="latest")
     return pipeline

@@ -19,7 +19,7 @@ from tests.engine.shop import Build, Names, Shop, address, sale, sales_of, shop
 
 
 def in_order(names: Names) -> Pipeline:
-    """A count and the last amount, by an ordered operator, an output of its changes, and a join with a global table."""
+    """A count and the last amount, by an operator, an output of its changes, and a join with a global table."""
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     last = sales.group_by("shop").aggregate(store="total", n="count(*)", last="last(amount)")

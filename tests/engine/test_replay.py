@@ -38,7 +38,7 @@ def a_busy_day(running: Running) -> None:
 
 
 def in_order(names: Names) -> Pipeline:
-    """Only ordered operators, in two stages: sessions, a Python aggregate, a regrouped table, a join."""
+    """Only operators, in two stages: sessions, a Python aggregate, a regrouped table, a join."""
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     shops = pipeline.table(names("shops"), value=Shop, key="shop", store="shop")

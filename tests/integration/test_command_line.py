@@ -69,7 +69,7 @@ def environment_of(home: Path, kafka: EmbeddedKafka) -> dict[str, str]:
 
 @pytest.mark.parametrize("commands", [("run",), pytest.param(("run", "rebuild"), marks=pytest.mark.heavy)])
 def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKafka, commands: tuple[str, ...]) -> None:
-    """Commands for a pipeline with ordered operators and a transactional output."""
+    """Commands for a pipeline with operators and a transactional output."""
     name = f"quiet_{len(commands)}"
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / f"{name}.py").write_text(PIPELINE.format(name=name))

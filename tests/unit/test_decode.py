@@ -815,7 +815,7 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
 ) -> None:
     reading = Reading(tmp_path, monkeypatch)
     rates = reading.pipeline.global_table("orders", value=Order, key="shop")
-    reading.pipeline.stream("others", value=str).join(rates).to("joined")  # by an ordered operator
+    reading.pipeline.stream("others", value=str).join(rates).to("joined")  # by an operator
     job = plan(reading.pipeline).job
     reading.side_outputs.start(0)
     shops = ["a", "b", "c", "d" * 3_000, "e", "f"]

@@ -1,4 +1,4 @@
-"""Positions of records in ordered jobs: they never overlap, because a number that is too large is an error."""
+"""Positions of records in jobs with operators: they never overlap, because a number that is too large is an error."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def test_a_record_without_an_origin_is_an_error(name: str, tmp_path: Path) -> No
     batch = pa.RecordBatch.from_pydict(
         {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}
     )
-    message = f"Ordered operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
+    message = f"Operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
     with pytest.raises(EngineError, match=message):
         ingest._positions(batch)

@@ -1,4 +1,4 @@
-"""How rows travel between the tasks of an ordered job: many rows for one worker in one value."""
+"""How rows travel between the tasks of a job: many rows for one worker in one value."""
 
 from __future__ import annotations
 

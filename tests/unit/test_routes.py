@@ -1,4 +1,4 @@
-"""How the results of ordered operators reach stores, topics and later operators without Spark SQL."""
+"""How the results of operators reach stores, topics and later operators without Spark SQL."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_results_equal_a_record_by_record_model(window: Window, times: list[int]
     for row, time in enumerate(times):
         stream_time = max(stream_time, time)
         holding = [start for start in range(0, time + 1, window.every_ms) if start + window.size_ms > time]
-        assert list(window.starts(time)) == holding, "ordered operators use the same windows"
+        assert list(window.starts(time)) == holding, "operators use the same windows"
         for start in holding:
             if start + window.size_ms > stream_time - window.grace_ms:
                 expected.append((row, start))

@@ -1,4 +1,4 @@
-"""Parcels: many rows for one worker in one binary value. The Python tasks of ordered jobs send each other parcels.
+"""Parcels: many rows for one worker in one binary value. Python tasks send each other parcels.
 
 Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. It only
 copies the bytes of a parcel.

@@ -1,4 +1,4 @@
-"""Rows that steps of an ordered job have rejected. The driver converts them to dead letters."""
+"""Rows that steps behind operators have rejected. The driver converts them to dead letters."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "wind
 """Columns that identify a state row."""
 
 SORT_KEY = ("sequence", "origin", "path")
-"""The columns of a row's position, by which the results of ordered operators are sorted."""
+"""The columns of a row's position, by which the results of operators are sorted."""
 
 Position = tuple[int, int, bytes]
 """Sequence, origin and path of a row."""

@@ -64,7 +64,7 @@ class StoreChanges:
     stores: frozenset[str]
     """The stores that keep their state."""
     operators: Mapping[str, str]
-    """The ordered operators that keep their states: earlier name → name now."""
+    """The operators that keep their states: earlier name → name now."""
     added: frozenset[str]
     """The new or changed stores and operators, by their names now."""
     removed: frozenset[str]

@@ -131,7 +131,7 @@ class Ingest:
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:
                 raise EngineError(
-                    f"Ordered operators cannot read {self.sinks.topics[source]}, partition {partition}: {error}.",
+                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: {error}.",
                     next_step="Copy the records to a new topic with smaller numbers, and read that topic.",
                 ) from None
         return {"sequence": batch.column("_sequence").to_numpy(), "origin": origin}

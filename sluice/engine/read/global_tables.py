@@ -120,7 +120,7 @@ def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The state rows as rows of an ordered job, sorted by their positions."""
+    """The state rows as rows for shards, sorted by their positions."""
     for batch in batches:
         columns = {name: batch.column(name) for name in ("key", "value")}
         columns |= {"target": batch.column("group_id"), "path": batch.column("position")}

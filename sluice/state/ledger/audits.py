@@ -37,7 +37,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
-    `duplicate`, `failed`. Other steps may still process the record; an ordered operator counts it as applied."""
+    `duplicate`, `failed`. Other steps may still process the record; an operator counts it as applied."""
     dropped: dict[str, int] = {}
     """Reason → unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}

@@ -36,7 +36,7 @@ GENERATIONS = Table(
     METADATA,
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
-    Column("operators", Text, nullable=False, comment="JSON object: name of an ordered operator to its description"),
+    Column("operators", Text, nullable=False, comment="JSON object: name of an operator to its description"),
     Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
     Column("description", Text, nullable=False),
     Column("drawing", Text, nullable=False, comment="Mermaid"),

@@ -1,4 +1,4 @@
-"""The SQL of operator states, which ordered operators keep per key in the shard of the key's worker.
+"""The SQL of operator states, which are kept per key in the shard of the key's worker.
 
 States are versioned by batch, like state rows, so that a retry reads the states of the preceding batch. Only the newest
 two versions are kept: no older batch can be retried, and queries do not read states.
