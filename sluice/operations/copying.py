@@ -38,8 +38,8 @@ class WholeCopy:
     """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
 
     An unfinished copy that is there is continued, and a complete one brought up to date. If it then differs from the
-    source, it is replaced. So is one that is not complete although it has to be: `is_complete`. `settled` is the newest
-    batch that is published, and therefore is not written again.
+    source, it is replaced. `is_complete`: the ledger says that a complete copy is there, so that one that is lost is
+    replaced, too. `settled` is the newest batch that is published, and therefore is not written again.
     """
 
     def __init__(
