@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from sluice.sql import arrow_lists, arrow_texts, arrow_times
-from sluice.sql.arrow_casts import cast, converted, decimal_quotient, times
+from sluice.sql.arrow_casts import cast, converted, decimal_quotient, formatted, times
 from sluice.sql.arrow_json import json_object, json_values
 from sluice.sql.arrow_numbers import (
     absolute,
@@ -504,6 +504,9 @@ _FUNCTIONS: dict[RuleKey, Function] = {
         _part_of_time,
     ),
     exp.TsOrDsToDate: lambda expression, values, count: cast(values[0], expression.operands[0], "DATE", count),
+    "date_format": lambda expression, values, count: Result(
+        formatted(array_of(values[0], count), expression.node.expressions[1].name)
+    ),
     exp.TimestampTrunc: _truncated,
     exp.TsOrDsAdd: lambda expression, values, count: Result(arrow_times.days_added(*values)),
     exp.DateDiff: lambda expression, values, count: Result(arrow_times.days_between(*values)),

@@ -129,6 +129,32 @@ def _far_date(day: int) -> str:
 _LAST_YEAR = 9999
 
 
+def formatted(values: pa.Array, pattern: str) -> pa.Array:
+    """Times as text in a format of Java."""
+    seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
+    years = pc.fill_null(pc.year(values), 1)
+    if pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() in (True, None):
+        return pc.strftime(seconds, "".join(_IN_C.get(part, part.strip("'")) for part in _PARTS.findall(pattern)))
+    return pa.array(
+        [None if each is None else _far(each, pattern) for each in seconds.cast(pa.int64()).to_pylist()], pa.string()
+    )
+
+
+_IN_C = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+_PARTS = re.compile(r"yyyy|MM|dd|HH|mm|ss|'[A-Za-z]+'|.", re.DOTALL)
+
+
+def _far(second: int, pattern: str) -> str:
+    day, of_day = divmod(second, 86_400)
+    year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
+    of_era = int(year) if int(year) > 0 else 1 - int(year)
+    parts = {
+        "yyyy": f"{'+' if of_era > _LAST_YEAR else ''}{of_era:04}", "MM": month, "dd": of_month,
+        "HH": f"{of_day // 3600:02}", "mm": f"{of_day // 60 % 60:02}", "ss": f"{of_day % 60:02}",
+    }  # fmt: skip
+    return "".join(parts.get(part, part.strip("'")) for part in _PARTS.findall(pattern))
+
+
 def _far_time(micros: int) -> str:
     day, of_day = divmod(micros, 86_400_000_000)
     seconds, rest = divmod(of_day, 1_000_000)
@@ -346,6 +372,11 @@ def _days(text: str) -> int:
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
+def _plain_times(values: pa.Array, to: str) -> Result:
+    """Times in their usual form, as only constants are."""
+    return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
+
+
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
     """The rows with a text that does not pass."""
     failed = valid(values, len(values)) & ~np.asarray(pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool)
@@ -354,5 +385,5 @@ def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
 
 _FROM_TEXT: dict[str, Callable[[pa.Array, str], Result]] = {
     "INT": _to_whole, "BIGINT": _to_whole, "DOUBLE": _to_double, "DECIMAL": _text_to_decimal, "BOOLEAN": _to_boolean,
-    "DATE": _to_date,
+    "DATE": _to_date, "TIMESTAMP": _plain_times,
 }  # fmt: skip

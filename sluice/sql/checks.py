@@ -16,7 +16,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
-from sluice.sql.dialect import SparkSQL, text_of, tokens_of, tree_of
+from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_of
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.sql.typed import typed
 from sluice.sql.types import VOID
@@ -165,8 +165,10 @@ def _is_time(node: exp.Literal, known: Mapping[str, str]) -> bool:
     match parent:
         case exp.Cast() | exp.TryCast():
             return parent.to.this in exp.DataType.TEMPORAL_TYPES
-        case exp.TsOrDsToDate() | exp.TsOrDsToTimestamp() | exp.TimeToStr():
+        case exp.TsOrDsToDate() | exp.TsOrDsToTimestamp():
             return True
+        case exp.Anonymous():
+            return parent.name.lower() in UNTRANSLATED
         case exp.Predicate():
             return any(_kind(other, known).startswith(("TIMESTAMP", "DATE")) for other in parent.iter_expressions())
     return False
@@ -176,7 +178,7 @@ def _require_function(node: exp.Anonymous, where: str) -> None:
     name = node.name.lower()
     if name in _OURS:
         _require_top(node, where)
-    elif name not in OF_SPARK_ALONE:
+    elif name not in OF_SPARK_ALONE | UNTRANSLATED:
         functions = [*OF_SPARK_ALONE, *_OURS, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
         close = get_close_matches(name, functions)
         raise TopologyError(

@@ -9,6 +9,9 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.tokenizer_core import Token
 
+UNTRANSLATED = frozenset({"date_format"})
+"""Functions that sqlglot knows, but whose arguments it would change."""
+
 
 class SparkSQL(Spark):
     """Spark's SQL, in which `'it''s'` is a text with a quote. For sqlglot, these are two texts."""
@@ -17,6 +20,11 @@ class SparkSQL(Spark):
         """Reads a doubled quote as one quote."""
 
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
+
+    class Parser(Spark.Parser):  # type: ignore[valid-type, misc]
+        """Keeps the formats of times as they are written; sqlglot would translate them, and lose differences."""
+
+        FUNCTIONS = {name: of for name, of in Spark.Parser.FUNCTIONS.items() if name.lower() not in UNTRANSLATED}  # noqa: RUF012
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from sqlglot import exp
@@ -415,12 +416,30 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
         return Signature(to, kinds if is_known else None, fails=of in ("", "BINARY") and not is_tried)
+    if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
+        return Signature(to, kinds)
     pair = _family(of), _family(to)
     fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widened(of, to))
     if is_tried:
         # TRY_CAST takes the texts NaN and Infinity.
         fails = fails and to in ("DOUBLE", "FLOAT")
     return Signature(to, kinds if of == to or pair in _CASTS else None, fails)
+
+
+def is_plain_time(text: str, kind: str) -> bool:
+    """Whether a text is a date, or a time in UTC, in its usual form."""
+    if _PLAIN_TIMES.get(kind) is None or not re.fullmatch(_PLAIN_TIMES[kind], text):
+        return False
+    try:
+        return datetime.fromisoformat(text) is not None
+    except ValueError:  # such as February 30
+        return False
+
+
+_PLAIN_TIMES = {
+    "DATE": r"\d{4}-\d\d-\d\d",
+    "TIMESTAMP": r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d(?:\.\d{6})?)?",
+}
 
 
 def _family(kind: str) -> str:
@@ -672,6 +691,17 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature("DATE", kinds if is_known and is_constant else None, fails=not (is_known and is_constant))
 
 
+def _formatted(node: exp.Expr, kinds: Kinds) -> Signature:
+    """A time as text, in a format of numbers that need no locale."""
+    pattern = node.expressions[1] if len(kinds) == 2 else None
+    is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
+    usable = is_known and kinds in (("TIMESTAMP", "STRING"), ("DATE", "STRING"))
+    return Signature("STRING", kinds if usable else None, fails=not usable)
+
+
+_FORMAT = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:., ]|'[A-Za-z]+')+")
+
+
 def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
     made = _exactly("INT", ("DATE", "DATE"))(node, kinds)
     return made if node.args.get("unit") is None else Signature(fails=True)
@@ -837,6 +867,7 @@ RULES: dict[RuleKey, Rule] = {
     exp.Minute: Rule(_TIME_OF_DAY, "NO_RESULT"),
     exp.Second: Rule(_TIME_OF_DAY, "NO_RESULT"),
     exp.TsOrDsToDate: Rule(_to_day, "NO_RESULT"),
+    "date_format": Rule(_formatted, "NO_RESULT"),
     exp.TimestampTrunc: Rule(_truncated, "NO_RESULT"),
     exp.TsOrDsAdd: Rule(_days_added, "NO_RESULT"),
     exp.DateDiff: Rule(_difference, "NO_RESULT"),

@@ -8,7 +8,17 @@ from functools import cached_property
 from sqlglot import exp
 
 from sluice.sql.dialect import text_of, tree_of
-from sluice.sql.rules import RULES, RuleKey, Signature, json_of, json_problem, path_element, rule_key, rule_of
+from sluice.sql.rules import (
+    RULES,
+    RuleKey,
+    Signature,
+    is_plain_time,
+    json_of,
+    json_problem,
+    path_element,
+    rule_key,
+    rule_of,
+)
 from sluice.sql.types import VOID, Types
 from sluice.values.sql_types import struct_fields
 
@@ -77,6 +87,8 @@ def typed(expression: str | exp.Expr, types: Types) -> Typed:
         return Typed(node, PATH_ELEMENT, Signature("BINARY", ("INT",) if part.type == "INT" else None), (part,))
     rule = rule_of(node)
     parts = tuple(typed(part, types) for part in rule.arguments(node))
+    if isinstance(node, _COMPARISONS):
+        parts = _with_times(parts)
     if (made := _rewritten(node, parts)) is not None:
         return made
     signature = rule.resolve(node, tuple(part.type for part in parts))
@@ -84,6 +96,25 @@ def typed(expression: str | exp.Expr, types: Types) -> Typed:
         # Of an object that is only made for this, Spark does not compute the other parts.
         signature = Signature(signature.type, None, signature.fails)
     return Typed(node, rule_key(node), signature, parts)
+
+
+_COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+
+
+def _with_times(parts: tuple[Typed, ...]) -> tuple[Typed, ...]:
+    """The sides of a comparison of times with texts, which are constants, as times."""
+    texts = [part for part in parts if isinstance(part.node, exp.Literal) and part.type == "STRING"]
+    kinds = {part.type for part in parts if part not in texts and part.type != VOID}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    if not texts or not all(is_plain_time(text.node.name, kind) for text in texts):
+        return parts
+    made = exp.DataType.build(kind)
+    return tuple(
+        Typed(exp.Cast(this=part.node.copy(), to=made.copy()), exp.Cast, Signature(kind, ("STRING",)), (part,))
+        if part in texts
+        else part
+        for part in parts
+    )
 
 
 def _unwrapped(expression: Typed) -> Typed:

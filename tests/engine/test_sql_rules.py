@@ -166,6 +166,10 @@ PARTS_OF_TIMES = (
     "second", "to_date",
 )  # fmt: skip
 TIME_FUNCTIONS = [
+    "date_format(at, 'yyyy-MM-dd HH:mm:ss')", "date_format(day, 'dd.MM.yyyy')", "date_format(at, 'yyyy/MM')",
+    "date_format(timestamp_millis(whole), \"yyyy-MM-dd'T'HH\")", "at >= '2000-01-01'", "at < '2024-02-29 23:59:59'",
+    "day BETWEEN '1970-01-01' AND '2024-02-29'", "at = TIMESTAMP '2000-01-01 12:00:00'", "day IN ('2024-02-29')",
+    "CAST('2024-02-29T10:11:12.123456' AS TIMESTAMP)",
     "to_date(day_text)", "date_add(day, 3)", "date_sub(day, 3)", "date_add(day, -400)", "datediff(day, later)",
     "datediff(at, day)", "unix_millis(at)", "unix_micros(at)", "unix_seconds(at)", "timestamp_millis(whole)",
     "timestamp_micros(whole)", "timestamp_seconds(whole)", "timestamp_seconds(small)", "timestamp_millis(small)",
