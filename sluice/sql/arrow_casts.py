@@ -102,21 +102,18 @@ def time_text(values: pa.Array) -> pa.Array:
 
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     """The text of times, corrected for years that do not have four digits, to which Java gives a sign."""
-    years = pc.fill_null(pc.year(values), 1)
-    if pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() in (True, None):
+    if _has_usual_years(values):
         return text
-    if pa.types.is_date(values.type):
-        return pa.array(
-            [None if day is None else _far_date(day) for day in _numbers_of(values, pa.int32())], pa.string()
-        )
-    return pa.array(
-        [None if each is None else _far_time(each) for each in _numbers_of(values, pa.int64())], pa.string()
-    )
+    is_date = pa.types.is_date(values.type)
+    numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
+    of_far = _far_date if is_date else _far_time
+    return pa.array([None if number is None else of_far(number) for number in numbers], pa.string())
 
 
-def _numbers_of(values: pa.Array, kind: pa.DataType) -> list[Any]:
-    numbers: list[Any] = values.cast(kind).to_pylist()
-    return numbers
+def _has_usual_years(values: pa.Array) -> bool:
+    """Whether all times are in the years from 1 to 9999."""
+    years = pc.fill_null(pc.year(values), 1)
+    return pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() is not False
 
 
 def _far_date(day: int) -> str:
@@ -132,12 +129,10 @@ _LAST_YEAR = 9999
 def formatted(values: pa.Array, pattern: str) -> pa.Array:
     """Times as text in a format of Java."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
-    years = pc.fill_null(pc.year(values), 1)
-    if pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() in (True, None):
+    if _has_usual_years(values):
         return pc.strftime(seconds, "".join(_IN_C.get(part, part.strip("'")) for part in _PARTS.findall(pattern)))
-    return pa.array(
-        [None if each is None else _far(each, pattern) for each in seconds.cast(pa.int64()).to_pylist()], pa.string()
-    )
+    numbers = seconds.cast(pa.int64()).to_pylist()
+    return pa.array([None if number is None else _far(number, pattern) for number in numbers], pa.string())
 
 
 _IN_C = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
@@ -198,7 +193,7 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
         if scale < of_scale:
             wide = pc.round(wide, scale, "half_towards_infinity") if of_precision < 38 else None
     else:
-        wide = _decimals_of(values)
+        wide = values.cast(pa.decimal128(19, 0))
     try:
         if wide is not None:
             return Result(wide.cast(wanted))
@@ -207,16 +202,14 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
     return by_row(lambda number: decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
 
 
-def _decimals_of(values: pa.Array) -> pa.Array:
-    return values.cast(pa.decimal128(19, 0))
-
-
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
     """A quotient, which Spark rounds to 39 decimals first. Raises ArithmeticError if it has too many digits."""
-    return decimal_in(_EXACT.quantize(_EXACT.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
+    return decimal_in(_EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
+_DIVISION = Context(prec=130)
+"""More digits than two decimals and 39 places need, so that rounding again does not matter."""
 
 
 def decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as spark
 
+from sluice.engine.steps.arrow_steps import KEY_TOO_LONG, NO_RESULT, NOT_FINITE
 from sluice.engine.steps.key_sql import NoKeyError, key_sql
 from sluice.engine.steps.sql_errors import Unresolved, select
 from sluice.plan import Attempt
@@ -109,10 +110,10 @@ def _error_of(attempt: Attempt, outcomes: Sequence[tuple[Column, str]], schema: 
     unusable = []
     for number, kind in enumerate(_types_of(attempt, schema)):
         if (condition := is_not_finite(attempt.result(number), kind)) is not None:
-            unusable.append((condition, "NOT_FINITE: NaN or infinity, which JSON cannot express"))
+            unusable.append((condition, NOT_FINITE))
     if attempt.key is not None:
-        key, most = _key_of(attempt, schema), MOST_KEY_BYTES
-        unusable.append((f"octet_length({key}) > {most}", f"KEY_TOO_LONG: a key has at most {most} bytes"))
+        key = _key_of(attempt, schema)
+        unusable.append((f"octet_length({key}) > {MOST_KEY_BYTES}", KEY_TOO_LONG))
         unusable.append((f"NOT is_valid_utf8({key})", "KEY_NOT_UTF8: a key is text"))
     for condition, text in unusable:
         message = message.when(F.expr(f"coalesce({condition}, false)"), F.lit(text))
@@ -131,7 +132,7 @@ def _outcomes(attempt: Attempt) -> Iterator[tuple[Column, str]]:
 
 def _cause(outcomes: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
-    text: Column = F.lit("NO_RESULT")
+    text: Column = F.lit(NO_RESULT)
     for outcome, cause in reversed(outcomes):
         text = F.when(outcome.isNull(), F.lit(cause)).otherwise(text)
     return text
