@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
+from sluice.engine.steps import key_sql
 from sluice.engine.steps.arrow_steps import ArrowSteps, is_same
 from sluice.engine.steps.attempts import share_subexpressions, with_columns
 from sluice.plan import Attempt
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.failures import causes
+from sluice.sql.rules import key_problem
 from sluice.sql.typed import typed
 from sluice.values.sql import TO_JSON, VALUE_JSON
 
@@ -142,7 +144,7 @@ def expressions() -> Iterator[str]:
     yield from (text.format(name) for text in TEXT_FUNCTIONS for name in ("text", "number"))
     yield from (f"{name}({of})" for name in PARTS_OF_TIMES for of in ("at", "day"))
     yield from (f"date_trunc('{unit}', at)" for unit in ("YEAR", "quarter", "month", "WEEK", "day", "hour", "minute"))
-    yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS)
+    yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS, *COLUMNS)
     yield from (TO_JSON.format(f"named_struct('v', {name})") for name in COLUMNS)
     yield from (VALUE_JSON.format(name) for name in COLUMNS)
 
@@ -218,22 +220,30 @@ def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, see
     (batch,) = table.combine_chunks().to_batches()
     frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items())).cache()
     share_subexpressions(spark, shared=False)
+    key_sql.register(spark)
     sqls = [sql for sql in dict.fromkeys(expressions()) if not typed(sql, COLUMNS).why_spark]
     wrong = []
     for start in range(0, len(sqls), 60):
         some = sqls[start : start + 60]
-        attempts = [
-            Attempt(f"t{number}", 0, "true", (sql,), None, () if "to_json" in sql else tuple(causes(sql)))
-            for number, sql in enumerate(some)
-        ]
+        attempts = [attempt(number, sql) for number, sql in enumerate(some)]
         found = ArrowSteps((tuple(attempts),), COLUMNS, {}, pa.schema([])).columns(batch)
-        columns = (f"{attempt.result(0)} AS {attempt.name}, {attempt.error}" for attempt in attempts)
-        expected = with_columns(frame, (), attempts).selectExpr(*", ".join(columns).split(", ")).toArrow()
-        for sql, attempt in zip(some, attempts, strict=True):
-            of_arrow = {attempt.name: pc.struct_field(found[attempt.name], "c0"), attempt.error: found[attempt.error]}
+        results = (f"{each.result(0)} AS {each.name}" for each in attempts)
+        others = [name for each in attempts for name in (each.error, each.key_text) if name in found]
+        expected = with_columns(frame, (), attempts).selectExpr(*results, *others).toArrow()
+        for sql, each in zip(some, attempts, strict=True):
+            of_arrow = {each.name: pc.struct_field(found[each.name], "c0"), each.error: found[each.error]}
+            of_arrow |= {name: found[name] for name in (each.key_text,) if name in found}
             for name, values in of_arrow.items():
                 wrong += list(differences(sql, table, values, expected.column(name)))
     assert not wrong, "\n".join(wrong[:40])
+
+
+def attempt(number: int, sql: str) -> Attempt:
+    """An attempt of an expression; if it is a column, also as a key."""
+    is_key = sql in COLUMNS and not key_problem(COLUMNS[sql])
+    return Attempt(
+        f"t{number}", 0, "true", (sql,), 0 if is_key else None, () if "to_json" in sql else tuple(causes(sql))
+    )
 
 
 def differences(sql: str, table: pa.Table, found: pa.Array, expected: pa.ChunkedArray) -> Iterator[str]:
