@@ -257,8 +257,8 @@ def _with(
     how: str, source: str, place: str, nodes: Nodes, node: Values, foreign_key: bool = False, **about: Any
 ) -> Values:
     """A join with a source, on whose `place`, left or right, the operator's input is; `self` joins it with itself."""
-    if place == "self" and not foreign_key and "table suppress until a limit" in node.steps:
-        raise Unfit("Kafka Streams may keep a row that was deleted twice while it was held back")
+    if place == "self" and "table suppress until a limit" in node.steps:
+        raise Unfit("Kafka Streams does not know when a held row was written, and may keep one that was deleted twice")
     other = node if place == "self" else nodes.sources[source]
     left, right = (other, node) if place == "right" else (node, other)
     return join(how, nodes, left, right, **about, **(foreign(left) if foreign_key else {}))
