@@ -6,7 +6,6 @@
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
 | SLUICE_SHARDS | sqlite:///HOME/shards | where shards are created: a folder for SQLite files, or a PostgreSQL URL |
-| SLUICE_CHECKPOINTS | HOME/checkpoints | Spark's checkpoints and the tasks' files; shared by all executors |
 | SLUICE_JARS | HOME/jars/spark | folder with the jars of Spark's Kafka connector |
 | SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write its tables |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
@@ -55,7 +54,6 @@ class Settings:
     pipelines: Path
     ledger: str = field(repr=False)
     shards: str = field(repr=False)
-    checkpoints: str
     jars: Path
     delta_jars: Path
     kafka: dict[str, str] = field(repr=False)
@@ -84,7 +82,6 @@ class Settings:
             pipelines=Path(environ.get("SLUICE_PIPELINES") or "spark_jobs").absolute(),
             ledger=environ.get("SLUICE_LEDGER") or sqlite_url(home / "ledger.sqlite"),
             shards=environ.get("SLUICE_SHARDS") or sqlite_url(home / "shards"),
-            checkpoints=environ.get("SLUICE_CHECKPOINTS") or str(home / "checkpoints"),
             jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
             delta_jars=Path(environ.get("SLUICE_DELTA_JARS") or home / "jars" / "delta").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),

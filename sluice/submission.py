@@ -285,7 +285,6 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_PIPELINES": str(settings.pipelines),
         "SLUICE_LEDGER": settings.ledger,
         "SLUICE_SHARDS": settings.shards,
-        "SLUICE_CHECKPOINTS": settings.checkpoints,
         "SLUICE_JARS": str(settings.jars),
         "SLUICE_DELTA_JARS": str(settings.delta_jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),

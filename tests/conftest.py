@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 _MEMORY = Path("/dev/shm")
-"""Tests wait for the disk again and again, because databases, brokers and checkpoints flush what they write."""
+"""Tests wait for the disk again and again, because databases and brokers flush what they write."""
 _ROOM = 2 << 30
 """Bytes. All tests at once need a quarter of a GiB."""
 _BROKER = "SLUICE_TESTS_BROKER"

@@ -56,15 +56,14 @@ DEFAULTS = {
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
     # Spark's own names, and those with which its Kafka reader gets the log-in, the client's key and the certificates.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
-}
-
-IN_LOCAL_FILES = {
+    # The checkpoint is in local files. By default, Spark starts the program `readlink` four times to rename a file, 24
+    # times per batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # A batch's output records are part of its results. SLUICE_MAX_RECORDS limits their number.
+    "spark.driver.maxResultSize": "0",
 }
-"""Settings for checkpoints in local files. By default, Spark starts the program `readlink` four times to rename a file,
-24 times per batch. Both ways make a rename that is atomic."""
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
@@ -127,8 +126,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 def configuration(settings: Settings) -> dict[str, Any]:
     """The session's settings: SLUICE_SPARK_CONF, and defaults for what it does not set."""
-    is_remote = "://" in settings.checkpoints
-    return {**DEFAULTS, **({} if is_remote else IN_LOCAL_FILES), **settings.spark_conf}
+    return {**DEFAULTS, **settings.spark_conf}
 
 
 def _remember_classes(spark: SparkSession) -> None:

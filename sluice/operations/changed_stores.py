@@ -20,7 +20,6 @@ from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.job.check import NoRecords
 from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
-from sluice.engine.job.moving import require_complete
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.replay import Step
 from sluice.engine.publish.tables import databases_of
@@ -28,6 +27,7 @@ from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import EngineError
 from sluice.operations.merge import Merge, Part, processors_of
 from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
+from sluice.operations.unfinished import require_complete
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
@@ -127,7 +127,7 @@ class ChangedStores:
         next_step = (
             f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
         )
-        require_complete(ledger, state.storage, state.published, output.last, next_step=next_step)
+        require_complete(ledger, state.published, output.last, next_step=next_step)
 
     def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
         """Register a generation of the changed stores, or continue that of a call that was killed.

@@ -16,8 +16,6 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.side_outputs import delete_folder
-from sluice.engine.batch.storage import Storage
 from sluice.engine.job.batches import divided
 from sluice.engine.job.compatibility import means_the_same
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
@@ -432,5 +430,4 @@ def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
             # The next call tries again. Meanwhile, a database or state server that is down stops no rebuild.
             log.warning("shards not removed", pipeline=name, generation=ref.generation, why=error.detail)
             continue
-        delete_folder(Storage.of(job, ref.generation, settings).folder)
         ledger.generations.forget_workers(ref)

@@ -19,13 +19,13 @@ import structlog
 from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.moving import require_complete
 from sluice.engine.publish.tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
 from sluice.operations.copying import NewShard, Origin, Progress, Versions
 from sluice.operations.rebuild import drop_others
+from sluice.operations.unfinished import require_complete
 from sluice.plan import Job
 from sluice.remote.opening import create_shard
 from sluice.settings import Settings
@@ -83,9 +83,8 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         output.require_newest()
         for database in databases_of(job, settings).values():
             database.fence()
-        old_storage = Storage.of(job, old.generation, settings)
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
-        require_complete(ledger, old_storage, published, output.last, next_step=retry)
+        require_complete(ledger, published, output.last, next_step=retry)
         drop_others(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:

@@ -14,7 +14,7 @@ from sluice.engine.batch.start import running
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.arrow_query import ArrowQuery, Parcels
 from sluice.engine.job.registration import generation_info
-from sluice.engine.publish.shard_writer import ShardWriter
+from sluice.engine.publish.shard_writer import RESULT, ShardWriter
 from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError
 from sluice.settings import Settings
@@ -73,7 +73,7 @@ class Computed:
 
     def write(self, writer: ShardWriter) -> pa.Table:
         written = [batch for of_worker in self.parcels.values() for batch in writer(iter(of_worker))]
-        return pa.Table.from_batches(written, pa.schema([("written", pa.int64())]))
+        return pa.Table.from_batches(written, RESULT)
 
 
 def computed(query: ArrowQuery, records: Sequence[str]) -> Computed:

@@ -69,12 +69,6 @@ class KeptOutput:
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
-        """`send` gets these records too."""
-
-    def give_up(self) -> None:
-        """Nothing has been stored before `send`."""
-
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for topic, table in records:

@@ -82,7 +82,7 @@ class SparkRun(PipedRun):
         self.begin(query.info, query.frames.types, query.frames.totals)
         self._start = Path(settings.home, "start")
         tell_tasks_by_file(spark.sparkContext, self._start)
-        self._query = query.start(self._publish)
+        self._query = query.start(self._publish, str(settings.home / "checkpoint"))
 
     def take(self, records: list[str]) -> None:
         self.keep_headers(records)

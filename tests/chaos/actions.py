@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -146,7 +145,6 @@ def aborted_transaction(episode: Episode) -> str:
 def another_host(episode: Episode) -> str:
     """The next run is on a host with nothing but the databases, maybe in the middle of a batch."""
     crashed = f"{crashed_run(episode)}, then " if episode.chance.random() < 0.7 else ""
-    shutil.rmtree(episode.settings.checkpoints, ignore_errors=True)
     return f"{crashed}on another host, read {episode.run()}"
 
 

@@ -33,7 +33,7 @@ from tests.postgres import new_database, postgres_server
 Choice = Callable[[Episode], Sequence[Action]]
 """Chooses what happens in an episode."""
 MEMORY = Path("/dev/shm")
-"""Databases, brokers and checkpoints wait for a disk again and again."""
+"""Databases and brokers wait for a disk again and again."""
 
 
 @dataclass(frozen=True)

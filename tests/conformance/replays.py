@@ -28,6 +28,7 @@ from sluice.engine.job.arrow_query import ArrowQuery
 from sluice.engine.job.query import JobQuery, without_adaptive_execution
 from sluice.engine.job.registration import generation_info
 from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.shard_writer import RESULT
 from sluice.engine.publish.store_changes import GlobalTables
 from sluice.engine.publish.window_retention import Retention
 from sluice.errors import EngineError
@@ -67,12 +68,6 @@ class Written(OnlyWriter):
 
     def check(self) -> None:
         self.pass_by("before the state")
-
-    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
-        """`send` gets these records too."""
-
-    def give_up(self) -> None:
-        """Nothing has been kept before `send`."""
 
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
@@ -175,7 +170,8 @@ class PlannedRows:
 
     def toArrow(self) -> pa.Table:  # noqa: N802
         # A plan can be executed once, because it keeps its shuffles.
-        return pa.table({"written": [row.getLong(0) for row in self._plan.clone().executeCollect()]})
+        rows = self._plan.clone().executeCollect()
+        return pa.table([[row.getString(0) for row in rows], [row.getBinary(1) for row in rows]], RESULT)
 
 
 class Replays:

@@ -118,11 +118,6 @@ class Running:
             # The consumer mixes partitions, but each partition's records are in order.
             return sorted(_to_the_end(consumer, len(partitions)), key=lambda one: (one.partition(), one.offset()))
 
-    @property
-    def checkpoint(self) -> Path:
-        """Spark's own folder, if Spark keeps the state."""
-        return Path(self.settings.checkpoints, self.pipeline.name, "g1", "spark")
-
     def planned(self) -> PlannedBatch:
         """The plan of the newest batch."""
         with self.ledger() as ledger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,15 +101,3 @@ def test_a_ledger_that_is_older_than_the_shards_is_reported(start: Start) -> Non
         running.run()
     assert "sluice restore" in error.value.next_step
     assert running.store("sums") == before
-
-
-def test_stream_times_do_not_depend_on_the_files_between_tasks_and_driver(start: Start) -> None:
-    running = start(windows)
-    amount(running, 1, at=5)
-    amount(running, 1, at=100)
-    running.run()
-    shutil.rmtree(running.settings.checkpoints)
-    amount(running, 1, at=6)
-    running.run()
-    assert running.store("n") == {("k", 0): 1, ("k", 100): 1}
-    assert running.counts("late/n") == 1

@@ -87,6 +87,8 @@ def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: p
     job = plan(running.pipeline).job
     with running.ledger() as ledger:
         target = ledger.snapshots.latest(running.pipeline.name).positions  # type: ignore[union-attr]
+        first, second = (GenerationRef(running.pipeline.name, number) for number in (1, 2))
+        ledger.sources.add(second, ledger.sources.get(first))
         JobRun(running.spark, job, running.settings, 2, 20, steps=evenly({}, target, 20)).run()
         sizes = [
             sum(s.read for s in audit.sources) for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 2))

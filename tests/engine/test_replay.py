@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,6 @@ def test_another_host_repeats_exactly_the_planned_batch(build: Build, start: Sta
     running.crash_before_publishing()
     planned, written = running.planned(), written_by(running)
     running.send("sales", sale("c", at="08:30:00"))  # is not part of the batch
-    shutil.rmtree(running.settings.checkpoints)
     assert running.run() == 6
     repeated = running.snapshots()[1]
     assert (repeated.positions, repeated.counts["read"]) == (planned.ends, 5)

@@ -58,41 +58,19 @@ def batch(number: int) -> Batch:
     return Batch(number=number, begun=0, partitions={}, ends={})
 
 
-@pytest.mark.parametrize("longest_s", [300, -1])
-def test_records_that_are_written_ahead_are_committed_with_the_rest(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch, longest_s: float
-) -> None:
-    # A transaction that is too old, because the state took long, is aborted and written again.
-    monkeypatch.setattr(transaction, "_LONGEST_START_S", longest_s)
+def test_batches_are_written_one_after_the_other(topic: Topic) -> None:
     with topic.output() as output:
-        first = [topic.records("a"), topic.records("b", "c")]
-        output.start(0, first)
-        output._producer.flush(30)
-        assert topic.values() == []
-        assert output.send(batch(0), [*first, topic.records("d")]) == {topic.name: 4}
-        assert topic.values() == ["a", "b", "c", "d"]
-        output.send(batch(1), [topic.records("e")])
-    assert topic.values() == ["a", "b", "c", "d", "e"]
+        assert output.send(batch(0), [topic.records("a"), topic.records("b", "c")]) == {topic.name: 3}
+        assert topic.values() == ["a", "b", "c"]
+        output.send(batch(1), [topic.records("d")])
+    assert topic.values() == ["a", "b", "c", "d"]
 
 
-def test_readers_do_not_wait_for_a_batch_that_failed(topic: Topic) -> None:
-    with topic.output() as output:
-        output.start(0, [topic.records("lost")])
-        output._producer.flush(30)
-        assert topic.has_open_transaction()
-        output.give_up()
-        assert not topic.has_open_transaction()
-        output.send(batch(0), [topic.records("a")])
-    assert topic.values() == ["a"]
-
-
-def test_a_batch_whose_marker_is_written_is_not_started_again(topic: Topic) -> None:
+def test_a_batch_whose_marker_is_written_is_not_written_again(topic: Topic) -> None:
     with topic.output() as output:
         output.send(batch(0), [topic.records("a")])
     with topic.output() as output:
-        output.start(0, [topic.records("a")])
         assert output.send(batch(0), [topic.records("a")]) == {topic.name: 1}
-        output._producer.flush(30)
         assert not topic.has_open_transaction()
     assert topic.values() == ["a"]
 
@@ -109,7 +87,6 @@ def test_a_batch_whose_marker_is_written_is_not_started_again(topic: Topic) -> N
 )
 def test_a_retried_batch_with_other_records_is_refused(topic: Topic, now: list[str], difference: str) -> None:
     with topic.output() as output:
-        output.start(0, [topic.records("a")])
         output.send(batch(0), [topic.records("a"), topic.records("b")])
     with topic.output() as output:
         with pytest.raises(BatchDiffers, match=f"Batch 0 of {topic.name} was written.*{difference}") as refused:

@@ -130,12 +130,13 @@ def test_no_broker(orders: World, observe: Observe) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("what", ["CHECKPOINTS", "SHARDS", "LEDGER"])
-@pytest.mark.fault("F13", "the disk is full, under the checkpoint, the shards or the ledger")
+@pytest.mark.parametrize("what", ["TMPDIR", "SLUICE_SHARDS", "SLUICE_LEDGER"])
+@pytest.mark.fault("F13", "the disk is full, under temporary files, the shards or the ledger")
 def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
     with small_disk(orders.folder / "disk", "24m") as disk:
-        address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
-        orders.environment[f"SLUICE_{what}"] = address[what]
+        shards = f"sqlite:///{disk}"
+        address = {"TMPDIR": str(disk), "SLUICE_SHARDS": shards, "SLUICE_LEDGER": f"{shards}/ledger.sqlite"}
+        orders.environment[what] = address[what]
         orders.produce(12_000)
         driver = orders.start(SLUICE_MAX_RECORDS="400")
         orders.await_batch(driver, 1)

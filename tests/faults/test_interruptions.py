@@ -380,16 +380,16 @@ def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
     observe(f"the runs ended with {', '.join(results)}; a failed one did not get the lease; {compare(subject)}")
 
 
-SMALL = {"SHARDS": "1m", "CHECKPOINTS": "900k", "LEDGER": "400k"}
+SMALL = {"SHARDS": "1m", "LEDGER": "400k"}
 
 
 @both
 @pytest.mark.parametrize("what", SMALL)
-@pytest.mark.fault("F30", "the pipeline fills the small file system under its shards, checkpoints or ledger")
+@pytest.mark.fault("F30", "the pipeline fills the small file system under its shards or ledger")
 def test_a_small_file_system(subject: World, observe: Observe, what: str) -> None:
     feed = Feed(subject)
     with small_disk(subject.folder / "small", SMALL[what]) as disk:
-        address = {"CHECKPOINTS": str(disk), "SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
+        address = {"SHARDS": f"sqlite:///{disk}", "LEDGER": f"sqlite:///{disk}/ledger.sqlite"}
         subject.environment[f"SLUICE_{what}"] = address[what]
         driver, runs = None, 0
         while driver is None or driver.wait() == 0:

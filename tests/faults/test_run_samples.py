@@ -63,7 +63,7 @@ def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
     return build
 
 
-@pytest.mark.fault("F30", "the small file system under ledger, shards and checkpoint is full (a sample)")
+@pytest.mark.fault("F30", "the small file system under ledger and shards is full (a sample)")
 def test_a_small_file_system(start: Start, tmp_path: Path, observe: Observe) -> None:
     running = start(simple_shop)
     with small_disk(tmp_path / "small", "16m") as disk:

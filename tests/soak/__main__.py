@@ -66,7 +66,7 @@ REF = GenerationRef("soak", 1)
 
 SAMPLE_S = 20.0
 WARM_UP_MINUTES = 3.0
-"""By then, the caches and thread pools of the JVM are full, and the checkpoint has as many logs as Spark keeps."""
+"""By then, the caches and thread pools of the JVM are full, and Spark keeps as much of earlier queries as it may."""
 KEPT_SNAPSHOTS = 30
 RETENTION_S = 60.0
 START_S = 300.0
@@ -83,7 +83,7 @@ LIMITS = {
     "triggerer": Size(10, 10, 40),
 }
 """How much each kind of process may grow after the warm-up."""
-FOLDER_LIMITS = {"ledger": 10.0, "shards": 20.0, "checkpoint": 2.0, "log": 5.0, "temporary files": 50.0}
+FOLDER_LIMITS = {"ledger": 10.0, "shards": 20.0, "log": 5.0, "temporary files": 50.0}
 """How many MB each folder may grow in an hour. The ledger keeps a small row of each batch, and the log a line. Spark
 deletes the files of shuffles every five minutes."""
 
@@ -186,7 +186,6 @@ class Soak:
             folders={
                 "ledger": mb_in(*home.glob("ledger.sqlite*")),
                 "shards": mb_in(home / "shards"),
-                "checkpoint": mb_in(Path(self.settings.checkpoints)),
                 "log": mb_in(home / "airflow" / "logs" / "dag_id=soak"),
                 "temporary files": mb_in(home / "tmp"),
             },

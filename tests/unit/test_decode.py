@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from sluice import Decimal2, Pipeline, Serde
 from sluice.dead_letters import UNREADABLE
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
-from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.side_outputs import Collected, SideOutput, SideOutputs
 from sluice.engine.batch.start import BatchStart
 from sluice.engine.read import streams as sourcing
 from sluice.engine.read.decode import ValueDecoder, failing, key_texts
@@ -542,7 +542,8 @@ class Reading:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
         self.pipeline = Pipeline("p", **pipeline)
-        self.side_outputs = SideOutputs(str(folder))
+        self.side_outputs = SideOutputs()
+        self._taken: list[SideOutput] = []
         monkeypatch.setattr(sourcing, "this_batch", lambda: BatchStart(0, NOW_MS))
 
     def stream(self, reads: str = "_key", **stream: Any) -> Reading:
@@ -556,7 +557,6 @@ class Reading:
         self.pipeline.stream("others", value=str)
         self.pipeline.global_table("orders", value=Order, key=key)
         job = plan(self.pipeline).job
-        self.side_outputs.start(0)
         self.reader = TableReader.of(job, self.side_outputs, interleaved=False)
         return self
 
@@ -581,15 +581,21 @@ class Reading:
         return [row for made in self.reader(iter([batch])) for row in made.to_pylist()]
 
     @property
+    def collected(self) -> Collected:
+        """The side outputs of all records that were read."""
+        self._taken += self.side_outputs.take()
+        return Collected(self._taken)
+
+    @property
     def letters(self) -> list[dict[str, Any]]:
         """The dead letters with their headers as a dictionary."""
-        tables = self.side_outputs.records(0, "p_dead_letters")
+        tables = self.collected.records("p_dead_letters")
         rows = [row for table in tables for row in table.to_pylist()]
         return [row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}} for row in rows]
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.side_outputs.facts(0).counts
+        return self.collected.facts.counts
 
 
 @pytest.fixture
@@ -601,7 +607,7 @@ def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> 
     headers = '[{"key":"trace","value":"AP8="},{"key":"none"}]'
     rows = reading.stream().read(GOOD, b"\xff{", keys=[b"k", b"\x00\xfe"], headers=headers)
     assert [row["_key"] for row in rows] == ["k"]
-    (table,) = reading.side_outputs.records(0, "p_dead_letters")
+    (table,) = reading.collected.records("p_dead_letters")
     (letter,) = table.to_pylist()
     assert (letter["key"], letter["value"]) == (b"\x00\xfe", b"\xff{")
     results = [(header["key"], header["value"]) for header in letter["headers"]]
@@ -817,7 +823,6 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
     rates = reading.pipeline.global_table("orders", value=Order, key="shop")
     reading.pipeline.stream("others", value=str).join(rates).to("joined")  # by an operator
     job = plan(reading.pipeline).job
-    reading.side_outputs.start(0)
     shops = ["a", "b", "c", "d" * 3_000, "e", "f"]
     values = [order(shop=f'"{shop}"') for shop in shops] + [b"{"]
     keys: list[bytes | None] = [b"k", None, b"\xff", b"k" * 3_000, b"k", b"k", b"k"]
@@ -916,7 +921,6 @@ def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
         reading.pipeline.stream("others", value=str)
         reading.pipeline.global_table("orders", value=serde)
         job = plan(reading.pipeline).job
-        reading.side_outputs.start(0)
         reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     else:
         reading.stream(value=serde, event_time=None)
@@ -955,7 +959,6 @@ def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatc
     reading.pipeline.stream("others", value=str)
     reading.pipeline.global_table("orders", value=Product)
     job = plan(reading.pipeline).job
-    reading.side_outputs.start(0)
     reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     given = b'{"name": "a\\"b", "rate": 5, "price": 1.5, "at": "2024-01-01T08:00:00", "data": "AP8=", "unknown": 1'
     rows = reading.read(

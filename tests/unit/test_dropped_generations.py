@@ -47,7 +47,6 @@ def built(current: Installation, job: Job) -> Storage:
     current.ledger.generations.register(
         msgspec.structs.replace(current.states.info(), generation=2, workers=workers), hidden=True
     )
-    Path(storage.checkpoint).mkdir(parents=True)
     with Lease(current.ledger.leases, GenerationRef("orders", 2), this_process("replay")):
         for address in storage.locations:
             create_shard(address).close()
@@ -55,7 +54,7 @@ def built(current: Installation, job: Job) -> Storage:
 
 
 def is_gone(storage: Storage) -> bool:
-    return not any(map(exists, storage.locations)) and not Path(storage.folder).exists()
+    return not any(map(exists, storage.locations))
 
 
 @pytest.mark.parametrize("step", ["forget", "forget_workers"])

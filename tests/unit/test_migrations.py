@@ -103,7 +103,7 @@ def test_a_ledger_from_before_the_first_release_is_refused_and_stays_as_it_is(
     for _ in range(2):
         with pytest.raises(StateError, match="from before the first release") as refused:
             Ledger.open(old)
-    assert refused.value.next_step.startswith("Begin with an empty ledger, and empty places for shards")
+    assert refused.value.next_step.startswith("Begin with an empty ledger, and an empty place for shards")
     assert inspect(engine).get_table_names() == before
     engine.dispose()
 

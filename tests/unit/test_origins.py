@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,9 +30,9 @@ def joined() -> Job:
 
 
 @pytest.mark.parametrize("name", ["partition", "offset"])
-def test_a_record_without_an_origin_is_an_error(name: str, tmp_path: Path) -> None:
+def test_a_record_without_an_origin_is_an_error(name: str) -> None:
     job = joined()
-    ingest = Ingest.of(job, Totals.of(job, {}), SideOutputs(str(tmp_path)), {"sales": 1, "shops": 1})
+    ingest = Ingest.of(job, Totals.of(job, {}), SideOutputs(), {"sales": 1, "shops": 1})
     numbers = {"partition": 3, "offset": 5, name: LARGEST[name] + 1}
     batch = pa.RecordBatch.from_pydict(
         {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}

@@ -1,4 +1,4 @@
-"""Ledger, shards and checkpoints, old ones too, are private to their owner and contain no password."""
+"""Ledger and shards, old ones too, are private to their owner and contain no password."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ STEPS = [
     Step(2, "b", "process Totals", "", "orders.py:9", "fail"),
 ]
 JOB = SimpleNamespace(pipeline=SimpleNamespace(name="orders", steps={}), python_steps=STEPS)
-STORAGE: Any = SimpleNamespace(job=JOB, folder="/checkpoints/orders", locations=[])
+STORAGE: Any = SimpleNamespace(job=JOB, locations=[])
 PUBLISHER: Any = SimpleNamespace(error=None)
 LEASE: Any = SimpleNamespace(require=lambda: None)
 
@@ -31,7 +31,8 @@ def error_of(cause: str) -> str:
 def test_a_full_disk_is_named_with_what_to_do() -> None:
     assert error_of("OSError: [Errno 28] No space left on device") == (
         "The query of orders failed: OSError: [Errno 28] No space left on device. A disk is full, for example that of "
-        "/checkpoints/orders: free some space. Nothing from the batch was published; the next run retries it."
+        "the shards, or of temporary files: free some space. "
+        "Nothing from the batch was published; the next run retries it."
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.session import FEW_RECORDS, IN_LOCAL_FILES, INTERPRETED, compile_for, configuration
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration
 from sluice.settings import Settings
 
-(FILES,) = IN_LOCAL_FILES
+FILES = "spark.sql.streaming.checkpointFileManagerClass"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 
@@ -33,8 +33,6 @@ def test_a_setting_of_the_user_takes_precedence() -> None:
     assert settings_after(5, {WHOLE_STAGE: "true"}) == INTERPRETED | {WHOLE_STAGE: "true"}
 
 
-@pytest.mark.parametrize(("checkpoints", "local"), [("", True), ("/mnt/shared", True), ("hdfs://name/sluice", False)])
-def test_only_local_checkpoints_are_renamed_without_other_programs(checkpoints: str, local: bool) -> None:
-    assert (FILES in configuration(Settings.read({"SLUICE_CHECKPOINTS": checkpoints}))) == local
-    asked = {"SLUICE_CHECKPOINTS": checkpoints, "SLUICE_SPARK_CONF": json.dumps({FILES: "mine"})}
-    assert configuration(Settings.read(asked))[FILES] == "mine"
+def test_checkpoints_are_renamed_without_other_programs() -> None:
+    assert "FileSystemBased" in configuration(Settings.read({}))[FILES]
+    assert configuration(Settings.read({"SLUICE_SPARK_CONF": json.dumps({FILES: "mine"})}))[FILES] == "mine"

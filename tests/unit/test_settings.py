@@ -25,7 +25,6 @@ def test_defaults_are_below_one_folder() -> None:
         pipelines=Path.cwd() / "spark_jobs",
         ledger=f"sqlite:///{home}/ledger.sqlite",
         shards=f"sqlite:///{home}/shards",
-        checkpoints=f"{home}/checkpoints",
         jars=home / "jars" / "spark",
         delta_jars=home / "jars" / "delta",
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
@@ -41,7 +40,6 @@ def test_home_moves_every_path_that_is_not_set() -> None:
     values = Settings.read({"SLUICE_HOME": "/srv/state", "SLUICE_LEDGER": "postgresql+psycopg://db/sluice"})
     assert values.ledger == "postgresql+psycopg://db/sluice"
     assert values.shards == "sqlite:////srv/state/shards"
-    assert values.checkpoints == "/srv/state/checkpoints"
     assert values.jars == Path("/srv/state/jars/spark")
 
 

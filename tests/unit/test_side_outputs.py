@@ -1,155 +1,134 @@
-"""Side outputs: complete files, equal after every retry, deleted when no batch needs them."""
+"""Side outputs travel with the rows to the driver, which sorts them by the parts of the input."""
 
 from __future__ import annotations
 
-import threading
+import pickle
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial, reduce
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark
 import pytest
 
-from sluice import Pipeline
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, Written, open_path, part_name
-from sluice.engine.batch.storage import Storage
-from sluice.errors import SettingsError
-from sluice.plan import plan
-from sluice.settings import Settings
-
-
-@pytest.fixture(params=["path", "uri"])
-def side_outputs(request: pytest.FixtureRequest, tmp_path: Path) -> SideOutputs:
-    return SideOutputs(f"file://{tmp_path}/side_outputs" if request.param == "uri" else f"{tmp_path}/side_outputs")
+from sluice.engine.batch import side_outputs as module
+from sluice.engine.batch.arrow import Chain
+from sluice.engine.batch.parcels import Pack, Unpack
+from sluice.engine.batch.rows import SCHEMA, rows
+from sluice.engine.batch.side_outputs import Collected, Facts, SideOutputs, Written, part_name
 
 
 def records(*keys: str) -> pa.Table:
     return pa.table({"key": list(keys), "value": [key.upper() for key in keys]})
 
 
-def keys_of(side_outputs: SideOutputs, batch: int, topic: str) -> list[str]:
-    return [key for table in side_outputs.records(batch, topic) for key in table.column("key").to_pylist()]
+def collected(*of_tasks: SideOutputs) -> Collected:
+    return Collected(output for task in of_tasks for output in task.take())
 
 
-def test_counts_of_all_parts_are_added_up(side_outputs: SideOutputs) -> None:
-    side_outputs.write_facts(3, "read-a-00000", Facts({"read": 5}))
-    side_outputs.write_facts(3, "part-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}))
-    side_outputs.write_facts(3, "part-a-00001", Facts({"applied": 2}, {"w/a/1": 60}))
-    assert side_outputs.facts(3) == Facts({"read": 5, "applied": 6, "late/w": 1}, {"w/a/0": 70, "w/a/1": 60})
-    assert side_outputs.facts(4) == Facts()
+def keys_of(outputs: Collected, topic: str) -> list[str]:
+    return [key for table in outputs.records(topic) for key in table.column("key").to_pylist()]
 
 
-def test_a_retried_part_replaces_its_files(side_outputs: SideOutputs) -> None:
-    for _ in range(2):
-        side_outputs.write_facts(0, "read-a-00000", Facts({"read": 5}))
-        side_outputs.write_records(0, "out", "part-a-00000", records("x", "y"))
-    assert side_outputs.facts(0).counts == {"read": 5}
-    assert keys_of(side_outputs, 0, "out") == ["x", "y"]
+def test_counts_of_all_parts_are_added_up() -> None:
+    task = SideOutputs()
+    task.add_facts("read-a-00000", Facts({"read": 5}, last=(7, "print"), partition="a-0"))
+    task.add_facts("part-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
+    task.add_facts("stage-1-00000", Facts({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
+    all_of_them = collected(task)
+    all_of_them.add(Facts({"dead_letter/processing": 1}))
+    expected = {"read": 5, "applied": 6, "late/w": 1, "dead_letter/processing": 1}
+    assert all_of_them.facts == Facts(expected, {"w/a/0": 70, "w/a/1": 60})
+    assert all_of_them.counts_by_partition == {("a", 0): {"read": 5, "applied": 6, "late/w": 1}}
+    assert all_of_them.last_records == {("a", 0): (7, "print")}
+    assert collected(task).facts == Facts(), "what was taken is forgotten"
 
 
-def test_records_have_the_order_of_the_parts(side_outputs: SideOutputs) -> None:
-    for part in (10, 2, 0):
-        side_outputs.write_records(0, "out", f"part-a-{part:05}", records(f"from {part}"))
-    assert keys_of(side_outputs, 0, "out") == ["from 0", "from 2", "from 10"]
+def test_records_have_the_order_of_the_parts_and_of_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_ROWS", 2)
+    tasks = [SideOutputs() for _ in range(3)]
+    for task, part in zip(tasks, (10, 2, 0), strict=True):
+        task.add_records("out", part_name("part", "a", part), records(*(f"{part}.{row}" for row in range(5))))
+        task.add_records("other", part_name("part", "a", part), records())
+    outputs = collected(*tasks)
+    assert keys_of(outputs, "out") == [f"{part}.{row}" for part in (0, 2, 10) for row in range(5)]
+    assert max(table.num_rows for table in outputs.records("out")) == 2
+    assert [*outputs.records("other")] == [*outputs.records("another")] == []
 
 
-def test_tables_have_files_of_their_own(side_outputs: SideOutputs) -> None:
-    """The name of a Delta table's output is a path, of which parts can be equal to other names."""
-    outputs = ("delta:/lake/a/b", "delta:/lake/a=b", "delta:/lake/a%2Fb", "b", "warehouse:a.b")
-    for output in outputs:
-        side_outputs.write_records(0, output, "part-a-00000", records(output))
-    for output in outputs:
-        assert keys_of(side_outputs, 0, output) == [output]
+def test_names_that_look_like_each_other_are_different() -> None:
+    """The name of a Delta table's output is a path; a topic may be named like a part."""
+    task = SideOutputs()
+    names = ("delta:/lake/a/b", "delta:/lake/a=b", "delta:/lake/a%2Fb", "b", "warehouse:a.b", "worker-00001", "x" * 249)
+    for name in names:
+        task.add_records(name, part_name("part", name, 0), records(name))
+    task.add_changes(1, records("changed"))
+    outputs = collected(task)
+    assert [keys_of(outputs, name) for name in names] == [[name] for name in names]
+    assert [table.column("key").to_pylist() for table in outputs.changes()] == [["changed"]]
 
 
-def test_topics_with_similar_names_are_separate(side_outputs: SideOutputs) -> None:
-    side_outputs.write_records(0, "shop.orders", "part-a-00000", records("theirs"))
-    side_outputs.write_records(0, "orders", "part-a-00000", records("ours"))
-    side_outputs.write_records(0, "orders", "read-b.orders-00000", records("ours too"))
-    assert keys_of(side_outputs, 0, "orders") == ["ours", "ours too"]
-    assert keys_of(side_outputs, 0, "shop.orders") == ["theirs"]
-    assert keys_of(side_outputs, 1, "orders") == []
-
-
-def test_topics_may_have_the_longest_names(side_outputs: SideOutputs) -> None:
-    first, second = ("t" * 248 + letter for letter in "ab")
-    for topic in (first, second):
-        for partition in (10, 2):
-            part = part_name("part", topic, partition)
-            side_outputs.write_records(0, first, part, records(f"{topic[-1]} {partition}"))
-            side_outputs.write_facts(0, part, Facts({"applied": partition}, {}, f"{topic}-{partition}"))
-    assert sorted(keys_of(side_outputs, 0, first)) == ["a 10", "a 2", "b 10", "b 2"]
-    assert keys_of(side_outputs, 0, second) == []
-    direct = replace(
-        side_outputs,
-        direct=lambda topic, _: Written({"sent": 1}, {second: records("rejected")}) if topic == first else None,
+def test_records_that_a_task_writes_itself_are_only_counted() -> None:
+    task = replace(
+        SideOutputs(),
+        direct=lambda topic, _: Written({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None,
     )
-    assert direct.write_records(0, first, part_name("part", first, 0), records("x")) == {"sent": 1}
-    assert keys_of(side_outputs, 0, second) == ["rejected"]
-    assert side_outputs.counts_by_partition(0) == {
-        (topic, partition): {"applied": partition} for topic in (first, second) for partition in (2, 10)
-    }
+    assert task.add_records("out", "part-a-00000", records("x")) == {"sent": 1}
+    assert task.add_records("letters", "part-a-00000", records("own")) == {}
+    outputs = collected(task)
+    assert (keys_of(outputs, "out"), keys_of(outputs, "letters")) == ([], ["own", "rejected"])
 
 
-def test_old_batches_are_dropped_when_a_new_one_starts(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    for batch in range(12):
-        side_outputs.start(batch)
-    # A previous driver may not know yet that it lost its lease, and still work on the previous batch.
-    assert {int(folder.name) for folder in (tmp_path / "side_outputs").iterdir()} == {10, 11}
+def counting(task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task that passes on its rows and counts them."""
+    count = 0
+    for batch in batches:
+        count += batch.num_rows
+        yield batch
+    task.add_facts(name, Facts({name: count}))
+    task.add_records("out", name, records(name))
 
 
-def test_a_file_is_complete_or_absent(side_outputs: SideOutputs) -> None:
-    big = records(*(f"key {n}" for n in range(5_000)))
-    side_outputs.write_records(0, "out", "part-a-00000", big)
-    failures: list[object] = []
-    done = threading.Event()
+def test_they_go_through_every_shuffle_behind_the_rows() -> None:
+    """Each task has a copy of the chain, as on executors, and a task that fails leaves nothing behind."""
+    given = rows(40, {"target": 1, "key": pa.array([f"key {number}" for number in range(40)]), "path": b"\x00"})
 
-    def read() -> None:
-        while not done.is_set():
-            try:
-                if len(keys_of(side_outputs, 0, "out")) != 5_000:
-                    failures.append("torn")
-            except (pa.ArrowException, OSError) as error:
-                failures.append(error)
+    def run(stage: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        own = pickle.loads(pickle.dumps(SideOutputs()))
+        tasks = (*((Unpack(own),) if stage else ()), partial(counting, own, f"stage {stage}"), Pack(3, own))
+        return [*reduce(lambda made, task: task(made), tasks, iter(batches))]
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(30):
-        side_outputs.write_records(0, "out", "part-a-00000", big)
-    done.set()
-    reader.join()
-    assert failures == []
-
-
-def test_partial_files_of_dead_tasks_are_ignored(side_outputs: SideOutputs, tmp_path: Path) -> None:
-    side_outputs.write_records(0, "out", "part-a-00000", records("x"))
-    folder = tmp_path / "side_outputs" / "0"
-    assert len(list(folder.iterdir())) == 1
-    (whole,) = folder.iterdir()
-    (folder / f".{whole.name}.1234").write_bytes(b"half of it")
-    (folder / ".read-a-00000.facts.json").write_bytes(b"{")
-    assert keys_of(side_outputs, 0, "out") == ["x"]
-    assert side_outputs.facts(0) == Facts()
+    parcels = run(0, [given])
+    for stage in (1, 2):
+        workers = sorted({worker for batch in parcels for worker in batch.column("worker").to_pylist()})
+        by_worker = [
+            [rest for batch in parcels if (rest := batch.filter(pc.equal(batch.column("worker"), worker))).num_rows]
+            for worker in workers
+        ]
+        run(stage, by_worker[0])  # a speculative copy, whose result Spark throws away
+        parcels = [parcel for of_worker in by_worker for parcel in run(stage, of_worker)]
+    last = SideOutputs()
+    arrived = pa.Table.from_batches(Unpack(last)(iter(parcels)), SCHEMA)
+    outputs = collected(last)
+    assert sorted(arrived.column("key").to_pylist()) == sorted(given.column("key").to_pylist())
+    assert outputs.facts.counts == {"stage 0": 40, "stage 1": 40, "stage 2": 40}
+    assert set(keys_of(outputs, "out")) == {"stage 0", "stage 1", "stage 2"}
 
 
-def test_a_driver_that_has_lost_its_lease_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
-    pipeline = Pipeline("p")
-    pipeline.stream("orders", value=str).group_by("value").count(store="n")
-    storage = Storage.of(plan(pipeline).job, 1, Settings.read({"SLUICE_HOME": str(tmp_path)}))
-    paused, successor = (storage.held(epoch).side_outputs for epoch in (1, 2))
-    paused.start(5)
-    successor.forget_earlier()
-    assert [folder.name for folder in Path(storage.folder, "side_outputs").iterdir()] == []
-    successor.start(5)
-    successor.write_facts(5, "read-orders-00000", Facts({"read": 3}))
-    successor.write_records(5, "out", "part-orders-00000", records("x"))
-    paused.start(5)
-    paused.forget_earlier()
-    assert successor.facts(5).counts == {"read": 3}
-    assert keys_of(successor, 5, "out") == ["x"]
-
-
-def test_an_object_store_is_refused_with_an_alternative() -> None:
-    with pytest.raises(SettingsError, match="cannot be kept at a s3a:// address") as caught:
-        open_path("s3a://user:secret@bucket/checkpoints/orders/g1/side_outputs")
-    assert "SLUICE_CHECKPOINTS" in caught.value.next_step
-    assert "secret" not in str(caught.value)
+def test_a_chain_before_spark_sql_leaves_them_for_the_next_chain_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
+    given = rows(2, {"target": 1, "key": pa.array(["a", "b"]), "path": b"\x00"})
+    for attempt in (1, 2):  # the first attempt fails behind Spark SQL
+        context = SimpleNamespace(taskAttemptId=lambda: attempt)  # noqa: B023
+        monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)  # noqa: B023
+        first, second = SideOutputs(), SideOutputs()
+        leaving = Chain((partial(counting, first, "read"), first.leave))
+        assert [*leaving(iter([given]))] == [given]
+    second.add_facts("ingest", Facts({"ingested": 2}))
+    assert collected(second).facts.counts == {"read": 2, "ingested": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], "Spark deletes the folder at the end"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput, SideOutputs
 from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.combine.totals import Totals
@@ -184,8 +184,8 @@ class Sales:
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
         self.job = plan(pipeline).job
-        self.side_outputs = SideOutputs(str(folder))
-        self.side_outputs.start(0)
+        self.side_outputs = SideOutputs()
+        self._taken: dict[int, list[SideOutput]] = {}
         (self.input,) = {name for group in self.job.groups for name in group.inputs}
         self.partitions = {"sales": partitions, "returns": 7}
         totals = Totals.of(self.job, {self.input: "decimal(20,0)"})
@@ -210,13 +210,17 @@ class Sales:
 
     def publish(self) -> None:
         """End the batch, as the driver does."""
-        times = {**self.start.times, **self.side_outputs.facts(self.start.number).stream_times}
+        times = {**self.start.times, **self.collected().facts.stream_times}
         self.start = BatchStart(self.start.number + 1, NOW, times)
-        self.side_outputs.start(self.start.number)
+
+    def collected(self, batch: int | None = None) -> Collected:
+        """The side outputs of a batch, by default of the current one."""
+        self._taken.setdefault(self.start.number, []).extend(self.side_outputs.take())
+        return Collected(self._taken.get(self.start.number if batch is None else batch, []))
 
     def facts(self, batch: int = 0) -> Facts:
         """A task's side outputs, without the last-seen times."""
-        result = self.side_outputs.facts(batch)
+        result = self.collected(batch).facts
         return Facts(result.counts, {name: time for name, time in result.stream_times.items() if SEEN not in name})
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
@@ -275,7 +279,7 @@ def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
     sales.run([(500, "a", 1)])
     sales.publish()
     assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
-    assert sales.facts(1).counts["late/all"] == 1
+    sales.side_outputs.take()  # the task has failed
     # A retried task starts from the same stream times.
     assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
     assert sales.facts(1).counts["late/all"] == 1
@@ -347,18 +351,17 @@ def test_a_state_row_has_the_windows_end_and_the_stores_values(sales: Sales) -> 
 
 def test_output_records_reach_the_driver_in_order(sales: Sales) -> None:
     sales.run([(1, "a", 30), (2, "b", 1)], [(3, None, 20)])
-    (table,) = sales.side_outputs.records(0, "big_sales")
+    (table,) = sales.collected().records("big_sales")
     assert table.to_pylist() == [
         {"key": "a", "value": "30", "timestamp": 1}, {"key": None, "value": "20", "timestamp": 3},
     ]  # fmt: skip
 
 
-def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_a_consumer_count_as_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     job = plan(pipeline).job
-    side_outputs = SideOutputs(str(tmp_path))
-    side_outputs.start(0)
+    side_outputs = SideOutputs()
     ingest = Ingest.of(job, Totals.of(job, {}), side_outputs, {"sales": 1})
     monkeypatch.setattr(ingest_module, "this_batch", lambda: BatchStart(0, NOW))
     (group,) = job.groups
@@ -370,4 +373,4 @@ def test_records_without_a_consumer_count_as_filtered(tmp_path: Path, monkeypatc
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
     assert sum(state_rows.num_rows for state_rows in ingest(iter([batch]))) == 1
-    assert side_outputs.facts(0).counts == {"applied": 1, "filtered": 2}
+    assert Collected(side_outputs.take()).facts.counts == {"applied": 1, "filtered": 2}

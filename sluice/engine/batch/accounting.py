@@ -125,10 +125,10 @@ class Task:
     """The stream times at the start of the batch."""
     parts: dict[Part, PartFacts] = field(default_factory=dict)
 
-    def write(self, sinks: RecordSinks, number: int) -> None:
-        """Write the side outputs of batch `number`."""
+    def end(self, sinks: RecordSinks) -> None:
+        """Add the side outputs."""
         for part, facts in self.parts.items():
-            sinks.write(number, part, facts, self.before.now)
+            sinks.add(part, facts, self.before.now)
 
 
 @dataclass(frozen=True)
@@ -223,15 +223,15 @@ class RecordSinks:
             facts.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def write(self, number: int, part: Part, facts: PartFacts, now: int) -> None:
-        """Write one partition's side outputs of batch `number`."""
+    def add(self, part: Part, facts: PartFacts, now: int) -> None:
+        """Add one partition's side outputs."""
         topic, partition = part
         name = part_name("part", topic, partition)
         facts.end()
         for output, tables in facts.outputs.items():
-            facts.counts.update(self.side_outputs.write_records(number, output, name, concatenated(tables)))
+            facts.counts.update(self.side_outputs.add_records(output, name, concatenated(tables)))
         times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.write_facts(number, name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
+        self.side_outputs.add_facts(name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
 
 
 def columns_of_records(job: Job) -> dict[str, str]:

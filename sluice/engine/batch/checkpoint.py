@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from pyarrow import fs
-
-from sluice.engine.batch.side_outputs import delete_folder, open_path
 from sluice.state.ledger.plans import PlannedBatch
 
 Sources = Mapping[str, Mapping[str, int]]
@@ -20,36 +18,30 @@ Sources = Mapping[str, Mapping[str, int]]
 
 
 def write_checkpoint(
-    checkpoint: str, plan: PlannedBatch, before: Sources, sources: Sequence[Sequence[str]], conf: Mapping[str, str]
+    checkpoint: Path, plan: PlannedBatch, before: Sources, sources: Sequence[Sequence[str]], conf: Mapping[str, str]
 ) -> None:
-    """Write a checkpoint whose next batch is the planned one.
+    """Write a checkpoint whose next batch is the planned one, into an empty folder.
 
     `before` is where the batch begins, for all of the plan's partitions. `sources` are the topics of each source of the
     query. `conf` are the settings that Spark keeps with a batch; without spark.sql.shuffle.partitions, Spark ends with
     `None.get`.
     """
-    delete_folder(checkpoint)
     metadata = {"batchWatermarkMs": 0, "batchTimestampMs": plan.begun, "conf": dict(conf)}
-    write_log(checkpoint, "metadata", [json.dumps({"id": str(uuid.uuid4())})])
-    write_sources(checkpoint, before, sources)
+    _write(checkpoint / "metadata", [json.dumps({"id": str(uuid.uuid4())})])
+    for number, topics in enumerate(sources):
+        # Where the source begins, which Spark reads before its first batch. Spark writes a byte before the version.
+        _write(checkpoint / f"sources/{number}/0", ["\0v1", _line(before, topics)])
     logs: dict[int, Sources] = {plan.number: plan.ends}
     if plan.number:
         # Spark reads the end of the batch before to find out where the batch begins.
         logs[plan.number - 1] = before
-        write_log(checkpoint, f"commits/{plan.number - 1}", ["v1", json.dumps({"nextBatchWatermarkMs": 0})])
+        _write(checkpoint / f"commits/{plan.number - 1}", ["v1", json.dumps({"nextBatchWatermarkMs": 0})])
     for number, ends in logs.items():
-        lines = [json.dumps(metadata), *(source_line(ends, topics) for topics in sources)]
-        write_log(checkpoint, f"offsets/{number}", ["v1", *lines])
+        lines = [json.dumps(metadata), *(_line(ends, topics) for topics in sources)]
+        _write(checkpoint / f"offsets/{number}", ["v1", *lines])
 
 
-def write_sources(checkpoint: str, firsts: Sources, sources: Sequence[Sequence[str]]) -> None:
-    """Write where each source of the query begins, which Spark reads before its first batch."""
-    for number, topics in enumerate(sources):
-        # Spark's Kafka source writes a byte before the version, which its version 2.1.0 expected.
-        write_log(checkpoint, f"sources/{number}/0", ["\0v1", source_line(firsts, topics)])
-
-
-def source_line(ends: Sources, topics: Sequence[str]) -> str:
+def _line(ends: Sources, topics: Sequence[str]) -> str:
     """A source's end offsets exactly as Spark writes them.
 
     Spark compares them as text to find out whether there are new records: with a space more, it would begin a batch
@@ -61,12 +53,6 @@ def source_line(ends: Sources, topics: Sequence[str]) -> str:
     return json.dumps(in_order, separators=(",", ":"))
 
 
-def write_log(checkpoint: str, name: str, lines: Sequence[str]) -> None:
-    """Write a file of the checkpoint, without the checksum that Hadoop may have written beside an earlier one."""
-    filesystem, path = open_path(f"{checkpoint}/{name}")
-    folder, _, base = path.rpartition("/")
-    filesystem.create_dir(folder)
-    if filesystem.get_file_info(f"{folder}/.{base}.crc").type != fs.FileType.NotFound:
-        filesystem.delete_file(f"{folder}/.{base}.crc")
-    with filesystem.open_output_stream(path) as file:
-        file.write("\n".join(lines).encode())
+def _write(file: Path, lines: Sequence[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines))

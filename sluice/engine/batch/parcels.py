@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.rows import SCHEMA
+from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, packed
 from sluice.sql.arrow_types import arrow_type
 
-PARCEL = {"worker": "INT", "parcel": "BINARY"}
+PARCEL = {"worker": "INT", "parcel": "BINARY", "side_output": "STRING"}
 PARCEL_DDL = ", ".join(f"{name} {kind}" for name, kind in PARCEL.items())
 
 _SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in PARCEL.items()])
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 """A task packs its rows when it has this many, or this many bytes, so that no parcel is too large for Spark."""
 
@@ -32,6 +32,8 @@ class Pack:
     """The task before a shuffle: packs rows for the workers that own their keys. A row with a `worker` goes there."""
 
     workers: int
+    side_outputs: SideOutputs
+    """Those of the task, which go behind its rows, each to some worker."""
     to_all: bool = False
     """Whether every row goes to every worker."""
 
@@ -47,6 +49,8 @@ class Pack:
                     waiting, rows, size = [], 0, 0
         if waiting:
             yield self._parcels(waiting)
+        for label, data in self.side_outputs.take():
+            yield _batch([crc32(label.encode()) % self.workers], [data], [label])
 
     def _parcels(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
@@ -56,7 +60,7 @@ class Pack:
         else:
             owners = self._owners(table)
             parcels = {worker: packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()}
-        return pa.RecordBatch.from_arrays([pa.array(parcels, pa.int32()), pa.array(parcels.values())], schema=_SCHEMA)
+        return _batch([*parcels], [*parcels.values()], [None] * len(parcels))
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The worker of each row, like `state.model.owner`. Output records without a key may go to any worker."""
@@ -76,19 +80,25 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(begin, most)
 
 
-def packed(table: pa.Table) -> bytes:
-    """The table as a compressed Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _batch(workers: list[int], parcels: list[bytes], labels: list[str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(workers, pa.int32()), pa.array(parcels, pa.binary()), pa.array(labels, pa.string())], schema=_SCHEMA
+    )
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The task after a shuffle: the rows of the parcels, with their `worker`."""
-    for batch in batches:
-        for worker, parcel in zip(batch.column("worker").to_pylist(), batch.column("parcel"), strict=True):
-            for rows in pa.ipc.open_stream(parcel.as_buffer()):
-                workers = pa.repeat(pa.scalar(worker, pa.int32()), rows.num_rows)
-                yield pa.RecordBatch.from_arrays([*rows.columns, workers], schema=SCHEMA)
+@dataclass(frozen=True)
+class Unpack:
+    """The task after a shuffle: yields the rows of the parcels, with their `worker`. Passes on the side outputs."""
+
+    side_outputs: SideOutputs
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            workers_of, labels = batch.column("worker").to_pylist(), batch.column("side_output").to_pylist()
+            for worker, parcel, label in zip(workers_of, batch.column("parcel"), labels, strict=True):
+                if label is not None:
+                    self.side_outputs.add(SideOutput(label, parcel.as_py()))
+                    continue
+                for rows in pa.ipc.open_stream(parcel.as_buffer()):
+                    workers = pa.repeat(pa.scalar(worker, pa.int32()), rows.num_rows)
+                    yield pa.RecordBatch.from_arrays([*rows.columns, workers], schema=SCHEMA)

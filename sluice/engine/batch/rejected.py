@@ -86,7 +86,6 @@ def subject_of(key: str | None, timer: str = "") -> str:
 Row = Mapping[str, Any]
 """A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
 
-REJECTED_PART = "stage-rejected"
 """The name of the side output that counts rejected rows by step and by partition."""
 
 

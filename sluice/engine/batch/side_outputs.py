@@ -1,34 +1,28 @@
-"""Side outputs of tasks: counts, stream times, records and changed rows, spooled to files near the checkpoint.
+"""Side outputs of tasks: counts, stream times, records and changed rows that the driver needs besides the state rows.
 
-Each batch has its own folder on storage that all executors share. A task writes each file atomically, with a name that
-is unique to its part of the input. A retried task replaces its files with the same content, so a batch's folder does
-not depend on the number of attempts.
+They travel with the rows, through Spark's own data path: the tasks of a chain collect them, the chain's last task packs
+them behind its rows, and the tasks behind the shuffles pass them on to the writers of the shards, whose results the
+driver reads. A task that is repeated, or runs twice, therefore counts once, and hosts share no files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
-import uuid
+import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-from pyarrow import fs
 
-from sluice.errors import SettingsError
-
-KEPT_BATCHES = 1
-"""Number of earlier batches whose folders are kept. A driver that has lost its lease without noticing must not delete
-the folder of a batch that the new holder has begun."""
-
-_FACTS = ".facts.json"
-_CHANGES = ".changes.arrow"
+_MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
+"""A page has at most this many rows, and about this many bytes, so that none is too large for Spark."""
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class Facts(msgspec.Struct):
@@ -53,175 +47,179 @@ class Written:
     """Records for other topics, such as dead letters, which the driver writes."""
 
 
+class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
+    """What a side output is. The driver reads them in this order, whatever order they arrive in."""
+
+    part: str
+    """The part of the input that it is of."""
+    topic: str = ""
+    """The topic of records; empty for facts and changes."""
+    page: int = 0
+
+
+class SideOutput(NamedTuple):
+    """A side output on its way to the driver."""
+
+    label: str
+    """Its `Label` as JSON."""
+    data: bytes
+
+
 @dataclass(frozen=True)
 class SideOutputs:
-    """The side outputs of a generation. `root` is a path, or a URI that pyarrow can open."""
+    """Collects the side outputs of the tasks of a chain, until the chain's last task takes them."""
 
-    root: str
     direct: Callable[[str, pa.Table], Written | None] | None = None
-    """If set, writes a topic's records from the task instead of spooling them; returns None for other topics."""
+    """If set, writes a topic's records from the task instead of collecting them; returns None for other topics."""
+    _collected: list[SideOutput] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def write_facts(self, batch: int, part: str, facts: Facts) -> None:
-        self._put(f"{batch}/{part}{_FACTS}", msgspec.json.encode(facts))
+    def add(self, output: SideOutput) -> None:
+        """Pass on a side output of an earlier task."""
+        self._collected.append(output)
 
-    def has_facts(self, batch: int, part: str) -> bool:
-        """Whether a part of the batch is complete. Its facts are the last file that a task writes."""
-        filesystem, path = self._at(f"{batch}/{part}{_FACTS}")
-        return bool(filesystem.get_file_info(path).type == fs.FileType.File)
+    def add_facts(self, part: str, facts: Facts) -> None:
+        self._add(Label(part), msgspec.json.encode(facts))
 
-    def write_records(self, batch: int, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
-        """Spool records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
+    def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
+        """Add records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
 
         Returns the counts of records that `direct` has written instead.
         """
         if self.direct is not None and (written := self.direct(topic, records)) is not None:
             for other, table in written.records.items():
-                self.write_records(batch, other, f"{part}+{_short(topic)}", table)
+                self.add_records(other, f"{part}+{topic}", table)
             return written.counts
-        self._put_table(f"{batch}/{part}{_records(topic)}", records)
+        for page, rows in enumerate(_pages(records)):
+            self._add(Label(part, topic, page), packed(rows))
         return {}
 
-    def write_changes(self, batch: int, worker: int, rows: pa.Table) -> None:
-        """Spool the rows that the driver needs from the task that has written a worker's shard."""
-        self._put_table(f"{batch}/worker-{worker:05}{_CHANGES}", rows)
+    def add_changes(self, worker: int, rows: pa.Table) -> None:
+        """Add the rows that the driver needs from the task that has written a worker's shard."""
+        for page, of_page in enumerate(_pages(rows)):
+            self._add(Label(f"{_CHANGES}{worker:05}", page=page), packed(of_page))
 
-    def changes(self, batch: int) -> Iterator[pa.Table]:
-        """The rows that `write_changes` has spooled, one table per worker."""
-        return self._tables(batch, _CHANGES)
+    def take(self) -> list[SideOutput]:
+        """What this chain has collected, and what earlier chains of the same task of Spark have left for it."""
+        left = _file_of_task()
+        taken = [*self._collected]
+        self._collected.clear()
+        if left is not None and left.exists():
+            taken = [*msgspec.msgpack.decode(left.read_bytes(), type=list[SideOutput]), *taken]
+            left.unlink()
+        return taken
 
-    def facts(self, batch: int) -> Facts:
+    def leave(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The last task of a chain whose rows go to Spark SQL: leaves what was collected for the next chain.
+
+        Both chains run in the same task of Spark, in two processes of one host.
+        """
+        yield from batches
+        if taken := self.take():
+            left = _file_of_task()
+            assert left is not None
+            left.write_bytes(msgspec.msgpack.encode(taken))
+
+    def _add(self, label: Label, data: bytes) -> None:
+        self._collected.append(SideOutput(msgspec.json.encode(label).decode(), data))
+
+
+class Collected:
+    """The side outputs of all tasks of a batch."""
+
+    def __init__(self, outputs: Iterable[SideOutput]) -> None:
+        labelled = ((msgspec.json.decode(output.label, type=Label), output.data) for output in outputs)
+        self._facts: list[Facts] = []
+        self._records: dict[str, list[bytes]] = {}
+        self._changes: list[bytes] = []
+        for label, data in sorted(labelled, key=lambda output: output[0]):
+            if label.topic:
+                self._records.setdefault(label.topic, []).append(data)
+            elif label.part.startswith(_CHANGES):
+                self._changes.append(data)
+            else:
+                self._facts.append(msgspec.json.decode(data, type=Facts))
+
+    def add(self, facts: Facts) -> None:
+        """Add the driver's own facts."""
+        self._facts.append(facts)
+
+    @property
+    def facts(self) -> Facts:
         """The facts of the batch, summed over its parts."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
-        for _, data in self._read(batch, _FACTS):
-            facts = msgspec.json.decode(data, type=Facts)
+        for facts in self._facts:
             counts.update(facts.counts)
             times |= facts.stream_times
         return Facts(dict(counts), times)
 
-    def counts_by_partition(self, batch: int) -> dict[tuple[str, int], Counter[str]]:
+    @property
+    def counts_by_partition(self) -> dict[tuple[str, int], Counter[str]]:
         """The counts of each topic and partition."""
         totals: dict[tuple[str, int], Counter[str]] = {}
-        for _, data in self._read(batch, _FACTS):
-            facts = msgspec.json.decode(data, type=Facts)
+        for facts in self._facts:
             by_partition = {facts.partition: facts.counts} if facts.partition else facts.by_partition
             for topic_partition, counts in by_partition.items():
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
         return totals
 
-    def last_records(self, batch: int) -> dict[tuple[str, int], tuple[int, str]]:
+    @property
+    def last_records(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Topic and partition → the offset and the fingerprint of the last record that was read."""
         last: dict[tuple[str, int], tuple[int, str]] = {}
-        for _, data in self._read(batch, _FACTS):
-            facts = msgspec.json.decode(data, type=Facts)
+        for facts in self._facts:
             if facts.last is not None:
                 topic, _, partition = facts.partition.rpartition("-")
                 last[topic, int(partition)] = facts.last
         return last
 
-    def records(self, batch: int, topic: str) -> Iterator[pa.Table]:
-        """The records for a topic, one table per file, in the order of file names."""
-        return self._tables(batch, _records(topic))
+    def records(self, topic: str) -> Iterator[pa.Table]:
+        """The records for a topic, in tables, sorted by part."""
+        return map(_unpacked, self._records.get(topic, ()))
 
-    def start(self, batch: int) -> None:
-        """Create the batch's folder, and delete the folders of old batches.
+    def changes(self) -> Iterator[pa.Table]:
+        """The rows that `add_changes` has added, sorted by worker."""
+        return map(_unpacked, self._changes)
 
-        Files of an earlier attempt are deleted too, because that attempt may have read other records.
-        """
-        filesystem, path = self._at("")
-        if filesystem.get_file_info(f"{path}/{batch}").type != fs.FileType.NotFound:
-            filesystem.delete_dir(f"{path}/{batch}")
-        filesystem.create_dir(f"{path}/{batch}")
-        for info in filesystem.get_file_info(fs.FileSelector(path)):
-            if info.base_name.isdigit() and int(info.base_name) < batch - KEPT_BATCHES:
-                filesystem.delete_dir(info.path)
 
-    def forget_earlier(self) -> None:
-        """Delete the folders of earlier holders of the lease, which are numbered by epoch beside this one."""
-        filesystem, path = self._at("")
-        parent, _, own = path.rpartition("/")
-        for info in filesystem.get_file_info(fs.FileSelector(parent, allow_not_found=True)):
-            if info.base_name.isdigit() and own.isdigit() and int(info.base_name) < int(own):
-                filesystem.delete_dir(info.path)
+_CHANGES = "worker-"
 
-    def _tables(self, batch: int, suffix: str) -> Iterator[pa.Table]:
-        for _, data in self._read(batch, suffix):
-            yield pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
-    def _put_table(self, name: str, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        self._put(name, sink.getvalue())
+def _file_of_task() -> Path | None:
+    """The file between the chains of this task of Spark; None without Spark. Spark deletes its folder at the end."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import TaskContext
 
-    def _read(self, batch: int, suffix: str) -> Iterator[tuple[str, bytes]]:
-        filesystem, path = self._at(str(batch))
-        files = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        for info in sorted(files, key=lambda info: info.base_name):
-            if info.base_name.endswith(suffix) and not info.base_name.startswith("."):
-                with filesystem.open_input_stream(info.path) as file:
-                    yield info.base_name, file.read()
-
-    def _put(self, name: str, data: bytes | pa.Buffer) -> None:
-        filesystem, path = self._at(name)
-        folder, _, base = path.rpartition("/")
-        hidden = f"{folder}/.{base}.{uuid.uuid4().hex}"
-        filesystem.create_dir(folder)
-        with filesystem.open_output_stream(hidden) as file:
-            file.write(data)
-        filesystem.move(hidden, path)
-
-    def _at(self, name: str) -> tuple[fs.FileSystem, str]:
-        filesystem, path = open_path(self.root)
-        return filesystem, f"{path}/{name}".rstrip("/")
+    context = TaskContext.get()
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    return Path(folder, f"side-outputs-{context.taskAttemptId()}") if context is not None and folder else None
 
 
 def part_name(kind: str, topic: str, partition: int) -> str:
     """The name of the side outputs of one partition's records."""
-    return f"{kind}-{_short(topic)}-{partition:05}"
+    return f"{kind}-{topic}-{partition:05}"
 
 
-def _records(topic: str) -> str:
-    # '@' is not legal in topic names, so the suffix for `orders` does not match a file for `a.orders`. The names of
-    # tables' outputs have a ':', which HDFS does not allow, and those of folders have slashes.
-    return f"@{_short(quote(topic, safe=''))}.arrow"
+def _pages(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in slices that are not too large."""
+    most = max(1, min(_MOST_ROWS, table.num_rows * _MOST_BYTES // max(table.nbytes, 1)))
+    for begin in range(0, table.num_rows, most):
+        yield table.slice(begin, most)
 
 
-_LONGEST = 48
+def packed(table: pa.Table) -> bytes:
+    """The table as a compressed Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
-def _short(topic: str) -> str:
-    """A topic's name, or the beginning of a long name with a digest: a file's name has at most 255 bytes.
-
-    A file's name may contain three topics, and a topic's name has up to 249 characters.
-    """
-    if len(topic) <= _LONGEST:
-        return topic
-    digest = hashlib.sha256(topic.encode()).hexdigest()[:32]
-    return f"{topic[: _LONGEST - len(digest) - 1]}~{digest}"  # '~' is not legal in topic names
-
-
-def open_path(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it. Raises SettingsError if pyarrow has no such file system."""
-    if "://" in location:
-        try:
-            filesystem, path = fs.FileSystem.from_uri(location)
-        except ValueError:
-            raise SettingsError(
-                f"Checkpoints cannot be kept at a {location.partition('://')[0]}:// address.",
-                next_step="Set SLUICE_CHECKPOINTS to a path that the driver and all executors share. Object stores "
-                "such as S3 are not supported.",
-            ) from None
-        return filesystem, path
-    return fs.LocalFileSystem(), str(Path(location).absolute())
-
-
-def delete_folder(location: str) -> None:
-    """Delete a folder, if it exists, and everything in it."""
-    filesystem, path = open_path(location)
-    if filesystem.get_file_info(path).type != fs.FileType.NotFound:
-        filesystem.delete_dir(path)
+def _unpacked(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.BufferReader(data)).read_all()
 
 
 @contextlib.contextmanager

@@ -1,15 +1,13 @@
-"""The storage of a generation: shards, side outputs, and the checkpoint if Spark keeps its state."""
+"""The storage of a generation: the shards, and the side outputs on their way to the driver."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.errors import DamagedState, EngineError
-from sluice.file_modes import close_folders, make_folder
 from sluice.plan import Job
 from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
@@ -28,10 +26,6 @@ class Storage:
 
     job: Job
     generation: int
-    folder: str
-    """The folder of the side outputs."""
-    checkpoint: str
-    """The folder of the checkpoint if Spark keeps the job's state."""
     side_outputs: SideOutputs
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
@@ -39,10 +33,8 @@ class Storage:
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
         ref = GenerationRef(job.pipeline.name, generation)
-        folder = _folder(settings.checkpoints, ref)
         shards = tuple(location(settings.shards, ref, number) for number in range(job.pipeline.workers))
-        side_outputs = SideOutputs(f"{folder}/side_outputs")
-        return cls(job, generation, folder, checkpoint_of(settings.checkpoints, ref), side_outputs, shards)
+        return cls(job, generation, SideOutputs(), shards)
 
     @property
     def ref(self) -> GenerationRef:
@@ -51,13 +43,6 @@ class Storage:
     def placed(self, placements: Placements) -> Storage:
         """The same storage, with the addresses of shards on state servers."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
-
-    def held(self, epoch: int) -> Storage:
-        """The same storage for the holder of the lease's `epoch`, with side outputs of its own.
-
-        A driver that wakes up after it has lost its lease would otherwise delete those of the batch in progress.
-        """
-        return replace(self, side_outputs=replace(self.side_outputs, root=f"{self.side_outputs.root}/{epoch}"))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
@@ -79,9 +64,6 @@ class Storage:
         `written` is the last batch whose output records were written. If the ledger were older, Sluice would count
         records twice, or write other records under the number of that batch.
         """
-        if "://" not in self.folder:  # remote storage controls access itself
-            make_folder(Path(self.folder))
-            close_folders(Path(self.folder), levels=2)
         published, planned = ledger.snapshots.last_batch(self.ref), ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
         if written is not None and not is_known and (planned is None or not _is_same(planned, written)):
@@ -100,7 +82,6 @@ class Storage:
                     shard.begin(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
-        self.side_outputs.forget_earlier()
 
     def _unknown_rows(self, address: str) -> EngineError:
         name = self.job.pipeline.name
@@ -134,15 +115,6 @@ def _is_same(planned: PlannedBatch, written: Batch) -> bool:
     ends = ((topic, number, end) for topic, of_topic in written.ends.items() for number, end in of_topic.items())
     same_ends = all(planned.ends.get(topic, {}).get(number) == end for topic, number, end in ends)
     return same_ends and (planned.number, planned.begun) == (written.number, written.begun)
-
-
-def checkpoint_of(checkpoints: str, ref: GenerationRef) -> str:
-    """The folder of a generation's checkpoint, in the folder of all checkpoints."""
-    return f"{_folder(checkpoints, ref)}/spark"
-
-
-def _folder(checkpoints: str, ref: GenerationRef) -> str:
-    return f"{checkpoints}/{ref.pipeline}/g{ref.generation}"
 
 
 def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:

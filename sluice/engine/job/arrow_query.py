@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from sluice.engine.batch.arrow import Chain
-from sluice.engine.batch.parcels import Pack, unpack
+from sluice.engine.batch.parcels import Pack, Unpack
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.ordered.ingest import Ingest
@@ -69,7 +69,7 @@ class ArrowQuery:
         tasks = []
         for number in range(1, job.stages + 1):
             stage = stages.task(number)
-            tasks.append(Chain((unpack, stage, Routes.of(stages, number), *stages.last_tasks(number))))
+            tasks.append(Chain((Unpack(side_outputs), stage, Routes.of(stages, number), *stages.last_tasks(number))))
         tables = TableReader.of(job, side_outputs, interleaved=interleaved)
         store_types = value_types(job, inputs) | stages.store_types()
         for sink in job.table_sinks:
@@ -78,9 +78,9 @@ class ArrowQuery:
             workers,
             frozenset(source.topic for source in job.streams),
             frozenset(table.source.topic for table in job.tables),
-            Chain((reader, steps, ingest, Pack(workers))),
+            Chain((reader, steps, ingest, Pack(workers, side_outputs))),
             tuple(tasks),
-            Chain((tables, ordered_rows, Pack(workers, to_all=True))),
+            Chain((tables, ordered_rows, Pack(workers, side_outputs, to_all=True))),
             store_types,
             input_types(job, inputs) | stages.input_types(),
             totals,

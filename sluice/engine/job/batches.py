@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -117,7 +118,7 @@ class Batches:
         self._start(plan, before)
         conf, sources = self._conf(), self.query.job.topics_of_sources
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
-            write_checkpoint(checkpoint, plan, before, sources, conf)
+            write_checkpoint(Path(checkpoint), plan, before, sources, conf)
             # Without a scheme, Spark would look for it in a cluster's own file system.
             self.query.run(self.publisher, f"file://{checkpoint}")
 

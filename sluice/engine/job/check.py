@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible
-from sluice.engine.job.moving import is_interrupted
 from sluice.engine.job.query import JobQuery
 from sluice.engine.session import session
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -87,6 +86,6 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     if ledger.snapshots.newest(storage.ref) is None:
         return ""
     before, now = ledger.generations.get(storage.ref), query.info
-    require_compatible(before, now, lambda: is_interrupted(ledger, storage))
+    require_compatible(before, now, lambda: ledger.plans.unpublished(storage.ref) is not None)
     changed = changed_functions(before, now)
     return functions_changed(name, changed) if changed else ""

@@ -95,7 +95,8 @@ class Frames:
         try:
             reader, source = self._source()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
-            records = with_layers(source.mapInArrow(reader.__call__, schema), self.job.layers)
+            decoding = Chain((reader, self.storage.side_outputs.leave))
+            records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
             return self._parcels(records, reader, source)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
@@ -123,7 +124,7 @@ class Frames:
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
-        pack = Pack(job.pipeline.workers)
+        pack = Pack(job.pipeline.workers, storage.side_outputs)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
         parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
         for number in range(1, job.stages + 1):
@@ -138,7 +139,7 @@ class Frames:
             return None
         reader = TableReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
         source = self.input.read([table.source.topic for table in self.job.tables])
-        pack = Pack(self.job.pipeline.workers, to_all=True)
+        pack = Pack(self.job.pipeline.workers, self.storage.side_outputs, to_all=True)
         return source.mapInArrow(Chain((reader, ordered_rows, pack)).__call__, PARCEL_DDL)
 
 

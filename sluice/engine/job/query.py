@@ -99,9 +99,9 @@ class JobQuery:
             headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions,
         )  # fmt: skip
 
-    def start(self, sink: Sink) -> StreamingQuery:
+    def start(self, sink: Sink, checkpoint: str) -> StreamingQuery:
         """Start the streaming query, which runs until it is stopped."""
-        return self._writer(sink, self.storage.checkpoint).start()
+        return self._writer(sink, checkpoint).start()
 
     def run(self, sink: Sink, checkpoint: str) -> None:
         """Run the batch that the checkpoint has planned."""

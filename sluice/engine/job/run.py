@@ -18,7 +18,6 @@ from sluice.engine.job.batches import Batches
 from sluice.engine.job.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.job.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.job.linger import Linger, News
-from sluice.engine.job.moving import is_interrupted
 from sluice.engine.job.query import JobQuery
 from sluice.engine.job.replay import Step, joined
 from sluice.engine.job.standbys import StandbyCopies
@@ -66,7 +65,7 @@ class JobRun:
         If the pipeline lingers, the run continues until no new records have arrived for that time.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            storage = Storage.of(self.job, lease.ref.generation, self.settings).held(lease.epoch)
+            storage = Storage.of(self.job, lease.ref.generation, self.settings)
             read, news = 0, True
             while news:
                 count, news = self._run(ledger, lease, storage)
@@ -114,8 +113,8 @@ class JobRun:
         if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
-            return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings).held(lease.epoch))
-        require_compatible(before, info, lambda: newest is not None and is_interrupted(ledger, storage))
+            return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
+        require_compatible(before, info, lambda: newest is not None and planned is not None)
         with writing as output:
             if output is not None:
                 output.require_newest()
@@ -244,14 +243,14 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
             raise error from None
         retry = "Nothing from the batch was published; the next run retries it."
-        full = f"A disk is full, for example that of {storage.folder}: free some space. "
+        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
         advice = f"{full if _FULL_DISK in message else ''}{retry}"
         cause = _cause(message).rstrip(".")
         raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
     except OSError as failed:
         raise EngineError(
-            f"{storage.job.pipeline.name} cannot read or write {storage.folder}: {failed}.",
-            next_step="Nothing from the batch was published. Check the folder and its free space, then run again.",
+            f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",
+            next_step="Nothing from the batch was published. Check the free space, then run again.",
         ) from failed
 
 

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.parcels import packed
 from sluice.engine.batch.rows import (
     BEGIN,
     END,
@@ -29,6 +28,7 @@ from sluice.engine.batch.rows import (
     partition_of,
     rows,
 )
+from sluice.engine.batch.side_outputs import packed
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
     CLOSED,

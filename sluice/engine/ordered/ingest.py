@@ -96,7 +96,7 @@ class Ingest:
             topics = {topic for topic, _ in task.parts}
             timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
             yield from task.advances.reports(timed, self.workers)
-            task.write(self.sinks, start.number)
+            task.end(self.sinks)
 
     def _begin(self, start: BatchStart) -> _Task:
         before = self.stream_times.before(start)

@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, unpack
+from sluice.engine.batch.parcels import PARCEL_DDL, Unpack
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.rows import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
@@ -101,12 +101,13 @@ def _operations(frame: DataFrame) -> list[str]:
 
 def through(stages: Stages, number: int, parcels: DataFrame) -> DataFrame:
     """The parcels after a stage, from those before it."""
-    task, last = stages.task(number), stages.last_tasks(number)
+    task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
+    unpack = Unpack(side_outputs)
     shuffled = parcels.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
         routes = Routes.of(stages, number)
         return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, PARCEL_DDL)
-    rows = shuffled.mapInArrow(Chain((unpack, task)).__call__, ROW_DDL)
+    rows = shuffled.mapInArrow(Chain((unpack, task, side_outputs.leave)).__call__, ROW_DDL)
     typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]
     frame = rows.selectExpr("*", *typed) if typed else rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))

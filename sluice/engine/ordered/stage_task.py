@@ -80,7 +80,7 @@ class Stage:
         by_partition = {f"{self.topics[source]}-{number}": dict(counts)
                         for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
         facts = Facts(dict(run.output.counts), times, by_partition=by_partition)
-        self.side_outputs.write_facts(batch, f"stage-{self.number}-{worker:05}", facts)
+        self.side_outputs.add_facts(f"stage-{self.number}-{worker:05}", facts)
         yield from run.output.batches()
 
     def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:

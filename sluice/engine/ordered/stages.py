@@ -121,7 +121,7 @@ class Stages:
         gather, moves = Gather.of(self.job, number), Moves.of(self.job, number)
         needed: list[Task] = [gather] if gather.operators else []
         needed += [moves] if moves.joins else []
-        return (*needed, Pack(self.job.pipeline.workers))
+        return (*needed, Pack(self.job.pipeline.workers, self.storage.side_outputs))
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.batch.storage import Storage
 from sluice.engine.read.identity import Positions
 from sluice.errors import EngineError
@@ -22,7 +23,7 @@ class Auditor:
     run: str
     epoch: int
 
-    def audit(self, plan: PlannedBatch, before: Positions) -> Audit:
+    def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written. Raises EngineError if the audit does not balance.
 
         `before` are the offsets at which the batch begins.
@@ -36,7 +37,7 @@ class Auditor:
             batch=batch,
             run=self.run,
             epoch=self.epoch,
-            sources=self._sources(batch, before, plan.ends),
+            sources=_sources(before, plan.ends, collected),
             outputs={},
             checksums={worker: sums.state_rows for worker, sums in checksums.items()},
             states={worker: sums.states for worker, sums in checksums.items()},
@@ -48,19 +49,19 @@ class Auditor:
             )
         return audit
 
-    def _sources(self, batch: int, before: Positions, after: Positions) -> tuple[SourceAudit, ...]:
-        counts = self.storage.side_outputs.counts_by_partition(batch)
-        last = self.storage.side_outputs.last_records(batch)
-        read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
-        audits = []
-        for topic, partition in sorted({*read, *counts}):
-            end = after.get(topic, {}).get(str(partition), 0)
-            start = before.get(topic, {}).get(str(partition), 0)
-            if end > start or counts.get((topic, partition)):
-                source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
-                offset, fingerprint = last.get((topic, partition), (-1, ""))
-                audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
-        return tuple(audits)
+
+def _sources(before: Positions, after: Positions, collected: Collected) -> tuple[SourceAudit, ...]:
+    counts, last = collected.counts_by_partition, collected.last_records
+    read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
+    audits = []
+    for topic, partition in sorted({*read, *counts}):
+        end = after.get(topic, {}).get(str(partition), 0)
+        start = before.get(topic, {}).get(str(partition), 0)
+        if end > start or counts.get((topic, partition)):
+            source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
+            offset, fingerprint = last.get((topic, partition), (-1, ""))
+            audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
+    return tuple(audits)
 
 
 def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:

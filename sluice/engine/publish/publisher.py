@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import structlog
 
 from sluice.engine.batch.headers import concatenated, with_headers
-from sluice.engine.batch.rejected import REJECTED_PART, HeadersAt, Row, rejected_rows, settle, with_own_headers
+from sluice.engine.batch.rejected import HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.rows import in_order
-from sluice.engine.batch.side_outputs import part_name
+from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.batch.topics import NO_LIMITS, TopicLimits
@@ -26,7 +26,7 @@ from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.audit import Auditor
 from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
-from sluice.engine.publish.shard_writer import ShardWriter
+from sluice.engine.publish.shard_writer import RESULT_DDL, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
 from sluice.engine.publish.window_retention import Retention
@@ -68,12 +68,6 @@ class IdentityCheck(Protocol):
 class Output(Protocol):
     """The destination of output records: a Kafka transaction, or a test driver's memory."""
 
-    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
-        """Write a batch's first records, before `send` writes the rest. They stay invisible until then."""
-
-    def give_up(self) -> None:
-        """Forget the records of a batch that `start` has written, because the batch failed."""
-
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write a batch's records atomically. Returns the number of records per topic."""
 
@@ -92,7 +86,7 @@ class OnSpark:
     frame: DataFrame
 
     def write(self, writer: ShardWriter) -> pa.Table:
-        return self.frame.mapInArrow(writer.__call__, "written BIGINT").toArrow()
+        return self.frame.mapInArrow(writer.__call__, RESULT_DDL).toArrow()
 
 
 def operator_records(job: Job, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
@@ -115,14 +109,6 @@ def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
         return tables
     together = concatenated(tables)
     return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
-
-
-@dataclass(frozen=True)
-class StreamOutput:
-    """A batch's encoded output records of streams, and those that cannot be written."""
-
-    records: Records
-    rejected: RejectedOutput
 
 
 @dataclass
@@ -165,6 +151,8 @@ class Publisher:
     """Topic → its number of partitions, as assumed by tasks."""
     read: int = 0
     """Number of records read so far."""
+    facts: Facts = field(default_factory=Facts)
+    """The counts and stream times of the last batch."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _published_ms: int = 0
@@ -180,7 +168,7 @@ class Publisher:
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
-        self.storage.side_outputs.start(plan.number)
+        self.storage.side_outputs.take()  # what an attempt that failed has left in this process
         return self._times
 
     @property
@@ -197,14 +185,12 @@ class Publisher:
         try:
             self._publish(state_rows, batch)
         except BaseException as error:
-            if self.output is not None:
-                self.output.give_up()
             if isinstance(error, SluiceError):
                 self.error = error
             raise
 
     def _publish(self, state_rows: StateRows, batch: int) -> None:
-        side_outputs, phases = self.storage.side_outputs, Phases()
+        phases = Phases()
         if self.output is not None:
             # The batches of a backlog have the same clock.
             begun = max(self._plan.begun, self._published_ms)
@@ -212,23 +198,20 @@ class Publisher:
         self.lease.check()
         assert batch == self._plan.number
         ends = self._ends()
-        with ThreadPoolExecutor(1) as pool:
-            # The records of streams are complete now, so that sending them need not wait for the shards.
-            sending = pool.submit(self._start_output, batch, ends)
-            written_rows, spooled = self._write_shards(state_rows, batch)
-            streams = sending.result()
+        collected, spooled = self._write_shards(state_rows)
         phases.end("state")
         changes, failed = self._changes(state_rows, spooled)
         step_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
-        side_outputs.write_facts(batch, REJECTED_PART, rejected_facts)
-        facts = side_outputs.facts(batch)
+        collected.add(rejected_facts)
+        facts = self.facts = collected.facts
         times = {**self._times, **facts.stream_times}
-        counts = facts.counts | {"rows": written_rows}
-        is_empty = not facts.counts and not counts["rows"]
+        rows = facts.counts.pop("rows", 0)
+        counts = facts.counts | {"rows": rows}
+        is_empty = not facts.counts and not rows
         metadata = self._metadata(batch, ends, counts)
         if is_empty and not self._plan.ends:
             return
-        dead_letters = [*side_outputs.records(batch, self.storage.job.pipeline.dead_letters)]
+        dead_letters = [*collected.records(self.storage.job.pipeline.dead_letters)]
         if self.output is not None:
             dead_letters.append(with_own_headers(step_letters, self.headers_at))
             require_few_failures(self.storage.job, counts, dead_letters)
@@ -236,15 +219,13 @@ class Publisher:
         # Publish it so that the ledger has the positions.
         if not is_empty:
             self.retention.expire(self._plan, times, self.lease.epoch)
-        audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before)
+        audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
         self.identity.check_identity()
         phases.end("audit")
         rejected = RejectedOutput()
         written: dict[str, int] = {}
         if self.output is not None:
-            streams = streams or self._stream_output(batch)
-            rejected = streams.rejected
-            written = self._write_output(self.output, metadata, streams, spooled, changes, dead_letters)
+            written = self._write_output(self.output, metadata, collected, spooled, changes, dead_letters, rejected)
         written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
         for topic, number in rejected.counts.items():
             counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
@@ -276,12 +257,13 @@ class Publisher:
         }
         return {topic: ends for topic, ends in moved.items() if ends}
 
-    def _write_shards(self, state_rows: StateRows, batch: int) -> tuple[int, pa.Table]:
-        """Write the shards. Returns the number of state rows written, and the rows that the tasks have spooled."""
+    def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
+        """Write the shards. Returns the side outputs of all tasks, and those rows among them that the driver needs."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.totals)
-        written = state_rows.write(writer)
-        spooled = [writer.spooled.empty_table(), *self.storage.side_outputs.changes(batch)]
-        return pc.sum(written.column("written")).as_py() or 0, pa.concat_tables(spooled)
+        returned = state_rows.write(writer)
+        outputs = zip(returned.column("label").to_pylist(), returned.column("data").to_pylist(), strict=True)
+        collected = Collected(starmap(SideOutput, outputs))
+        return collected, pa.concat_tables([writer.spooled.empty_table(), *collected.changes()])
 
     def _changes(self, state_rows: StateRows, spooled: pa.Table) -> tuple[Records, list[Row]]:
         """The output records for store changes, and the rejected rows for changes on which a step failed."""
@@ -292,57 +274,41 @@ class Publisher:
         spark = state_rows.frame.sparkSession if isinstance(state_rows, OnSpark) else None
         return change_records(spark, job, spooled, self.tables, self.types)
 
-    def _start_output(self, batch: int, ends: dict[str, dict[str, int]]) -> StreamOutput | None:
-        """Write the output records of streams, if tasks have written all of them; otherwise None.
-
-        Spark usually computes a batch up to its last shuffle before it calls the publisher, but not always. Without
-        `ends`, as in a test driver, nobody knows which partitions the tasks read.
-        """
-        if self.output is None:
-            return None
-        topics = [source.topic for source in self.storage.job.streams]
-        parts = [part_name("part", topic, int(number)) for topic in topics for number in ends.get(topic, ())]
-        if not parts or not all(self.storage.side_outputs.has_facts(batch, part) for part in parts):
-            return None
-        output = self._stream_output(batch)
-        if output.records:
-            self.output.start(batch, output.records)
-        return output
-
-    def _stream_output(self, batch: int) -> StreamOutput:
-        rejected = RejectedOutput()
-        records = [
+    def _stream_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
+        """The encoded output records of streams."""
+        return [
             (
                 sink.topic,
                 fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMITS), rejected),
             )
             for sink in self.storage.job.stream_sinks
             if not sink.table
-            for table in self._stream_tables(batch, sink)
+            for table in _tables(sink, collected.records(sink.topic))
         ]
-        return StreamOutput(records, rejected)
-
-    def _stream_tables(self, batch: int, sink: Sink) -> Iterable[pa.Table]:
-        return _tables(sink, self.storage.side_outputs.records(batch, sink.topic))
 
     def _write_output(
         self,
         output: Output,
         batch: Batch,
-        streams: StreamOutput,
+        collected: Collected,
         spooled: pa.Table,
         changes: Records,
         dead_letters: list[pa.Table],
+        rejected: RejectedOutput,
     ) -> dict[str, int]:
-        """Write all output records. Returns the number of records per topic."""
+        """Write all output records, and add those that cannot be written to `rejected`.
+
+        Returns the number of records per topic.
+        """
         job = self.storage.job
         self.lease.check()
-        sinks, rejected = {sink.topic: sink for sink in job.sinks}, streams.rejected
+        sinks = {sink.topic: sink for sink in job.sinks}
+        of_streams = self._stream_records(collected, rejected)
         results = [
             (sink, table)
             for sink in job.stream_sinks
             if sink.table
-            for table in self._stream_tables(batch.number, sink)
+            for table in _tables(sink, collected.records(sink.topic))
         ]
         results += [(sinks[topic], table) for topic, table in changes]
         results += [
@@ -352,7 +318,7 @@ class Publisher:
         late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
         records = [
             *((sink.topic, encoded(sink, table, rejected)) for sink, table in results if not sink.table),
-            *((topic, table) for topic in late for table in self.storage.side_outputs.records(batch.number, topic)),
+            *((topic, table) for topic in late for table in collected.records(topic)),
         ]
         rows = self._table_rows([each for each in results if each[0].table], rejected)
         records = [
@@ -368,8 +334,7 @@ class Publisher:
         id_ = BatchId(self.storage.generation, batch.number, batch.begun)
         for destination, of_tables in rows.items():
             written |= self.table_sinks[destination].write(id_, of_tables)
-        # The records of streams come first, because `start` may have written them.
-        records = [*streams.records, *records]
+        records = [*of_streams, *records]
         if self.at_least_once is None:
             return written | output.send(batch, records)
         sent, rest = self.at_least_once.send(records)

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.parcels import unpack
+from sluice.engine.batch.parcels import Unpack
 from sluice.engine.batch.rows import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
@@ -21,13 +21,17 @@ from sluice.state.shard.drivers import Row, RowId
 from sluice.state.shard.protocol import Shard
 from sluice.state.shard.shard import rows_of
 
+RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
+"""What the writers of shards return: side outputs."""
+RESULT_DDL = "label STRING, data BINARY"
+
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows, and spools the rows that the driver turns into output records.
+    """Writes one worker's changed state rows.
 
-    Returns the number of state rows written. `wanted`, `tables` and `events` are group ids. The rows for the driver are
-    spooled because Spark limits the size of results, and keeps them in the memory of the driver's JVM.
+    Yields the batch's side outputs that have come to this worker, and its own: the number of state rows written, and
+    the rows that the driver turns into output records. `wanted`, `tables` and `events` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -71,7 +75,13 @@ class ShardWriter:
         return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*SORT_KEY, "headers", "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        received = self._received(unpack(batches))
+        self._write(Unpack(self.side_outputs)(batches))
+        for label, data in self.side_outputs.take():
+            yield pa.RecordBatch.from_arrays([pa.array([label]), pa.array([data], pa.binary())], schema=RESULT)
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write the shard, and add what the driver needs to the side outputs."""
+        received = self._received(batches)
         if received is None:
             return
         worker, events, latest = received
@@ -87,9 +97,8 @@ class ShardWriter:
             else:
                 written, changes = shard.write(batch, rows, self.epoch), self.spooled.empty_table()
         tables = [table.select(self.spooled.names).cast(self.spooled) for table in (changes, events)]
-        if any(table.num_rows for table in tables):
-            self.side_outputs.write_changes(batch, worker, pa.concat_tables(tables))
-        yield pa.RecordBatch.from_pydict({"written": [written]})
+        self.side_outputs.add_facts(f"shard-{worker:05}", Facts({"rows": written}))
+        self.side_outputs.add_changes(worker, pa.concat_tables(tables))
 
     def _received(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table, pa.Table] | None:
         """The worker, its events, and its state rows, of which groups have several for a key. None without rows."""

@@ -8,7 +8,6 @@ start-up, any transaction that a dead predecessor left open.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ _FAST: dict[str, str | bool] = {
     **ANY_SIZE,
 }
 _BATCH_BYTES = 1_000_000
-_LONGEST_START_S = 300
-"""A transaction that began earlier is aborted and begun again, because the broker aborts it after ten minutes."""
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed its record."""
 _CHUNK = 50_000
@@ -107,16 +104,6 @@ def merged(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
     return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
 
-@dataclass(frozen=True)
-class _Started:
-    """The transaction of a batch that has begun with some of the batch's tables."""
-
-    batch: int
-    tables: int
-    at: float
-    checksums: Mapping[str, int]
-
-
 class TransactionalOutput:
     """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
@@ -128,7 +115,6 @@ class TransactionalOutput:
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → its newest marker when the writer began."""
-        self._started: _Started | None = None
 
     @property
     def last(self) -> Batch | None:
@@ -186,28 +172,6 @@ class TransactionalOutput:
     ) -> None:
         self._producer.purge()
 
-    def start(self, batch: int, records: Sequence[tuple[str, pa.Table]]) -> None:
-        """Write the first of a batch's records, while the others are still being computed.
-
-        They stay invisible until `send`, which is then called with all records of the batch, commits them.
-        """
-        if batch <= self.last_batch:
-            return  # a retried batch, whose records `send` compares with the marker
-        with kafka_errors("Writing the output", self._kafka):
-            self._begin()
-            checksums: Counter[str] = Counter()
-            self._started = _Started(batch, len(records), time.monotonic(), checksums)
-            with self._rejections():
-                for topic, table in records:
-                    checksums[topic] += _produce(self._producer, topic, table)
-
-    def give_up(self) -> None:
-        """Abort a transaction that `start` has begun, so that readers need not wait for it."""
-        if self._started is not None:
-            self._started = None
-            with contextlib.suppress(KafkaException):  # the next writer aborts it, or the broker after ten minutes
-                self._producer.abort_transaction(TIMEOUT_S)
-
     def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
@@ -222,16 +186,15 @@ class TransactionalOutput:
             records = [*records]
             self._require_same(marker, records)
         counts = dict(written)
-        begun, sent, started = self._continue(batch.number)
-        checksums.update(started)
+        begun = False
         with kafka_errors("Writing the output", self._kafka), self._rejections():
             if batch.number > self.last_batch:
-                begun = begun or self._begin()
-            for number, (topic, table) in enumerate(records):
+                begun = self._begin()
+            for topic, table in records:
                 if written.get(topic):
                     continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
-                if batch.number >= self.last_batch and table.num_rows and number >= sent:
+                if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin()
                     checksums[topic] += _produce(self._producer, topic, table)
             if begun:
@@ -264,15 +227,6 @@ class TransactionalOutput:
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)  # raises the broker's error
             raise
-
-    def _continue(self, batch: int) -> tuple[bool, int, Mapping[str, int]]:
-        """Whether `start` has begun the batch's transaction, with how many of its tables, and their checksums."""
-        started = self._started
-        if started is None or started.batch != batch or time.monotonic() - started.at > _LONGEST_START_S:
-            self.give_up()
-            return False, 0, {}
-        self._started = None
-        return True, started.tables, started.checksums
 
     @property
     def _earlier(self) -> Positions:

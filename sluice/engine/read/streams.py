@@ -110,9 +110,9 @@ class Reader:
                 continue
             if share.dead_letters:
                 dead_letters = pa.Table.from_batches(share.dead_letters)
-                self.side_outputs.write_records(start.number, self.dead_letters, share.name, dead_letters)
+                self.side_outputs.add_records(self.dead_letters, share.name, dead_letters)
             facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}", share.last)
-            self.side_outputs.write_facts(start.number, share.name, facts)
+            self.side_outputs.add_facts(share.name, facts)
 
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         raise NotImplementedError

@@ -31,7 +31,7 @@ def copy_ledger(
         if locations is not None and (there := new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()):
             raise Refused(
                 f"The ledger has got the pipeline {there!r} meanwhile, from a run or another command. It is unchanged.",
-                next_step="Use that state, or repeat the command with empty places for ledger, shards and checkpoints.",
+                next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
             # The target numbers rows itself.

@@ -1,0 +1,19 @@
+"""Checks that the last batch has ended before its state is moved to a new generation."""
+
+from __future__ import annotations
+
+from sluice.errors import EngineError
+from sluice.state.ledger.history import Batch
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
+
+
+def require_complete(ledger: Ledger, published: Snapshot, written: Batch | None, *, next_step: str) -> None:
+    """Raise EngineError with this next step unless all batches that were begun or written have been published."""
+    planned = ledger.plans.unpublished(published.ref)
+    last = max(-1 if batch is None else batch.number for batch in (planned, written))
+    if last > published.batch:
+        raise EngineError(
+            f"The last run of {published.pipeline} was interrupted: batch {last} has begun but has not ended.",
+            next_step=next_step,
+        )
