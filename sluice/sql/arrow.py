@@ -83,6 +83,7 @@ class _Evaluation:
     def _call(self, expression: Typed) -> Result:
         parts = self.parts(expression)
         result = _FUNCTIONS[expression.key](expression, [part.values for part in parts], self.count)
+        assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, expression.node
         return Result(result.values, either(self._failed(expression, parts), result.failed))
 
     def _failed(self, expression: Typed, parts: list[Result]) -> Mask | None:
@@ -467,9 +468,7 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Right: _of_rows(arrow_texts.right),
     exp.Pad: _padded,
     exp.Repeat: _of_rows(lambda text, times: text * max(times, 0)),
-    exp.ConcatWs: lambda expression, values, count: Result(
-        pc.binary_join_element_wise(*values[1:], values[0], null_handling="skip")
-    ),
+    exp.ConcatWs: lambda expression, values, count: Result(arrow_texts.joined(values[0], values[1:], count)),
     exp.Replace: _replaced,
     exp.RegexpLike: lambda expression, values, count: Result(
         arrow_texts.matches(values[0], expression.node.expression.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +20,33 @@ def changed_case(values: pa.Array, *, upper: bool) -> pa.Array:
     """The texts in upper or lower case. Arrow does not know the letters that become several."""
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
-    change = str.upper if upper else str.lower
-    return pa.array([None if text is None else change(text) for text in values.to_pylist()], pa.string())
+    change, newer = (str.upper, _NEWER_UPPER) if upper else (str.lower, _NEWER_LOWER)
+    made = [None if text is None else change(text).translate(newer) for text in values.to_pylist()]
+    return pa.array(made, pa.string())
+
+
+_NEWER = (
+    (0x019B, 0xA7DC, 1), (0x0264, 0xA7CB, 1), (0x1C8A, 0x1C89, 1), (0xA7CD, 0xA7CC, 1), (0xA7CF, 0xA7CE, 1),
+    (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1), (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
+)  # fmt: skip
+"""Small letters, their capitals, and how many follow each other, that Spark knows and Python does not know yet."""
+_NEWER_UPPER = {small + n: capital + n for small, capital, number in _NEWER for n in range(number)}
+_NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 
 
 def trimmed(values: Value, characters: str, position: str) -> Value:
     """The texts without some characters at the beginning, the end, or both."""
     function = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}.get(position, pc.utf8_trim)
     return function(values, characters)
+
+
+def joined(separator: Value, values: list[Value], count: int) -> Value:
+    """The texts of each row in one, without nulls."""
+    arrays = [array_of(value, count) for value in values]
+    # Arrow would leave out a row in which all texts are null.
+    is_known = reduce(pc.or_, map(pc.is_valid, arrays))
+    arrays[0] = pc.if_else(is_known, arrays[0], "")
+    return pc.binary_join_element_wise(*arrays, separator, null_handling="skip")
 
 
 def substring(arguments: list[Value], count: int) -> Result:

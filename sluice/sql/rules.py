@@ -613,7 +613,7 @@ def _trimmed(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _joined(node: exp.Expr, kinds: Kinds) -> Signature:
-    is_known = set(kinds) == {"STRING"}
+    is_known = len(kinds) > 1 and set(kinds) == {"STRING"}
     return Signature("STRING", kinds if is_known else None, fails=not is_known)
 
 

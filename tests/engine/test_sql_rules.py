@@ -34,8 +34,8 @@ COLUMNS = {
 }  # fmt: skip
 TEXTS = [
     "", " ", "a", "ab", "A,b", "b%", "_", "ä", "ß", "İ", "日本", "😀", "a😀b", 'say "x"', "it's", "back\\slash",
-    "line\nbreak", "\x01", "\x7f", "  two  words ", "a,b,,c,", "x=1;y=2", "ΑΣ", "\u2028", "\r\n", "aXbXc", "ǆ",
-    "abc-123",
+    "line\nbreak", "\x01", "\x7f", "  two  words ", "a,b,,c,", "x=1;y=2", "ΑΣ", "\u2028", "\r\n", "aXbXc",
+    "ǆ", "abc-123", "\ua7dc\u019b\U00010d55\U00016ed3",
 ]  # fmt: skip
 NUMBERS = [
     "0", "1", "-1", "+5", " 7 ", "007", "-0", "2147483647", "2147483648", "-2147483648", "-2147483649",
@@ -181,6 +181,8 @@ TIME_FUNCTIONS = [
     "date_trunc('HOUR', timestamp_millis(whole))",
 ]  # fmt: skip
 LIST_FUNCTIONS = [
+    "concat_ws('-', nullif(text, text), nullif(other, other))", "concat_ws(text, other)",
+    "array_join(array(nullif(text, text)), '-')",
     "size(tags)", "size(map)", "array_size(counts)", "tags[0]", "tags[tiny]", "counts[1]", "element_at(tags, 1)",
     "element_at(tags, -1)", "element_at(tags, tiny)", "try_element_at(tags, tiny)", "try_element_at(counts, 2)",
     "map['a']",
