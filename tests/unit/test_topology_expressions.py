@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.sql.aggregates import Parts, split_aggregate
+from sluice.sql.aggregates import Parts, require_supported, split_aggregate
 from sluice.sql.expressions import parse, reference
 from sluice.values.aggregates import AggregateFunction
 
@@ -143,6 +143,26 @@ def test_aggregates_are_split_up_as_the_author_wrote_them(text: str) -> None:
 )  # fmt: skip
 def test_an_aggregate_that_sluice_does_not_have_is_named(text: str) -> None:
     assert split_aggregate(f"1 + {text} - sum(c)") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("listagg(a, ',')", "array_join(collect_list(x), ',')"),
+        ("1 + try_sum(a)", "Use sum"),
+        ("max_by(a, b, 2)", "top(y, 3)"),
+        ("percentile(a, 1.5)", "from 0 to 1"),
+        ("percentile_cont(0.5) WITHIN GROUP (ORDER BY a)", "Use percentile(x, 0.5)"),
+        ("approx_count_distinct(a, 0.01)", "Use approx_count_distinct(x)"),
+        ("first(a) RESPECT NULLS", "which ignore nulls"),
+        ("histogram_numeric(a, 5)", "approx_percentile"),
+        ("count_min_sketch(a, 0.1, 0.9, 1)", "Use approx_count_distinct, approx_percentile, avg, "),
+    ],
+)
+def test_an_unsupported_aggregate_is_refused_with_what_to_use_instead(text: str, advice: str) -> None:
+    with pytest.raises(TopologyError, match="is not supported") as refused:
+        require_supported(text, "store n")
+    assert advice in refused.value.next_step
 
 
 @pytest.mark.parametrize(
