@@ -8,11 +8,6 @@ with importing():
     import pandas  # noqa: F401
     from pyspark.daemon import manager
 
-    import sluice.engine.ordered.ingest
-    import sluice.engine.ordered.routes
-    import sluice.engine.ordered.stage_task
-    import sluice.engine.publish.shard_writer
-    import sluice.engine.read.streams  # noqa: F401
 
 if __name__ == "__main__":
     manager()

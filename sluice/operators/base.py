@@ -1,6 +1,6 @@
 """The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
 
-Operators are plain Python and use neither Spark nor a database. The runner (`engine/ordered/runner.py`) sorts the rows,
+Operators are plain Python and use neither Spark nor a database. The runner (`engine/stages/runner.py`) sorts the rows,
 loads the states of their keys and stores changed states with the snapshot.
 """
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from sluice import Pipeline, tumbling, within
 from sluice.engine.batch.rows import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
-from sluice.engine.ordered.advances import Advances, Timeline
+from sluice.engine.stages.advances import Advances, Timeline
 from sluice.plan import OrderedOperator, plan
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.engine.batch.rows import rows
-from sluice.engine.ordered.foreign_keys import Moves
+from sluice.engine.stages.foreign_keys import Moves
 from sluice.operators.base import LEFT, MOVED, RIGHT
 
 JOIN = 7

@@ -10,7 +10,7 @@ from sluice import Pipeline
 from sluice.engine.batch.rows import offset_of, origins, partition_of
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.combine.totals import Totals
-from sluice.engine.ordered.ingest import Ingest
+from sluice.engine.stages.ingest import Ingest
 from sluice.errors import EngineError
 from sluice.plan import Job, plan
 

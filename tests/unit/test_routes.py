@@ -11,10 +11,10 @@ from sluice import Pipeline
 from sluice.engine.batch.rows import SCHEMA, rows
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
-from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.routes import Routes
-from sluice.engine.ordered.runner import StageOperator, StageOutput
-from sluice.engine.ordered.stages import Stages
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.routes import Routes
+from sluice.engine.stages.runner import StageOperator, StageOutput
+from sluice.engine.stages.stages import Stages
 from sluice.plan import Job, plan
 from sluice.plan.jobs import STORE
 from sluice.plan.one_pass import on_arrow, types_of, types_read

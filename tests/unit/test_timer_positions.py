@@ -13,11 +13,11 @@ import pytest
 from sluice import Context, Pipeline, Record, Timer
 from sluice.engine.batch.rows import SCHEMA, origins, rows
 from sluice.engine.batch.stream_time import StreamTimes
-from sluice.engine.ordered.advances import Timeline
-from sluice.engine.ordered.build import stage_operator
-from sluice.engine.ordered.runner import BatchStates
-from sluice.engine.ordered.stage_task import StageRun
 from sluice.engine.publish.table_rows import with_positions
+from sluice.engine.stages.advances import Timeline
+from sluice.engine.stages.build import stage_operator
+from sluice.engine.stages.runner import BatchStates
+from sluice.engine.stages.stage_task import StageRun
 from sluice.plan import Job, plan
 from sluice.remote.opening import create_shard
 from tests.engine.shop import Amount

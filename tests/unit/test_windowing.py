@@ -21,8 +21,8 @@ from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.combine.totals import Totals
 from sluice.engine.combine.windowing import Windowed, assign_windows, closed
-from sluice.engine.ordered import ingest as ingest_module
-from sluice.engine.ordered.ingest import Ingest
+from sluice.engine.stages import ingest as ingest_module
+from sluice.engine.stages.ingest import Ingest
 from sluice.plan import plan
 from sluice.values.windows import Window
 

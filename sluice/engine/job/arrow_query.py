@@ -13,12 +13,12 @@ from sluice.engine.batch.arrow import Chain
 from sluice.engine.batch.parcels import Pack, Unpack
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
-from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.routes import Routes
-from sluice.engine.ordered.stages import Stages, kinds_by_name
 from sluice.engine.publish.change_steps import ChangeSteps
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.routes import Routes
+from sluice.engine.stages.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError, types_of, types_read, why_spark

@@ -16,11 +16,11 @@ from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.job.arrow_query import ArrowQuery
-from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.stage_frames import kinds_in, through, with_layers
-from sluice.engine.ordered.stages import Stages
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.streams import StreamReader
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.stage_frames import kinds_in, through, with_layers
+from sluice.engine.stages.stages import Stages
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.attempts import share_subexpressions

@@ -17,8 +17,8 @@ from sluice.engine.batch.parcels import PARCEL_DDL, Unpack
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.rows import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
-from sluice.engine.ordered.routes import Routes
-from sluice.engine.ordered.stages import Kinds, Stages, parsed
+from sluice.engine.stages.routes import Routes
+from sluice.engine.stages.stages import Kinds, Stages, parsed
 from sluice.engine.steps.attempts import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError

@@ -20,8 +20,8 @@ from sluice.engine.batch.shards import worker_shard
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
 from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
-from sluice.engine.ordered.advances import Timeline
-from sluice.engine.ordered.runner import BatchStates, OperatorRun, StageOperator, StageOutput
+from sluice.engine.stages.advances import Timeline
+from sluice.engine.stages.runner import BatchStates, OperatorRun, StageOperator, StageOutput
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW

@@ -31,7 +31,7 @@ from sluice.engine.batch.start import BatchStart, this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
 from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
-from sluice.engine.ordered.advances import Advances
+from sluice.engine.stages.advances import Advances
 from sluice.errors import EngineError
 from sluice.plan import AggregationGroup, Edge, Job, OrderedOperator
 

@@ -10,11 +10,11 @@ from sluice.engine.batch.arrow import Task
 from sluice.engine.batch.parcels import Pack
 from sluice.engine.batch.rows import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
-from sluice.engine.ordered.advances import Gather
-from sluice.engine.ordered.build import stage_operator
-from sluice.engine.ordered.foreign_keys import Moves
-from sluice.engine.ordered.ingest import Ingest
-from sluice.engine.ordered.stage_task import Stage
+from sluice.engine.stages.advances import Gather
+from sluice.engine.stages.build import stage_operator
+from sluice.engine.stages.foreign_keys import Moves
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
 from sluice.plan import Column, Edge, Job, Layers, OrderedOperator

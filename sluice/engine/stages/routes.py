@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import truth
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.rows import REJECTED, ROW, SCHEMA
-from sluice.engine.ordered.stages import Stages, kinds_by_name
+from sluice.engine.stages.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.python_calls import functions_of
 from sluice.plan import Column, Edge

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sluice.engine.batch.rejected import describe
-from sluice.engine.ordered.runner import StageOperator
+from sluice.engine.stages.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions

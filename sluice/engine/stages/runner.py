@@ -28,7 +28,7 @@ from sluice.engine.batch.rows import (
     rows,
 )
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
-from sluice.engine.ordered.advances import Timeline
+from sluice.engine.stages.advances import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder
