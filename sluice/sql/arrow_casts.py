@@ -322,7 +322,18 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
             return Decimal(0)
         return decimal_in(number, precision, scale)
 
-    return by_row(read, [values], arrow_type(to), len(values))
+    wanted, simple = arrow_type(to), rf"^-?[0-9]{{1,{precision - scale}}}(\.[0-9]{{1,{scale}}})?$"
+    if precision == scale or not scale:
+        return by_row(read, [values], wanted, len(values))
+    is_simple = pc.fill_null(pc.match_substring_regex(values, simple), True)
+    made = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
+    if pc.all(is_simple).as_py() is not False:
+        return Result(made)
+    others = ~np.asarray(is_simple.to_numpy(zero_copy_only=False), bool)
+    slow = by_row(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
+    failed = np.zeros(len(values), bool)
+    failed[others] = False if slow.failed is None else slow.failed
+    return Result(pc.replace_with_mask(made, pa.array(others), slow.values), failed if failed.any() else None)
 
 
 _TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
