@@ -971,7 +971,7 @@ def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatc
     head = '[{"name":"A\\"B","rate":5.0,"price":1.50,"at":"2024-01-01T07:00:00.000000Z","data":"AP8=",'
     assert [row["value"] for row in rows] == [
         head + '"by_name":{},"more":{},"codes":{},"next":null,"fixed":false}]',
-        head + '"by_name":{"x":{"y":1e+20,"z":0.5},"e":{}},"more":{"é":[{"item":"i","amount":1.00}]},'
+        head + '"by_name":{"x":{"y":1.0E20,"z":0.5},"e":{}},"more":{"é":[{"item":"i","amount":1.00}]},'
         '"codes":{"k":"AA=="},"next":{"item":"j","amount":2.00},"fixed":true}]',
         None,
     ]
