@@ -308,6 +308,11 @@ class OrderedOperator:
         """The column of the results, for an operator with one output."""
         return result_column(self.number)
 
+    def output_of(self, column: str) -> str:
+        """The output whose results are in a column."""
+        outputs = self.action.outputs if isinstance(self.action, Process) else {}
+        return next((name for name, output in outputs.items() if output.column == column), DEFAULT_OUTPUT)
+
     @property
     def sides(self) -> tuple[Edge, ...]:
         """The edges from records right after the stateless steps."""
@@ -340,6 +345,9 @@ class OrderedOperator:
         """How long a window of the store is kept after its end; None means forever."""
         return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
 
+
+DEFAULT_OUTPUT = "output"
+"""The name of the only output of an operator that is no processor."""
 
 STORE = 2
 """The side of the edge into an operator's store; the edges into the operator have the sides of its rows."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 Convert: TypeAlias = Callable[[Any], Any]
 
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -47,7 +48,12 @@ def _simple(kind: pa.DataType) -> Convert:
         return _time if kind.tz else datetime.fromisoformat
     if pa.types.is_date(kind):
         return date.fromisoformat
-    return lambda value: value
+    return _text if pa.types.is_string(kind) else lambda value: value
+
+
+def _text(value: Any) -> str:
+    """A text, or the JSON of a value that is none, as Spark reads it as a text."""
+    return value if isinstance(value, str) else _encode(value).decode()
 
 
 def _time(text: str) -> datetime:

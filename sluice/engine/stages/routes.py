@@ -31,6 +31,8 @@ class Result:
     operator: int
     column: str
     type: pa.DataType
+    output: str
+    """Which of a processor's outputs these are; other operators have one."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Routes:
             if not stages.types[column]:
                 raise NeedsSparkError(f"{operator.step} has results of an unknown type")
             types[column] = canonical(stages.types[column])
-            results.append(Result(operator.number, column, arrow_type(types[column])))
+            results.append(Result(operator.number, column, arrow_type(types[column]), operator.output_of(column)))
         layers, before = job.later_layers.get(number, ()), types
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))
@@ -146,6 +148,8 @@ class Routes:
         """All columns of the routes."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
-            texts = pc.if_else(pc.equal(columns["target"], result.operator), columns["value"], None)
+            is_result = pc.equal(columns["target"], result.operator)
+            is_result = pc.and_(is_result, pc.equal(columns["output"], result.output))
+            texts = pc.if_else(is_result, columns["value"], None)
             columns[result.column] = array_of_json(texts, result.type)
         return self.steps.columns_from(columns, batch.num_rows)
