@@ -764,6 +764,8 @@ RULES: dict[RuleKey, Rule] = {
     exp.DataTypeParam: _NEVER,
     exp.Var: _NEVER,
     exp.PropertyEQ: _NEVER,
+    # The variables in the body of a lambda have types that only Spark knows.
+    exp.Lambda: Rule(_unknown, arguments=lambda node: ()),
     # Literals and conditions
     exp.Column: Rule(_nothing, arguments=lambda node: ()),
     exp.Literal: Rule(_literal),

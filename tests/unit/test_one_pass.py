@@ -143,7 +143,7 @@ def test_expressions_that_need_spark(text: str) -> None:
 def test_each_rule_that_arrow_can_follow_has_a_function() -> None:
     only_typed = {
         exp.Avg, exp.Between, exp.Count, exp.DataType, exp.DataTypeParam, exp.Filter, exp.First, exp.Identifier,
-        exp.Last, exp.Max, exp.Min, exp.PropertyEQ, exp.Star, exp.Sum, exp.Var, "validate_utf8",
+        exp.Lambda, exp.Last, exp.Max, exp.Min, exp.PropertyEQ, exp.Star, exp.Sum, exp.Var, "validate_utf8",
     }  # fmt: skip
     assert COMPUTED - {JSON_VALUE, PATH_ELEMENT} == RULES.keys() - only_typed
 
@@ -167,3 +167,14 @@ def test_a_double_is_json_as_java_writes_it() -> None:
         "0.0", "-0.0", "1.0", "0.001", "9.9E-4", "9999999.0", "1.0E7", "1.23456789125E8", "-1.0E-5", "2.0E23",
         "4.9E-324", "1.7976931348623157E308",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["transform(xs, x -> -x)", "filter(xs, x -> abs(x) > 1)", "transform(xs, x -> CAST(x AS STRING))",
+     "aggregate(xs, 0, (a, x) -> a + x)", "transform(xs, x -> x[0])"],
+)  # fmt: skip
+def test_the_body_of_a_lambda_needs_spark(text: str) -> None:
+    expression = typed(text, {"xs": "ARRAY<INT>"})
+    assert "->" in expression.why_spark
+    assert expression.fails
