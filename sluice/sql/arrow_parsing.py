@@ -52,7 +52,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """A text, or the JSON of a value that is none, as Spark reads it as a text."""
+    """A text as it is, and any other value as its JSON, like Spark."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 
