@@ -36,6 +36,7 @@ from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.sql.arrow_types import arrow_type
 from sluice.state.ledger.history import Batch
+from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
@@ -242,6 +243,8 @@ class Replays:
             self._home.mkdir()
         with Ledger.open(self._settings.ledger) as ledger:
             ledger.generations.register(self._query.info)
+            if ledger.leases.get(self.storage.ref) is None:  # a copy of the folder has the lease of its run
+                ledger.leases.take(self.storage.ref, Holder(host="here", pid=1, process=""), None)
             yield _Run(self._query, ledger, written)
 
     def _result(self, run: _Run) -> Result:
@@ -321,7 +324,6 @@ class _Run:
         self.written = written
         self.batch = -1
         self._query, self._ledger = query, ledger
-        self._plan = PlannedBatch(number=-1, begun=0)
         self._publisher = self._begin()
 
     def take(self, records: Sequence[str]) -> None:
@@ -340,10 +342,11 @@ class _Run:
 
     def _run_batch(self, records: Sequence[str]) -> None:
         """Plan and run the next batch, or repeat the planned one if it is not published."""
-        published = self._ledger.snapshots.last_batch(self._query.storage.ref)
+        ref = self._query.storage.ref
+        published = self._ledger.snapshots.last_batch(ref)
         number = 0 if published is None else published + 1
-        if self._plan.number != number:
-            self._plan = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
-        times = self._publisher.begin(self._plan, {})
-        self._query.run(records, BatchStart(number, self._plan.begun, times), self._publisher)
+        planned = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
+        planned = self._ledger.plans.add(ref, planned, self.written.epoch)
+        times = self._publisher.begin(planned, {})
+        self._query.run(records, BatchStart(number, planned.begun, times), self._publisher)
         self.batch = number
