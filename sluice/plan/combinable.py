@@ -20,7 +20,7 @@ _SUM_DIGITS = 10
 
 @dataclass(frozen=True)
 class CombinableFunction:
-    """An aggregate function and the SQL of its argument, which is None for `count(*)`."""
+    """An aggregate function and the SQL of its argument. `count(*)` has no argument."""
 
     name: str
     """count, sum, min or max."""

@@ -42,7 +42,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
 
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:
-    """The value of a key in each map; null if there is none."""
+    """What each map has for a key, or null."""
     pairs = as_lists(maps)
     names, items = pairs.flatten().flatten()
     rows = parents(pairs)

@@ -483,7 +483,7 @@ def _size(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """An element of a list, which fails if there is none, or of a map, which is null if there is none."""
+    """`x[y]`: fails for an index that a list does not have, and is null for a key that a map does not have."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds

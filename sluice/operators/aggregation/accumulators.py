@@ -291,7 +291,7 @@ class CollectSet(Accumulator):
 
 
 class InPlace(Accumulator):
-    """A function that modifies its accumulator, because a copy may be large, and can undo what it has done."""
+    """Changes its accumulator in place, since a copy may be large, and remembers how to undo the changes."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)

@@ -1,8 +1,8 @@
 """Statistics of one or two columns from exact sums of powers.
 
 Only a result is rounded, once. It therefore does not depend on the order of the values or on the ends of batches. A
-result is None if there are too few values, if all values are equal and it would divide by zero, or if no double can
-hold it.
+result is None if there are too few values for it, if it would divide by zero because all values are equal, or if it is
+too large for a double.
 """
 
 from __future__ import annotations
