@@ -15,6 +15,8 @@ from sluice.values.windows import Bounds
 
 LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
+DEFAULT_OUTPUT = "output"
+"""The name of an operator's output. Only a processor can have others."""
 AHEAD = 3
 """Added to the side of a table's change that a `TableJoin` gets twice: first, in its store, before any other step."""
 
@@ -78,7 +80,7 @@ class Output(Protocol):
         *,
         window: Bounds | None = None,
         old: bool = False,
-        to: str = "output",
+        to: str = DEFAULT_OUTPUT,
         rank: int | None = None,
     ) -> None:
         """Send a result. For a table, send the old value (`old=True`) before the new value or the tombstone.

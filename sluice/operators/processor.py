@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
-from sluice.operators.base import Output
+from sluice.operators.base import DEFAULT_OUTPUT, Output
 from sluice.operators.encoding import (
     IMMUTABLE,
     Declared,
@@ -226,7 +226,7 @@ class Context:
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
             ) from None
 
-    def forward(self, key: Any, value: Any, *, to: str = "output", time: int | None = None) -> None:
+    def forward(self, key: Any, value: Any, *, to: str = DEFAULT_OUTPUT, time: int | None = None) -> None:
         """Send a record to an output; a key that is not a str becomes its text.
 
         `time`, in epoch ms, defaults to the time of the current record or timer.

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
+from sluice.operators.base import DEFAULT_OUTPUT
 from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
 from sluice.plan.steps import PythonFunction, Sink, Source, Step
 from sluice.values import paths
@@ -345,9 +346,6 @@ class OrderedOperator:
         """How long a window of the store is kept after its end; None means forever."""
         return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
 
-
-DEFAULT_OUTPUT = "output"
-"""The name of the only output of an operator that is no processor."""
 
 STORE = 2
 """The side of the edge into an operator's store; the edges into the operator have the sides of its rows."""

@@ -21,7 +21,7 @@ from sluice.settings import Settings
 from sluice.testing.piped import OnlyWriter
 from sluice.testing.piped_run import PipedRun
 
-_SCHEMA = pa.schema([
+PIPED = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
     ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("sequence", pa.int64()),
 ])  # fmt: skip
@@ -29,7 +29,7 @@ _SCHEMA = pa.schema([
 
 
 def why_not_local(job: Job, settings: Settings) -> str:
-    """The part of a job that only Spark can run; empty if there is none."""
+    """Which part of a job only Spark can run; empty if the test's process can run all of it."""
     try:
         local_query(job, settings, {})
     except NeedsSparkError as reason:
@@ -78,12 +78,13 @@ class Computed:
 
 def computed(query: ArrowQuery, records: Sequence[str]) -> Computed:
     """What a batch of piped records gives."""
-    decoded = [_decoded(record) for record in records]
+    decoded = [decode_piped(record) for record in records]
     streams, tables = ([each for each in decoded if each["topic"] in of] for of in (query.streams, query.tables))
     return Computed(query.run(_batches(streams), _batches(tables)))
 
 
-def _decoded(record: str) -> dict[str, Any]:
+def decode_piped(record: str) -> dict[str, Any]:
+    """The columns of a piped record."""
     values: dict[str, Any] = json.loads(record)
     values["timestamp"] *= 1_000
     for name in ("key", "value"):
@@ -94,4 +95,4 @@ def _decoded(record: str) -> dict[str, Any]:
 
 def _batches(records: Sequence[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     if records:
-        yield pa.RecordBatch.from_pylist(list(records), _SCHEMA)
+        yield pa.RecordBatch.from_pylist(list(records), PIPED)

@@ -7,8 +7,6 @@ analyze and plan all operators again for every batch, which takes 20 times as lo
 
 from __future__ import annotations
 
-import base64
-import json
 import random
 import shutil
 import tempfile
@@ -34,7 +32,6 @@ from sluice.engine.publish.window_retention import Retention
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
-from sluice.sql.arrow_types import arrow_type
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -42,7 +39,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.state.shard.protocol import Checksums
 from sluice.testing.driver import shared_session
-from sluice.testing.local_run import computed, why_not_local
+from sluice.testing.local_run import PIPED, computed, decode_piped, why_not_local
 from sluice.testing.piped import OnlyWriter
 from sluice.topology.pipeline import Pipeline
 
@@ -130,13 +127,8 @@ class FileInput:
 
     def write(self, records: Sequence[str]) -> None:
         """Replace the records with others, each as JSON of the columns."""
-        rows = [json.loads(record) for record in records]
-        for row in rows:
-            row |= {name: row[name] and base64.b64decode(row[name]) for name in ("key", "value")}
-            row |= {"timestamp": row["timestamp"] * 1_000, "headers": None}
-        schema = pa.schema([(name, arrow_type(kind)) for name, kind in _RECORD.items()])
-        with pa.OSFile(self.path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_table(pa.Table.from_pylist(rows, schema))
+        with pa.OSFile(self.path, "wb") as file, pa.ipc.new_file(file, PIPED) as writer:
+            writer.write_table(pa.Table.from_pylist([decode_piped(record) for record in records], PIPED))
 
 
 _RECORD = {

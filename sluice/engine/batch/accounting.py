@@ -20,6 +20,7 @@ from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, Sink
+from sluice.plan.one_pass import failure_columns
 from sluice.values.tables import POSITION
 
 Part = tuple[str, int]
@@ -246,9 +247,7 @@ def columns_of_records(job: Job) -> dict[str, str]:
         names += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
     if failures or job.keeps_headers:
         names.append(RAW)
-    return {name: name for name in names} | {
-        failure.column: f"IF({failure.once}, {failure.error}, NULL)" for failure in failures
-    }
+    return {name: name for name in names} | {column.name: column.sql for column in failure_columns(job)}
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:

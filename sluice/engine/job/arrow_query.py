@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self
@@ -22,7 +22,6 @@ from sluice.engine.stages.stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError, types_of, types_read, why_spark
-from sluice.sql.arrow_types import arrow_type
 from sluice.values.sql_types import compact
 
 Parcels = Mapping[int, Sequence[pa.RecordBatch]]
@@ -63,14 +62,12 @@ class ArrowQuery:
         ingest = Ingest.of(job, totals, side_outputs, partitions)
         stages = Stages(job, storage, ingest, epoch)
         edges = stages.first_edges(kinds_by_name(types))
-        read = pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])
-        steps = ArrowSteps.giving(job, read, ingest.columns(job), edges)
+        steps = ArrowSteps.giving(job, reader.schema, ingest.columns(job), edges)
         workers = job.pipeline.workers
         tasks = []
         for number in range(1, job.stages + 1):
             stage = stages.task(number)
             tasks.append(Chain((Unpack(side_outputs), stage, Routes.of(stages, number), *stages.last_tasks(number))))
-        tables = TableReader.of(job, side_outputs, interleaved=interleaved)
         store_types = value_types(job, inputs) | stages.store_types()
         for sink in job.table_sinks:
             ChangeSteps.of(job, sink, store_types)
@@ -80,7 +77,7 @@ class ArrowQuery:
             frozenset(table.source.topic for table in job.tables),
             Chain((reader, steps, ingest, Pack(workers, side_outputs))),
             tuple(tasks),
-            Chain((tables, ordered_rows, Pack(workers, side_outputs, to_all=True))),
+            tables_task(job, storage, interleaved=interleaved),
             store_types,
             input_types(job, inputs) | stages.input_types(),
             totals,
@@ -94,7 +91,13 @@ class ArrowQuery:
         return by_worker(chain(*parcels.values(), self.read_tables(iter(tables))))
 
 
-def by_worker(parcels: Iterator[pa.RecordBatch] | Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
+    """The task from the records of global tables to parcels for the shards."""
+    reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
+    return Chain((reader, ordered_rows, Pack(job.pipeline.workers, storage.side_outputs, to_all=True)))
+
+
+def by_worker(parcels: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
     """Parcels in the place of a shuffle."""
     shuffled: dict[int, list[pa.RecordBatch]] = {}
     for batch in parcels:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -15,8 +14,7 @@ from sluice.engine.batch.parcels import PARCEL_DDL, Pack
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
-from sluice.engine.job.arrow_query import ArrowQuery
-from sluice.engine.read.global_tables import TableReader, ordered_rows
+from sluice.engine.job.arrow_query import ArrowQuery, tables_task
 from sluice.engine.read.streams import StreamReader
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_frames import kinds_in, through, with_layers
@@ -27,7 +25,6 @@ from sluice.engine.steps.attempts import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job
 from sluice.plan.one_pass import NeedsSparkError
-from sluice.sql.arrow_types import arrow_type
 
 
 class Input(Protocol):
@@ -93,18 +90,14 @@ class Frames:
         python_steps.register(self.spark, self.job)
         share_subexpressions(self.spark, shared=not self.job.tries)
         try:
-            reader, source = self._source()
+            reader = StreamReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
+            source = self._records()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             decoding = Chain((reader, self.storage.side_outputs.leave))
             records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
             return self._parcels(records, reader, source)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
-
-    def _source(self) -> tuple[StreamReader, DataFrame]:
-        """The streams' records as they are in Kafka, and the task that decodes them."""
-        job, storage = self.job, self.storage
-        return StreamReader.of(job, storage.side_outputs, interleaved=self.input.interleaved), self._records()
 
     def _records(self) -> DataFrame:
         """The streams' records as they are in Kafka."""
@@ -123,7 +116,8 @@ class Frames:
         stages = Stages(job, storage, ingest, self.epoch)
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
-        steps = ArrowSteps.of(job, _arrow_schema(reader), to_arrow_schema(records.schema, timezone="UTC"), edges)
+        by_spark = to_arrow_schema(records.schema, timezone="UTC")
+        steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
         pack = Pack(job.pipeline.workers, storage.side_outputs)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
         parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
@@ -137,16 +131,11 @@ class Frames:
         """Parcels of the changes of global tables. Every batch reads all available changes."""
         if not self.job.tables:
             return None
-        reader = TableReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
         source = self.input.read([table.source.topic for table in self.job.tables])
-        pack = Pack(self.job.pipeline.workers, self.storage.side_outputs, to_all=True)
-        return source.mapInArrow(Chain((reader, ordered_rows, pack)).__call__, PARCEL_DDL)
+        task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
+        return source.mapInArrow(task.__call__, PARCEL_DDL)
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """The columns with these names, each from its SQL."""
     return frame.selectExpr(*(name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()))
-
-
-def _arrow_schema(reader: StreamReader) -> pa.Schema:
-    return pa.schema([(name, arrow_type(kind)) for name, kind in reader.columns.items()])

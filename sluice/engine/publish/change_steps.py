@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Attempt, Column, Job, Lookup, TableSink
+from sluice.plan import Attempt, Column, Job, Lookup, Select, TableSink
 from sluice.plan.jobs import Layer
 from sluice.plan.one_pass import NeedsSparkError, types_of
 from sluice.sql.arrow_json import json_values
@@ -30,6 +30,26 @@ _TIMES = {"_window_start": "window_start", "_window_end": "window_end"}
 def right_column(step: int) -> str:
     """The column with what the lookup of a sink's step found."""
     return f"right_{step}"
+
+
+def tried(step: Select, name: str, *, again: bool) -> tuple[Attempt, str]:
+    """The attempt of a step that may fail for a change, and SQL for the column `_rejected` after it.
+
+    `again`: an earlier step may have failed for the change.
+    """
+    attempt = Attempt(name, step.step, f"{REJECTED} IS NULL" if again else "true", (step.sql,), None, step.causes)
+    rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
+    rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
+    return attempt, f"coalesce({REJECTED}, {rejected})" if again else rejected
+
+
+def value_texts(changed: pa.Table, store_column: int) -> list[str]:
+    """The JSON of a store's values in state rows, whose values are arrays."""
+    return [bytes(decode_row(value)[store_column]).decode() for value in changed.column("value").to_pylist()]
+
+
+decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
+"""The JSON of each value in a state row."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +80,7 @@ class ChangeSteps:
             elif not step.causes:
                 layers.append((Column("v", step.sql, step.step),))
             else:
-                passed = f"{REJECTED} IS NULL" if rejects else "true"
-                attempt = Attempt(f"t{number}", step.step, passed, (step.sql,), None, step.causes)
-                rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
-                rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
-                rejected = f"coalesce({REJECTED}, {rejected})" if rejects else rejected
+                attempt, rejected = tried(step, f"t{number}", again=rejects)
                 columns = Column(REJECTED, rejected, step.step), Column("v", attempt.result(0), step.step)
                 layers += [(attempt,), columns]
                 rejects = True
@@ -83,8 +99,7 @@ class ChangeSteps:
         for name, of_state in _TIMES.items():
             times = _whole(changed.column(of_state))
             columns[name] = pc.if_else(pc.less(times, 0), None, pc.multiply(times, 1_000)).cast(arrow_type("TIMESTAMP"))
-        texts = [bytes(_decode(value)[self.store_column]).decode() for value in changed.column("value").to_pylist()]
-        columns["v"] = array_of_json(pa.array(texts, pa.string()), self.value)
+        columns["v"] = array_of_json(pa.array(value_texts(changed, self.store_column), pa.string()), self.value)
         for name, kind in self.rights.items():
             # A global table's value is an array of one value.
             found = [None if text is None else text[1:-1] for text in changed.column(name).to_pylist()]
@@ -93,9 +108,6 @@ class ChangeSteps:
         value = pc.if_else(made["v"].is_valid(), json_values(made["v"]), None)
         records = {"key": made["_key"], "value": value, "timestamp": made["time"]}
         return pa.table(records | ({REJECTED: made[REJECTED]} if REJECTED in made else {}))
-
-
-_decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

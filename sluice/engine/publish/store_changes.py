@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS
-from sluice.engine.batch.rejected import Row, rejection
+from sluice.engine.batch.rejected import Row
 from sluice.engine.batch.shards import worker_shard
-from sluice.engine.publish.change_steps import REJECTED, ChangeSteps, right_column
-from sluice.plan import Attempt, Job, Lookup, Select, TableSink
+from sluice.engine.publish.change_steps import REJECTED, ChangeSteps, decode_row, right_column, tried, value_texts
+from sluice.plan import Job, Lookup, Select, TableSink
 from sluice.plan.one_pass import NeedsSparkError
 from sluice.state.shard.protocol import Shard
-from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql import TO_JSON, literal
 from sluice.values.tables import WINDOW
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def _mapped(
 
 def _unchanged(job: Job, sink: TableSink, changed: pa.Table) -> pa.Table:
     """The output records of a sink without steps: a store's values are written as they are."""
-    decoded = map(_decode, changed.column("value").to_pylist())
-    values = [bytes(values[sink.store_column]).decode() for values in decoded]
+    values = value_texts(changed, sink.store_column)
     texts = [None if sink.scalar and value == "null" else value for value in values]
     columns = {"key": changed.column("key"), "value": pa.array(texts, pa.string()), "timestamp": changed.column("time")}
     return _with_window(job, sink, changed, pa.table(columns))
@@ -181,13 +180,8 @@ def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> Da
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
     from sluice.engine.steps.attempts import with_columns
 
-    passed = f"{REJECTED} IS NULL" if REJECTED in kept else "true"
-    attempt = Attempt(name, step.step, passed, (step.sql,), None, step.causes)
+    attempt, rejected = tried(step, name, again=REJECTED in kept)
     made = with_columns(frame, (), [attempt])
-    rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
-    rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
-    if REJECTED in kept:
-        rejected = f"coalesce({REJECTED}, {rejected})"
     others = [name for name in kept if name != REJECTED]
     return made.selectExpr(*others, f"{rejected} AS {REJECTED}", f"{attempt.result(0)} AS v")
 
@@ -215,8 +209,5 @@ def _typed(spark: SparkSession, job: Job, sink: TableSink, changed: pa.Table, ty
     )
 
 
-_decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-
 def _as_object(array: str) -> str:
-    return msgspec.json.encode({str(i): value for i, value in enumerate(_decode(array))}).decode()
+    return msgspec.json.encode({str(i): value for i, value in enumerate(decode_row(array))}).decode()

@@ -182,6 +182,11 @@ class StreamReader(Reader):
             columns |= {field.column: field.type for field in decoder.source.fields}
         return columns
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The rows' columns on Arrow."""
+        return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
+
     def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
         decoder = self.decoders[share.topic]
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
@@ -205,7 +210,7 @@ class StreamReader(Reader):
             kept = kept.take(pa.array(valid, pa.int64()))
             columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock, replace_invalid=True)
         self._reject(batch, share, dead_letters)
-        schema = pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
+        schema = self.schema
         return pa.RecordBatch.from_arrays(
             [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
         )

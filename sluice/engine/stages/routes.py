@@ -51,8 +51,8 @@ class Route:
     @classmethod
     def of(cls, edge: Edge) -> Self:
         foreign = None if edge.foreign is None else edge.foreign_column
-        around = paths.around(edge.path, rekeyed=edge.rekeyed)
-        path = around if around is not None else f"{edge.column}_path"
+        path = edge.path_column or paths.around(edge.path, rekeyed=edge.rekeyed)
+        assert path is not None, "an edge whose path differs from row to row has a column for it"
         return cls(edge.target, edge.side, edge.column, edge.key_column, edge.value_column, foreign, path)
 
     @classmethod
@@ -62,7 +62,7 @@ class Route:
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
     def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
-        """The rows for the target; None if there are none."""
+        """The rows for the target, or None if no result goes there."""
         passed = pa.array(np.flatnonzero(truth(columns[self.passed])))
         count = len(passed)
         if not count:
@@ -129,7 +129,7 @@ class Routes:
             ]
             routes.append(route)
         layers = (*layers, tuple(last))
-        types_of(layers, before)
+        types_of(layers, before)  # raises the error here, not in a task
         return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(routes))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,7 +30,7 @@ from sluice.engine.batch.rows import (
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.engine.stages.advances import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
-from sluice.operators.base import Operator, Row, rejects_record
+from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
@@ -142,7 +142,7 @@ class StageOutput:
         *,
         window: Bounds | None = None,
         old: bool = False,
-        to: str = "output",
+        to: str = DEFAULT_OUTPUT,
         rank: int | None = None,
     ) -> None:
         if self._held is not None:

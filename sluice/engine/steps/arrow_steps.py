@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -17,7 +17,6 @@ from sluice.plan.one_pass import (
     TypedAttempt,
     TypedExplosion,
     TypedLayer,
-    failure_columns,
     typed_layers,
     types_read,
     why_spark,
@@ -47,34 +46,33 @@ class ArrowSteps:
     """The columns that a task makes; None if only `columns_from` is called."""
 
     @classmethod
-    def of(cls, job: Job, read: pa.Schema, wanted: pa.Schema, more: Layers = ()) -> Self | None:
-        """The steps of a job and the layers after them; None if Spark must compute them.
-
-        Schemas: of decoded records, and of the result.
-        """
+    def of(
+        cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers, by_spark: pa.Schema
+    ) -> Self | None:
+        """Like `giving`; None if Spark must compute the steps, or gives their columns other types, as in `by_spark`."""
         if why_spark(job):
             return None
-        steps = cls((*job.layers, *more, failure_columns(job)), types_read(job), functions_of(job))
-        made = steps.columns(pa.RecordBatch.from_pylist([], read))
-        schema = pa.schema([(name, made[name].type) for name in wanted.names])
-        if different := [field.name for field in schema if not is_same(field.type, wanted.field(field.name).type)]:
+        steps = cls.giving(job, read, columns, more)
+        assert steps.schema is not None
+        if different := [each.name for each in steps.schema if not is_same(each.type, by_spark.field(each.name).type)]:
             import structlog  # Python workers import this module, and structlog takes 0.1 seconds
 
             structlog.get_logger().warning(
                 "Spark and Arrow give columns different types; Spark computes the steps", columns=different
             )
             return None
-        return cls(steps.layers, steps.types, steps.functions, schema)
+        return steps
 
     @classmethod
-    def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers = ()) -> Self:
-        """The steps of a job and the layers after them, which give the columns with these names and SQL."""
+    def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers) -> Self:
+        """The steps of a job and the layers after them, which give the columns with these names and SQL.
+
+        `read` is the schema of decoded records.
+        """
         last = tuple(Column(name, sql, None) for name, sql in columns.items() if name != sql)
         steps = cls((*job.layers, *more, last), types_read(job), functions_of(job))
         empty = steps.columns(pa.RecordBatch.from_pylist([], read))
-        return cls(
-            steps.layers, steps.types, steps.functions, pa.schema([(name, empty[name].type) for name in columns])
-        )
+        return replace(steps, schema=pa.schema([(name, empty[name].type) for name in columns]))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None
