@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.kafka.topics import Topic, create_topics, produce
-from sluice.testing.airflow import Airflow
-from sluice.testing.platform import LocalPlatform
+from sluice.local.airflow_client import Airflow
+from sluice.local.platform import LocalPlatform
 
 PIPELINE = '''"""Counts records by key."""
 

@@ -33,9 +33,9 @@ from rich.table import Table
 
 from sluice import Pipeline, within
 from sluice.kafka.brokers import producer_of
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.kafka import EmbeddedKafka
 
 START_MS = 1_670_000_000_000
 SMALL = 1_000
@@ -217,7 +217,7 @@ def _watch(pid: int, usage: Usage) -> None:
 
 def child(kind: str) -> None:
     """Run one pipeline in this process."""
-    from sluice.engine.job.run import JobRun
+    from sluice.engine.run.job_run import JobRun
     from sluice.engine.session import session
     from sluice.plan import plan
 

@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost import Cost, Usage, run, stopping
-from sluice.examples.orders.topics import create_order_topics, produce_orders
-from sluice.examples.orders.totals import totals_of_topic
+from sluice.examples.orders.expected_totals import totals_of_topic
+from sluice.examples.orders.sample_topics import create_order_topics, produce_orders
+from sluice.local.broker import EmbeddedKafka
 from sluice.provision import jars
-from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.remote.opening import open_shard
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ["general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"]

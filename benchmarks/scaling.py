@@ -21,13 +21,13 @@ from rich.table import Table
 
 from benchmarks.cost import Cost, environment, of_command, run
 from sluice.examples.orders.records import orders
-from sluice.examples.orders.topics import produce_orders
+from sluice.examples.orders.sample_topics import produce_orders
 from sluice.kafka.brokers import producer_of
+from sluice.local.broker import EmbeddedKafka
 from sluice.provision import jars
 from sluice.settings import settings
-from sluice.testing.kafka import EmbeddedKafka
 from sluice.values.counts import counted
-from sluice.values.tables import connection_variable
+from sluice.values.sink_tables import connection_variable
 from tests.cluster.standalone import spark_cluster
 from tests.postgres import new_database, postgres_server
 

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from benchmarks.wrk import Case
-from sluice.examples.orders.topics import produce_orders
+from sluice.examples.orders.sample_topics import produce_orders
+from sluice.local.broker import EmbeddedKafka
 from sluice.state.model import owner
-from sluice.testing.kafka import EmbeddedKafka
 from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
 from tests.ports import free_port

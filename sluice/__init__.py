@@ -39,12 +39,11 @@ from sluice.topology import (
     within,
 )
 from sluice.values.keys import key_text
-from sluice.values.records import WALL_CLOCK
-
-__version__ = "0.1.0"
+from sluice.values.record_metadata import WALL_CLOCK
+from sluice.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sluice.api.views.own import Routes, Stores
+    from sluice.api.routes.custom_routes import Routes, Stores
     from sluice.client import AsyncClient, Client
     from sluice.query.local import read_store
 
@@ -109,9 +108,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(client, name)
     if name in ("Routes", "Stores"):
-        from sluice.api.views import own
+        from sluice.api.routes import custom_routes
 
-        return getattr(own, name)
+        return getattr(custom_routes, name)
     if name == "read_store":
         from sluice.query.local import read_store
 

@@ -1,12 +1,12 @@
 """The program `sluice`."""
 
-from sluice.startup import importing
+from sluice.support.startup import importing
 
 
 def main() -> None:
     """Run the command that the program's arguments name."""
     with importing():
-        from sluice.cli import app
+        from sluice.commands.cli import app
     app()
 
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from sluice import Routes, Stores
 from sluice.errors import NotFound, QueryError
 from sluice.query import Entry
-from sluice.query.times import parse_time, time_text
+from sluice.query.time_texts import parse_time, time_text
 
 Kind = Literal["GENERAL", "RESTAURANT"]
 KINDS: dict[str, Kind] = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}

@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from sluice.answers import Run
-from sluice.api.app import generic_app, own_routes_app
-from sluice.api.auth.principals import Principal, authenticate
+from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.auth.permissions import Principal, authenticate
+from sluice.api.routes.access import ApiState
 from sluice.api.runs import DagState
 from sluice.api.services import Services
-from sluice.api.views.access import ApiState
 from sluice.query import Reader
 from sluice.state.ledger.ledger import Ledger
 from tests.ports import free_port

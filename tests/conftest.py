@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from sluice.testing.kafka import EmbeddedKafka, running
+from sluice.local.broker import EmbeddedKafka, running
 from tests.ports import free_port
 from tests.postgres import postgres_server
 
@@ -131,7 +131,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The Spark session of all engine tests and of every TopologyTestDriver in this process, on loopback only."""
-    from sluice.testing.driver import shared_session
+    from sluice.testing.topology_test_driver import shared_session
 
     made = shared_session()
     yield made

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sluice.engine.job.driver_lease import this_process
+from sluice.engine.run.driver_lease import this_process
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import METADATA
 from sluice.state.model import GenerationRef

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.remote.opening import open_shard
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.settings import Settings
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef, owner
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
 from tests.states import States, make_audit, make_snapshot
 

@@ -10,13 +10,13 @@ from typing import Any
 from msgspec import structs
 from sqlalchemy import insert
 
-from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import Audit, SourceAudit, audit_row
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import AUDITS
 from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo, owner
+from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.drivers import Row
+from sluice.state.shard.schema import Row
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -19,7 +19,7 @@ def freeze_imports() -> None:
 
 
 class Mounted:
-    """An app of `sluice.api.app` behind Airflow's log-in, created at the first request.
+    """An app of `sluice.api.apps` behind Airflow's log-in, created at the first request.
 
     Airflow loads plugins in every process, including those of tasks, and importing the apps takes two seconds.
     """
@@ -30,14 +30,14 @@ class Mounted:
     @cached_property
     def app(self) -> ASGIApp:
         """The app behind the log-in."""
-        from sluice.api import app
+        from sluice.airflow_connections import kafka_or_settings
+        from sluice.api import apps
         from sluice.api.airflow_runs import AirflowRuns
-        from sluice.api.auth.airflow import LoginRequired
+        from sluice.api.auth.airflow_login import LoginRequired
         from sluice.api.services import Services
-        from sluice.connections import kafka_or_settings
 
         services = Services(AirflowRuns(), kafka_or_settings)
-        app_with_login = LoginRequired(getattr(app, self._factory)(services=services))
+        app_with_login = LoginRequired(getattr(apps, self._factory)(services=services))
         freeze_imports()
         return app_with_login
 

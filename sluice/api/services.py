@@ -15,7 +15,7 @@ from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.offsets import HELD_SECONDS, HeldPartitions, Lag, Offsets, read_lag
 from sluice.settings import settings
-from sluice.single_flight import SingleFlightCache
+from sluice.support.single_flight import SingleFlightCache
 
 SERVICES = "sluice_services"
 """The key of the services in a request's state."""

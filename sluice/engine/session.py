@@ -15,14 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluice.errors import SettingsError
-from sluice.provision.checks import find_java
+from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
-from sluice.submission import is_local
+from sluice.spark_submit import is_local
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.python.daemon.module": "sluice.engine.daemon",
+    "spark.python.daemon.module": "sluice.engine.worker_daemon",
     # Spark SQL sets this, too. Without it, workers that `start_workers` starts would have another environment than
     # those of queries, which would start a daemon of their own.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",

@@ -19,11 +19,11 @@ from rich.markup import escape
 from sluice.client import Client
 from sluice.errors import EngineError, PreflightError
 from sluice.examples.example import Example, Results, create_example_topics, produce_samples, read_samples
-from sluice.examples.steps import Steps
-from sluice.provision.checks import check_memory, check_port, find_java, free_port
+from sluice.examples.progress import Steps
+from sluice.local.airflow_client import Airflow
+from sluice.local.platform import ROOT, LocalPlatform, clear, write_secret
+from sluice.provision.machine_checks import check_memory, check_port, find_java, free_port
 from sluice.settings import settings
-from sluice.testing.airflow import Airflow
-from sluice.testing.platform import ROOT, LocalPlatform, clear, write_secret
 from sluice.topology import drawing, load_pipeline
 
 SEED = 7

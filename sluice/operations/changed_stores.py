@@ -17,15 +17,15 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
-from sluice.engine.job.check import NoRecords
-from sluice.engine.job.compatibility import StoreChanges, is_compatible, means_the_same
-from sluice.engine.job.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
-from sluice.engine.job.query import JobQuery
-from sluice.engine.job.replay import Step
-from sluice.engine.publish.tables import databases_of
+from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
+from sluice.engine.run.check import NoRecords
+from sluice.engine.run.compatibility import StoreChanges, is_compatible, means_the_same
+from sluice.engine.run.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
+from sluice.engine.run.replay import Step
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
-from sluice.operations.merge import Merge, Part, processors_of
+from sluice.operations.fill_generation import Merge, Part, processors_of
 from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.operations.unfinished import require_complete
 from sluice.plan import Job, PlanOf

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import Refused
-from sluice.operations.copying import WholeCopy
 from sluice.operations.moves import fill_and_seal
-from sluice.remote.opening import open_shard
-from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
+from sluice.state.remote.copying import WholeCopy
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import exists, is_file, location, shown
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.passwords import without_password
-from sluice.state.shard.shard import LocalShard
 
 
 def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable[[str], None] = lambda _: None) -> int:

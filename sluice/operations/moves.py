@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from sluice.errors import DamagedState, NotFound, Refused, StateError
-from sluice.operations.copying import Progress, WholeCopy
-from sluice.remote import identity
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, WorkerInfo
-from sluice.state.shard.protocol import Shard
-from sluice.values.addresses import address_of
+from sluice.state.remote import server_identity
+from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.opening import open_shard
+from sluice.state.shard.interface import Shard
+from sluice.values.host_ports import address_of
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
@@ -78,7 +78,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
     With `database`, raise Refused if the server has its shards in another kind of database.
     """
     address = place.shown
-    card = identity.ask(place.url, address)
+    card = server_identity.ask(place.url, address)
     if (card.host, card.port) != place.address:
         own = address_of(card.host, card.port)
         raise Refused(

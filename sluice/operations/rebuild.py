@@ -16,18 +16,17 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
-from sluice.engine.job.batches import divided
-from sluice.engine.job.compatibility import means_the_same
-from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.job.replay import Step, steps_of
-from sluice.engine.job.run import JobRun
-from sluice.engine.publish.tables import databases_of
+from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
-from sluice.engine.read.identity import Positions, SourceIdentity, Topic, describe_topics
+from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
+from sluice.engine.run.batch_loop import divided
+from sluice.engine.run.compatibility import means_the_same
+from sluice.engine.run.driver_lease import Lease, current_lease, this_process
+from sluice.engine.run.job_run import JobRun
+from sluice.engine.run.replay import Step, steps_of
 from sluice.errors import EngineError, StateError
 from sluice.plan import Job
-from sluice.remote.opening import drop_shard
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
@@ -35,6 +34,7 @@ from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef, Snapshot
+from sluice.state.remote.opening import drop_shard
 from sluice.values.points import EVERYTHING, Point, Span
 
 log = structlog.get_logger()

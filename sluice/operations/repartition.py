@@ -16,24 +16,24 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.driver_lease import Lease, current_lease, this_process
-from sluice.engine.publish.tables import databases_of
+from sluice.engine.batch.worker_shards import damaged_state, worker_shard
+from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
+from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
-from sluice.operations.copying import NewShard, Origin, Progress, Versions
 from sluice.operations.rebuild import drop_others
 from sluice.operations.unfinished import require_complete
 from sluice.plan import Job
-from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo, owner
+from sluice.state.remote.copying import NewShard, Origin, Progress, Versions
+from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
+from sluice.state.shard.interface import Checksums, Version
 from sluice.state.shard.operator_states import StateVersion
-from sluice.state.shard.protocol import Checksums, Version
 from sluice.values.counts import counted
 
 log = structlog.get_logger()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from sluice.engine.job.run import JobRun
-from sluice.engine.job.standbys import promote_standbys
-from sluice.engine.read.identity import InputError
+from sluice.engine.read.source_identity import InputError
+from sluice.engine.run.job_run import JobRun
+from sluice.engine.run.standby_upkeep import promote_standbys
 from sluice.engine.session import Starting, started
 from sluice.errors import DamagedState, Unreachable
 from sluice.operations.rebuild import Rebuild

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sluice.errors import StateError
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
+from sluice.state.remote.opening import open_shard
 
 _ALL = 2**31 - 1
 

@@ -26,7 +26,7 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
-from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.record_metadata import MOST_KEY_BYTES
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},

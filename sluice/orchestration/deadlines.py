@@ -16,7 +16,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Asset, AssetAny, AssetWatcher
 from airflow.triggers.base import TriggerEvent
 
-from sluice.connections import KAFKA
+from sluice.airflow_connections import KAFKA
 from sluice.orchestration.alerts import alert
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import POLL_SECONDS, Watch

@@ -21,12 +21,12 @@ from openlineage.client.facet_v2 import (
 )
 from openlineage.client.naming.dataset import Kafka, Postgres
 
-from sluice.monitoring import run_audits
+from sluice.observe.monitoring import run_audits
 from sluice.plan import Job, load_plan
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
-from sluice.values.tables import DeltaTable, PostgresTable
+from sluice.values.sink_tables import DeltaTable, PostgresTable
 
 Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
 

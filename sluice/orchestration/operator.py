@@ -16,17 +16,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
-from sluice.backlog import unread_records
-from sluice.connections import KAFKA, SPARK, database_url, kafka_config, spark_master
+from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.offsets import Lag, read_lag
-from sluice.metrics import gauges
-from sluice.monitoring import run_figures
+from sluice.observe.metrics import gauges
+from sluice.observe.monitoring import run_figures
+from sluice.observe.unread import unread_records
 from sluice.settings import Settings, settings
-from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.run_ends import note_killed, now
-from sluice.submission import (
+from sluice.spark_submit import (
     APPLICATION,
     LARGE_BACKLOG,
     READING_AGAIN,
@@ -35,8 +33,10 @@ from sluice.submission import (
     is_noise,
     submission,
 )
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.run_ends import note_killed, now
 from sluice.values.points import MOST, Span
-from sluice.values.tables import connection_variable
+from sluice.values.sink_tables import connection_variable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

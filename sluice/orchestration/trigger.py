@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from sluice.connections import KAFKA
-from sluice.engine.job.driver_lease import PATIENCE
+from sluice.airflow_connections import KAFKA
+from sluice.engine.run.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.kafka.offsets import Lag, Offsets
 from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch

@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import sync_to_async
 from confluent_kafka.admin import AdminClient
 
-from sluice.connections import kafka_config
+from sluice.airflow_connections import kafka_config
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.offsets import Lag, Offsets, read_lag
 from sluice.settings import settings
-from sluice.single_flight import SingleFlightCache
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
+from sluice.support.single_flight import SingleFlightCache
 
 POLL_SECONDS = 0.5
 """The period of the triggers. They share what they read only if they have the same one."""

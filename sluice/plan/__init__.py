@@ -24,8 +24,8 @@ from sluice.plan.jobs import (
     TableSink,
     Transformation,
 )
-from sluice.plan.ordered import is_of_processor
 from sluice.plan.planner import load_plan, plan
+from sluice.plan.stages import is_of_processor
 from sluice.plan.steps import PythonFunction, Sink, Source, SourceField, Step
 
 __all__ = [

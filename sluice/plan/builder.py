@@ -10,13 +10,13 @@ from sluice.plan.jobs import Attempt, Column, Failure, Transformation
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
 from sluice.sql.expressions import parse
-from sluice.sql.failures import causes, may_fail, validated
+from sluice.sql.fallible import causes, may_fail, validated
 from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
-from sluice.values import paths
-from sluice.values.records import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD
-from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+from sluice.values import row_order
+from sluice.values.record_metadata import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD
+from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
 
 Layers = dict[int, list[Column | Attempt] | Transformation]
 """Depth → the layer at that depth."""
@@ -74,7 +74,7 @@ class Scope:
     raw: str | None = None
     """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
     path: tuple[str, ...] = ()
-    """SQL of the elements of the path (`values.paths`) from the stage's record or result to this scope."""
+    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
     rekeyed: bool = False
     """Whether a step since the start of the stage has changed the key."""
 
@@ -137,7 +137,7 @@ def turned(builder: PlanBuilder, scope: Scope, parent: nodes.Node, child: nodes.
     ]
     if len(turns) <= 1:
         return scope
-    return replace(scope, path=(*scope.path, paths.turn(turns.index((child.number, side)))))
+    return replace(scope, path=(*scope.path, row_order.turn(turns.index((child.number, side)))))
 
 
 def masked(builder: PlanBuilder, scope: Scope) -> str:

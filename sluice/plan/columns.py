@@ -2,7 +2,8 @@
 
 Names of columns:
 
-- `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in `values.records.METADATA`;
+- `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in
+  `values.record_metadata.METADATA`;
 - `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: the key of source 3 if it is a field;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
@@ -40,16 +41,16 @@ from sluice.plan.builder import (
 from sluice.plan.jobs import Column, Transformation, result_column
 from sluice.plan.steps import PythonFunction
 from sluice.plan.value_types import types_after
-from sluice.sql.aggregates import Parts, split_aggregate
+from sluice.sql.aggregate_expressions import Parts, split_aggregate
 from sluice.sql.expressions import parse
 from sluice.sql.typed import type_of
 from sluice.topology import nodes
-from sluice.values import paths
-from sluice.values.aggregates import AggregateFunction
-from sluice.values.records import METADATA, RESERVED_NAMES, TEXT_FIELD
+from sluice.values import row_order
+from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.record_metadata import METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
-from sluice.values.sql import literal, quoted
+from sluice.values.sql_text import literal, quoted
 
 
 def scope_of(builder: PlanBuilder, node: nodes.Node, *, old: bool = False) -> Scope:
@@ -306,7 +307,7 @@ def _elements(builder: PlanBuilder, node: nodes.Node, scope: Scope, items: str, 
     return replace(
         scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=kept | shape_columns(shape, name),
         scalar=shape.scalar, is_null="false", raw=None, exploded=(*scope.exploded, node.number),
-        path=(*scope.path, paths.element(f"{name}_pos")),
+        path=(*scope.path, row_order.element(f"{name}_pos")),
     )  # fmt: skip
 
 
@@ -340,7 +341,7 @@ def _merged(builder: PlanBuilder, node: nodes.Node, scopes: list[Scope]) -> Scop
     nulls = chosen({number: null_read(builder, scope) for number, scope in enumerate(scopes)})
     add(builder, first.stage, depth, Column(is_null, f"coalesce({nulls}, false)", node.number))
     exploded = tuple(dict.fromkeys([*(number for scope in scopes for number in scope.exploded), node.number]))
-    routes = {number: paths.sql("X''", scope.path, rekeyed=False) for number, scope in enumerate(scopes)}
+    routes = {number: row_order.sql("X''", scope.path, rekeyed=False) for number, scope in enumerate(scopes)}
     return replace(
         elements, depth=depth, columns=columns, scalar=first.scalar, is_null=is_null, exploded=exploded,
         path=(chosen(routes),), results_of=frozenset[int]().union(*(scope.results_of for scope in scopes)),

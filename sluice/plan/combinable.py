@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.plan.value_types import types_after
-from sluice.sql.aggregates import Parts, split_aggregate
+from sluice.sql.aggregate_expressions import Parts, split_aggregate
 from sluice.sql.typed import type_of
 from sluice.sql.types import MOST_DIGITS, PLAIN_SCALE, Types, is_decimal, is_integer, precision_and_scale
 from sluice.topology import nodes
-from sluice.values.records import METADATA
+from sluice.values.record_metadata import METADATA
 
 _SUM_DIGITS = 10
 """A sum has this many more digits than its argument, enough for 10^10 values."""

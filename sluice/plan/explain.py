@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sluice.plan.arrow_support import why_spark
 from sluice.plan.jobs import Job, Plan
-from sluice.plan.one_pass import why_spark
 from sluice.values.counts import counted
 from sluice.values.durations import duration_text
-from sluice.values.tables import DeltaTable
+from sluice.values.sink_tables import DeltaTable
 
 
 def explain(plan: Plan) -> str:

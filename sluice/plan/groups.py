@@ -8,17 +8,17 @@ from typing import Any
 from sluice.plan.builder import PlanBuilder, column_of, column_read, final, masked, tried
 from sluice.plan.columns import scope_of, shape_columns
 from sluice.plan.combinable import CombinableFunction, combinable_function
+from sluice.plan.definitions import does, made_by
 from sluice.plan.jobs import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableInput, TableSink
-from sluice.plan.lineage import does, made_by
-from sluice.plan.order import is_ordered
-from sluice.plan.sources import sink_of, topics_of
+from sluice.plan.node_steps import sink_of, topics_of
+from sluice.plan.operator_nodes import is_ordered
 from sluice.plan.value_types import shape_after, types_after
 from sluice.sql.expressions import parse
-from sluice.sql.failures import causes, may_fail, validated
+from sluice.sql.fallible import causes, may_fail, validated
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.records import CHANGE_METADATA, METADATA
-from sluice.values.sql import literal
+from sluice.values.record_metadata import CHANGE_METADATA, METADATA
+from sluice.values.sql_text import literal
 from sluice.values.windows import Window
 
 

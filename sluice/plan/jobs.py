@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sluice.operators.base import DEFAULT_OUTPUT
-from sluice.plan.operators import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
+from sluice.plan.operator_parameters import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
 from sluice.plan.steps import PythonFunction, Sink, Source, Step
-from sluice.values import paths
-from sluice.values.records import How
+from sluice.values import row_order
+from sluice.values.record_metadata import How
 from sluice.values.references import Reference
-from sluice.values.tables import PostgresTable
+from sluice.values.sink_tables import PostgresTable
 from sluice.values.windows import AnyWindow, Window
 
 
@@ -221,7 +221,7 @@ class Edge:
     valued: bool = False
     """Whether records without a value do not advance stream time."""
     path: tuple[str, ...] = ()
-    """SQL of the elements of the path (`values.paths`) from the stage's record or result to the target."""
+    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
     rekeyed: bool = False
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()
@@ -253,11 +253,11 @@ class Edge:
     @property
     def constant_path(self) -> bytes | None:
         """The path from the record if it is the same for all records, else None."""
-        return paths.constant(self.path, rekeyed=self.rekeyed)
+        return row_order.constant(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
         """SQL of the path; `base` is SQL for the path of the stage's record or result."""
-        return paths.sql(base, self.path, rekeyed=self.rekeyed)
+        return row_order.sql(base, self.path, rekeyed=self.rekeyed)
 
 
 @dataclass(frozen=True)

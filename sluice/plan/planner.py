@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sluice.plan.builder import PlanBuilder, column_read, failures, final, masked
 from sluice.plan.columns import scope_of
+from sluice.plan.definitions import functions_of
 from sluice.plan.groups import combined, groups_of, table_chain, table_sink
 from sluice.plan.jobs import Job, Layers, Plan, PlannedPipeline, TableInput, Transformation
-from sluice.plan.lineage import functions_of
-from sluice.plan.order import children, is_ordered
-from sluice.plan.ordered import Planner
-from sluice.plan.sources import sink_of, source_of, step_of
+from sluice.plan.node_steps import sink_of, source_of, step_of
+from sluice.plan.operator_nodes import children, is_ordered
+from sluice.plan.stages import Planner
 from sluice.plan.steps import Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.pipeline import Pipeline

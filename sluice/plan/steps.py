@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice.values.epochs import Unit
-from sluice.values.records import Delivery, Emit, OnError, OnNull, OnTime
+from sluice.values.record_metadata import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
-from sluice.values.tables import OutputTable
+from sluice.values.sink_tables import OutputTable
 
 
 @dataclass(frozen=True)

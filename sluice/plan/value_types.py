@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from sluice.sql.typed import type_of
 from sluice.topology import nodes
-from sluice.values.records import METADATA
+from sluice.values.record_metadata import METADATA
 from sluice.values.shapes import Shape
 
 

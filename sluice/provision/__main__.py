@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sluice.errors import SluiceError
-from sluice.provision import checks, jars
+from sluice.provision import jars, machine_checks
 from sluice.provision.jars import Bundle
 from sluice.settings import settings
 
@@ -27,7 +27,7 @@ def provide_jars(only: Annotated[Bundle | None, typer.Option(help="Only this bun
     missing = jars.count_missing(root, bundles)
     if not missing:
         return
-    java = checks.find_java().path
+    java = machine_checks.find_java().path
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("Fetching jars", total=missing)
@@ -39,17 +39,17 @@ def provide_jars(only: Annotated[Bundle | None, typer.Option(help="Only this bun
 def lock_jars() -> None:
     """Resolve the jars again and write their checksums to the lock file."""
     with console.status("Resolving jars"):
-        count = jars.write_lock(checks.find_java().path)
+        count = jars.write_lock(machine_checks.find_java().path)
     console.print(f"{count} jars in {jars.LOCK.name}")
 
 
 @app.command("checks")
 def run_checks() -> None:
     """Check that this machine has Java and enough memory for the demo."""
-    java = checks.find_java()
-    checks.check_memory()
+    java = machine_checks.find_java()
+    machine_checks.check_memory()
     console.print(
-        f"Java {java.release} ({java.path}) and at least {checks.DEMO_MEMORY_MIB} MiB of memory are available"
+        f"Java {java.release} ({java.path}) and at least {machine_checks.DEMO_MEMORY_MIB} MiB of memory are available"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sluice.errors import Gone, NotFound, NotReached, QueryError
-from sluice.query.times import parse_moment
+from sluice.query.time_texts import parse_moment
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, Snapshot
 

@@ -12,13 +12,13 @@ from typing import Generic, Protocol, TypeVar
 
 from sluice.answers import WorkerStatus
 from sluice.errors import DamagedState, StateError
-from sluice.remote.worker import RemoteWorker
-from sluice.state.deadlines import deadline, held
 from sluice.state.ledger.audits import Audits
 from sluice.state.model import WorkerInfo
 from sluice.state.queries import worker_queries
 from sluice.state.queries.worker_queries import Query
-from sluice.state.shard.shard import LocalShard
+from sluice.state.remote.remote_worker import RemoteWorker
+from sluice.state.shard.local_shard import LocalShard
+from sluice.state.time_limits import deadline, held
 
 T = TypeVar("T")
 Own = Callable[[WorkerInfo], str | None]

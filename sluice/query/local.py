@@ -13,7 +13,7 @@ from sluice.errors import Incomplete, QueryError
 from sluice.query.as_of import AsOf
 from sluice.query.pinning import only_store
 from sluice.query.reader import Reader
-from sluice.query.times import parse_time
+from sluice.query.time_texts import parse_time
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW

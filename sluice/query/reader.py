@@ -10,9 +10,9 @@ from typing import TypeVar
 from sluice.answers import WorkerStatus
 from sluice.errors import QueryError, StateError
 from sluice.query.execution import Own, Workers
-from sluice.query.limits import Gate
 from sluice.query.pinning import Catalogue
 from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
+from sluice.query.scan_slots import Gate
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.sinks import checks
+from sluice.sinks import column_checks
 
 _FITS = {
     "whole number": ("whole number", "decimal", "float"), "decimal": ("decimal",), "float": ("float", "decimal"),
@@ -76,8 +76,8 @@ class DeltaColumn:
 
     def encode(self, json: bytes) -> Any:
         """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
-        with checks.column(self.name, self.type, json):
-            value = checks.length(self._encode(checks.decode(json)), self.most)
+        with column_checks.column(self.name, self.type, json):
+            value = column_checks.length(self._encode(column_checks.decode(json)), self.most)
             if self.partitions and value == "":
                 raise ValueError("is empty, which a column that partitions the table stores as null")
             return value
@@ -104,13 +104,13 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
     match kind_of(type_):
         case "whole number":
             bound = 2 ** (type_.bit_width - 1)
-            return lambda value: checks.integer(value, bound)
+            return lambda value: column_checks.integer(value, bound)
         case "decimal":
-            return lambda value: checks.decimal(value, type_.precision, type_.scale)
+            return lambda value: column_checks.decimal(value, type_.precision, type_.scale)
         case "float":
-            return checks.double if type_.bit_width == 64 else checks.single
+            return column_checks.double if type_.bit_width == 64 else column_checks.single
         case "timestamp":
-            return lambda value: checks.timestamp(value, has_zone=type_.tz is not None)
+            return lambda value: column_checks.timestamp(value, has_zone=type_.tz is not None)
         case "array":
             item = _encoder(type_.value_field)
             return lambda value: [item(each) for each in _of(list, value, "an array")]
@@ -125,7 +125,8 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
 
 
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
-    "Boolean": checks.boolean, "text": checks.text, "date": checks.day, "binary": checks.binary,
+    "Boolean": column_checks.boolean, "text": column_checks.text, "date": column_checks.day,
+    "binary": column_checks.binary,
 }  # fmt: skip
 
 

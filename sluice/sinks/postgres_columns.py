@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from sluice.sinks import checks
+from sluice.sinks import column_checks
 
 _CREATED = {
     "STRING": "text", "BIGINT": "bigint", "INT": "integer", "SMALLINT": "smallint", "TINYINT": "smallint",
@@ -82,9 +82,9 @@ class PostgresColumn:
 
     def encode(self, json: bytes) -> str | None:
         """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
-        with checks.column(self.name, self.type, json):
+        with column_checks.column(self.name, self.type, json):
             if json != b"null":
-                return self._encode(checks.decode(json), json)
+                return self._encode(column_checks.decode(json), json)
             if self.required:
                 raise ValueError("must not be null")
             return None
@@ -93,7 +93,7 @@ class PostgresColumn:
     def _encode(self) -> Callable[[Any, bytes], str]:
         kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"-?\d+", self.type)]
         if kind in _INTEGERS:
-            return lambda value, _: str(checks.integer(value, _INTEGERS[kind]))
+            return lambda value, _: str(column_checks.integer(value, _INTEGERS[kind]))
         if kind == "numeric":
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
@@ -111,12 +111,12 @@ class PostgresColumn:
 
 def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
     if precision is not None:
-        return str(checks.decimal(value, precision, scale))
-    return str(checks.number(value))
+        return str(column_checks.decimal(value, precision, scale))
+    return str(column_checks.number(value))
 
 
 def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
-    checks.length(checks.text(value), most)
+    column_checks.length(column_checks.text(value), most)
     if _NUL in value:
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     if not keeps_blanks and value.endswith(" "):
@@ -125,7 +125,7 @@ def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
 
 
 def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
-    moment = checks.timestamp(value, has_zone=has_zone)
+    moment = column_checks.timestamp(value, has_zone=has_zone)
     if moment.microsecond % 10 ** (6 - places):
         raise ValueError(f"has more than {places} decimal places of a second")
     return moment.isoformat()
@@ -155,9 +155,9 @@ def _digits(value: Any, checked: float) -> str:
 
 
 _ENCODERS: dict[str, Callable[[Any, bytes], str]] = {
-    "double precision": lambda value, _: _digits(value, checks.double(value)),
-    "real": lambda value, _: _digits(value, checks.single(value)),
-    "boolean": lambda value, _: str(checks.boolean(value)).lower(),
-    "date": lambda value, _: checks.day(value).isoformat(),
-    "bytea": lambda value, _: f"\\x{checks.binary(value).hex()}",
+    "double precision": lambda value, _: _digits(value, column_checks.double(value)),
+    "real": lambda value, _: _digits(value, column_checks.single(value)),
+    "boolean": lambda value, _: str(column_checks.boolean(value)).lower(),
+    "date": lambda value, _: column_checks.day(value).isoformat(),
+    "bytea": lambda value, _: f"\\x{column_checks.binary(value).hex()}",
 }

@@ -1,4 +1,4 @@
-"""Arrow values as JSON, in the same form as Spark's `to_json` with the options of `values.sql.TO_JSON`."""
+"""Arrow values as JSON, in the same form as Spark's `to_json` with the options of `values.sql_text.TO_JSON`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sluice.sql.arrow_casts import date_text, time_text
 from sluice.sql.arrow_values import Mask, mask_of
 from sluice.sql.types import PLAIN_SCALE, is_decimal, precision_and_scale
 from sluice.values.keys import key_text
-from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.record_metadata import MOST_KEY_BYTES
 
 
 def key_texts(values: pa.Array, kind: str) -> pa.Array:

@@ -16,8 +16,8 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
 from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
-from sluice.values.records import METADATA
-from sluice.values.sql import backticked, literal, quoted
+from sluice.values.record_metadata import METADATA
+from sluice.values.sql_text import backticked, literal, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200

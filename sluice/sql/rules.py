@@ -1,8 +1,9 @@
 """The table of rules: for each operator and function of Spark SQL, its type, whether it can fail, and on what.
 
 A rule says which type the result has for arguments of certain types, to which types Spark converts the arguments,
-whether a record's values can make the function fail, and the reason that its dead letter then has. `sql.arrow` has the
-function that computes it on Arrow. What is not in the table, or not for the given types, only Spark computes.
+whether a record's values can make the function fail, and the reason that its dead letter then has.
+`sql.arrow_evaluation` has the function that computes it on Arrow. What is not in the table, or not for the given types,
+only Spark computes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sluice.sql.types import (
     precision_and_scale,
     wide_decimal,
 )
-from sluice.values import paths
-from sluice.values.sql import FROM_JSON, TO_JSON, VALUE_JSON
+from sluice.values import row_order
+from sluice.values.sql_text import FROM_JSON, TO_JSON, VALUE_JSON
 from sluice.values.sql_types import canonical, element_type, map_key_type, map_value_type, struct_fields, struct_type
 
 Kinds: TypeAlias = tuple[str, ...]
@@ -747,7 +748,7 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
         position: exp.Expr = node.this.this.this.this
     except AttributeError:
         return None
-    return position if node == tree_of(paths.element(text_of(position))) else None
+    return position if node == tree_of(row_order.element(text_of(position))) else None
 
 
 _UNKNOWN = Rule(_unknown, "NO_RESULT")

@@ -21,8 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from sluice.errors import SettingsError, StateError
-from sluice.file_modes import close_database, make_file, make_folder
-from sluice.state.deadlines import waits_limited
+from sluice.state.time_limits import waits_limited
+from sluice.support.file_modes import close_database, make_file, make_folder
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for another writer of a SQLite database."""
@@ -148,7 +148,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _connected(parameters: dict[str, Any]) -> Any:
-    from sluice.state.postgres import connect  # Psycopg takes a while to import.
+    from sluice.state.postgres_connection import connect  # Psycopg takes a while to import.
 
     return connect(**parameters)
 

@@ -1,19 +1,19 @@
-"""Tools for testing pipelines: a driver that runs the engine without a broker, and a real broker."""
+"""Tools for testing pipelines without a broker."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.testing.driver import Output, TopologyTestDriver
+    from sluice.testing.topology_test_driver import Output, TopologyTestDriver
 
 __all__ = ["Output", "TopologyTestDriver"]
 
 
 def __getattr__(name: str) -> Any:
-    # The driver is imported on demand, because it needs Spark and the broker does not.
+    # The driver is imported on demand, because it imports the engine.
     if name in __all__:
-        from sluice.testing import driver
+        from sluice.testing import topology_test_driver
 
-        return getattr(driver, name)
+        return getattr(topology_test_driver, name)
     raise AttributeError(name)

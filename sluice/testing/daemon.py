@@ -3,13 +3,13 @@
 import gc
 from contextlib import suppress
 
-from sluice.startup import importing
+from sluice.support.startup import importing
 
 with importing():
-    import sluice.engine.daemon
+    import sluice.engine.worker_daemon
 
     # What modules of tests import.
-    import sluice.testing.driver  # noqa: F401
+    import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):
         import pytest  # noqa: F401

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from sluice.remote.opening import create_shard
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.remote.opening import create_shard
 
 
 def copy_empty_files(ledger: str, shards: Sequence[str]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.engine.batch.start import running
+from sluice.engine.batch.batch_start import running
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.arrow_query import ArrowQuery, Parcels
-from sluice.engine.job.registration import generation_info
 from sluice.engine.publish.shard_writer import RESULT, ShardWriter
+from sluice.engine.run.arrow_query import ArrowQuery, Parcels
+from sluice.engine.run.registration import generation_info
 from sluice.plan import Job
-from sluice.plan.one_pass import NeedsSparkError
+from sluice.plan.arrow_support import NeedsSparkError
 from sluice.settings import Settings
 from sluice.testing.piped import OnlyWriter
 from sluice.testing.piped_run import PipedRun
@@ -25,7 +25,7 @@ PIPED = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
     ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("sequence", pa.int64()),
 ])  # fmt: skip
-"""The records that a task reads, as `engine.read.streams` expects them."""
+"""The records that a task reads, as `engine.read.stream_reader` expects them."""
 
 
 def why_not_local(job: Job, settings: Settings) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from sluice.sinks.protocol import BatchId, Column, Published, Rows
+from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.values import epochs
 from sluice.values.keys import key_text

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import headers_of
 from sluice.engine.batch.rejected import Place
-from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
 from sluice.engine.publish.encode import UNWRITTEN
@@ -17,11 +17,11 @@ from sluice.engine.publish.publisher import Publisher, StateRows
 from sluice.engine.publish.store_changes import GlobalTables
 from sluice.engine.publish.window_retention import Retention
 from sluice.plan import Job
-from sluice.remote.opening import create_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
+from sluice.state.remote.opening import create_shard
 from sluice.testing.empty_files import copy_empty_files
 from sluice.testing.piped import KeptOutput, KeptRows, OnlyWriter
 
@@ -51,7 +51,7 @@ class PipedRun:
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
-            from sluice.engine.publish.tables import declared_columns  # needs the clients of databases
+            from sluice.engine.publish.target_tables import declared_columns  # needs the clients of databases
 
             table_sinks[destination] = KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
         self._publisher = Publisher(

@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.batch.start import tell_tasks_by_file, write_start
-from sluice.engine.job.query import JobQuery
+from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.publisher import OnSpark
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError

@@ -13,10 +13,10 @@ from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipeline
 from sluice.topology.pipeline import Pipeline
 from sluice.topology.serdes import Serde
 from sluice.topology.structs import Column, struct
-from sluice.topology.windows import Duration, hopping, session, sliding, tumbling, within
+from sluice.topology.window_definitions import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import EpochMicros, EpochMillis, EpochSeconds, EpochTime, epoch_ms, epoch_s, epoch_us
-from sluice.values.tables import DeltaTable, OutputTable, PostgresTable
+from sluice.values.sink_tables import DeltaTable, OutputTable, PostgresTable
 from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 
 __all__ = [

@@ -9,7 +9,7 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values.counts import counted
 from sluice.values.durations import duration_text
-from sluice.values.tables import DeltaTable, PostgresTable
+from sluice.values.sink_tables import DeltaTable, PostgresTable
 
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"

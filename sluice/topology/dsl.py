@@ -16,16 +16,16 @@ from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
-from sluice.sql import aggregates, checks, expressions
+from sluice.sql import aggregate_expressions, author_checks, expressions
 from sluice.topology import arguments, nodes
-from sluice.topology.functions import Function, require_callable, require_value_type, with_key
+from sluice.topology.author_functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
-from sluice.topology.windows import Duration, kept_for, milliseconds
+from sluice.topology.window_definitions import Duration, kept_for, milliseconds
 from sluice.values import contracts
-from sluice.values.records import (
+from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
     RESERVED_NAMES,
@@ -36,8 +36,8 @@ from sluice.values.records import (
     OnError,
 )
 from sluice.values.shapes import Shape
+from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.sql_types import element_type, struct_fields, struct_type
-from sluice.values.tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
 from sluice.values.text import encode_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.values.wrappers import Not, Print
@@ -85,7 +85,7 @@ class Handle(Generic[V]):
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
-    def _check(self, text: str, step: str, need: checks.Need = "", *, aggregate: bool = False) -> None:
+    def _check(self, text: str, step: str, need: author_checks.Need = "", *, aggregate: bool = False) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
@@ -96,10 +96,10 @@ class Handle(Generic[V]):
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             expressions.require_known(expression, readable, where)
-            checks.require(text, readable, where, need)
+            author_checks.require(text, readable, where, need)
             expressions.require_aggregate(expression, where, aggregate=aggregate)
             if aggregate:
-                aggregates.require_supported(text, where)
+                aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
             if advice := expressions.backticks_for(text, readable):
                 raise TopologyError(error.detail, next_step=f"{advice} {error.next_step}".strip()) from None

@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from sluice.topology.serdes import Serde
 from sluice.values.epochs import EpochTime
-from sluice.values.records import Delivery as Delivery
-from sluice.values.records import Emit as Emit
-from sluice.values.records import How as How
-from sluice.values.records import OnError as OnError
-from sluice.values.records import OnNull as OnNull
-from sluice.values.records import OnTime as OnTime
+from sluice.values.record_metadata import Delivery as Delivery
+from sluice.values.record_metadata import Emit as Emit
+from sluice.values.record_metadata import How as How
+from sluice.values.record_metadata import OnError as OnError
+from sluice.values.record_metadata import OnNull as OnNull
+from sluice.values.record_metadata import OnTime as OnTime
 from sluice.values.shapes import Shape
-from sluice.values.tables import OutputTable
+from sluice.values.sink_tables import OutputTable
 from sluice.values.windows import AnyWindow, JoinWindow
 
 

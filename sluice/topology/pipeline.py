@@ -12,15 +12,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
+from sluice.topology.author_functions import require_callable
 from sluice.topology.dsl import GlobalTable, Stream, Table
-from sluice.topology.functions import require_callable
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
-from sluice.topology.windows import Duration, milliseconds
+from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime
-from sluice.values.records import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
-from sluice.values.tables import DeltaTable
+from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
+from sluice.values.sink_tables import DeltaTable
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")

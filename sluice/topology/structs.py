@@ -8,7 +8,7 @@ from typing import TypeAlias
 from sluice.errors import TopologyError
 from sluice.sql.expressions import parse
 from sluice.topology.source_line import source_line
-from sluice.values.sql import literal
+from sluice.values.sql_text import literal
 
 Column: TypeAlias = "str | Mapping[str, Column]"
 """An SQL expression, or the columns of a nested object by name."""

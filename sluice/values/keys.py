@@ -24,7 +24,7 @@ import msgspec
 from sluice.errors import QueryError
 from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
-from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.record_metadata import MOST_KEY_BYTES
 
 
 def key_text(value: Any) -> str | None:

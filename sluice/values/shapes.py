@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.values.records import TEXT_FIELD
-from sluice.values.sql import FROM_JSON, literal
+from sluice.values.record_metadata import TEXT_FIELD
+from sluice.values.sql_text import FROM_JSON, literal
 from sluice.values.sql_types import struct_type
 
 

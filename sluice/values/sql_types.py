@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from sluice.values.sql import quoted
+from sluice.values.sql_text import quoted
 
 
 def struct_type(fields: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from sluice.query.limits import RUNNING, WAITING
+from sluice.query.scan_slots import RUNNING, WAITING
 from tests.airflow_server import AirflowServer
 from tests.states import States
 

@@ -6,7 +6,7 @@ import itertools
 
 import httpx
 
-from sluice.processes import with_descendants
+from sluice.support.processes import with_descendants
 from tests.airflow_server import AirflowServer
 from tests.soak.sizes import Size, assert_flat, size_of
 

@@ -13,11 +13,11 @@ from playwright.sync_api import Browser
 
 from sluice.answers import Run
 from sluice.api.runs import DagState
-from sluice.remote.opening import create_shard
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
 from sluice.state.model import owner
+from sluice.state.remote.opening import create_shard
 from sluice.topology import drawing, load_pipeline
 from tests.airflow_browser import chromium
 from tests.api.states import KINDS, orders_states, totals, windows

@@ -21,13 +21,13 @@ from confluent_kafka.admin import AdminClient
 from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import make_url
 
-from sluice import dead_letters
 from sluice.api.runs import DagState
 from sluice.errors import EngineError, Overdue, TopologyError
+from sluice.kafka import dead_letter_topic
 from sluice.kafka.topics import Topic, create_topics, read_topic
+from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationRef
-from sluice.testing.kafka import EmbeddedKafka
 from tests.airflow_browser import TIMEOUT_MS
 from tests.api_client import Api, User
 from tests.browser.conftest import LOG, Busy, publish
@@ -72,7 +72,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def broker(own_kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
     """A broker with two dead letters of the orders, one with markup in every text."""
     settings = {"bootstrap.servers": own_kafka.bootstrap}
-    topic = dead_letters.topic_of("orders")
+    topic = dead_letter_topic.topic_of("orders")
     create_topics(settings, [Topic("orders"), Topic(topic)])
     producer = Producer(settings)
     for value, reason in ((b"not json", "malformed"), (HOSTILE.encode(), HOSTILE)):

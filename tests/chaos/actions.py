@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from sluice.dead_letters import Chosen, redrive
-from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.run.compatibility import CompatibilityError
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
+from sluice.kafka.dead_letter_topic import Chosen, redrive
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.sinks.postgres import PostgresTables
+from sluice.sinks.postgres_sink import PostgresTables
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.snapshots import Snapshots

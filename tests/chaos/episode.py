@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
-from sluice.engine.job.driver_lease import Patience
+from sluice.engine.run.driver_lease import Patience
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.audits import Audit

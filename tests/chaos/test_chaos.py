@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.local.broker import EmbeddedKafka
 from tests.chaos.actions import ACTIONS, Action, chosen, compacted, run
 from tests.chaos.world import Choice, World, try_episode
 

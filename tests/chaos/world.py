@@ -19,8 +19,8 @@ import structlog
 from pyspark.sql import SparkSession
 
 from sluice import Pipeline
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings
-from sluice.testing.kafka import EmbeddedKafka
 from tests.chaos.actions import ACTIONS, Action, broker_restart, chosen, play
 from tests.chaos.episode import Episode
 from tests.chaos.extras import CONNECTION
@@ -69,7 +69,7 @@ def try_episode(world: World, name: str, seed: int, actions: Choice) -> tuple[li
 
 @contextmanager
 def own_world(with_postgres: bool) -> Iterator[World]:
-    from sluice.testing.driver import shared_session
+    from sluice.testing.topology_test_driver import shared_session
 
     with ExitStack() as stack:
         memory = MEMORY if MEMORY.is_dir() else None

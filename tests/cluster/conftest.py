@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.client import Client
-from sluice.examples.orders.totals import Totals
+from sluice.examples.orders.expected_totals import Totals
 from sluice.kafka.topics import read_topic
 from tests.cluster.standalone import SparkCluster, python_of_executors, spark_cluster
 from tests.faults.kills import WORKERS

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from sluice.testing.service import Service, members, stop
+from sluice.local.service import Service, members, stop
 from tests.faults.world import wait_until
 from tests.ports import free_port
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
 from sluice.topology.dsl import GlobalTable, Stream, Table
-from sluice.values.sql import literal
+from sluice.values.sql_text import literal
 from sluice.values.windows import AnyWindow
 from tests.conformance import values
 from tests.conformance.functions import (

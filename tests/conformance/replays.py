@@ -20,15 +20,15 @@ from typing import Any, Literal, Protocol, Self, cast, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.batch.start import BatchStart, running, tell_tasks
+from sluice.engine.batch.batch_start import BatchStart, running, tell_tasks
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.arrow_query import ArrowQuery
-from sluice.engine.job.query import JobQuery, without_adaptive_execution
-from sluice.engine.job.registration import generation_info
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.shard_writer import RESULT
 from sluice.engine.publish.store_changes import GlobalTables
 from sluice.engine.publish.window_retention import Retention
+from sluice.engine.run.arrow_query import ArrowQuery
+from sluice.engine.run.registration import generation_info
+from sluice.engine.run.streaming_query import JobQuery, without_adaptive_execution
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
@@ -37,10 +37,10 @@ from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
-from sluice.state.shard.protocol import Checksums
-from sluice.testing.driver import shared_session
+from sluice.state.shard.interface import Checksums
 from sluice.testing.local_run import PIPED, computed, decode_piped, why_not_local
 from sluice.testing.piped import OnlyWriter
+from sluice.testing.topology_test_driver import shared_session
 from sluice.topology.pipeline import Pipeline
 
 Moment = Literal["before the state", "before the output", "before the snapshot"]

@@ -26,8 +26,8 @@ from sluice import Pipeline
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.testing import TopologyTestDriver
-from sluice.testing.driver import shared_session
 from sluice.testing.local_run import why_not_local
+from sluice.testing.topology_test_driver import shared_session
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
 from tests.postgres import new_database, postgres_server
 

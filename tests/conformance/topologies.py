@@ -27,9 +27,9 @@ import psutil
 from sluice import Pipeline
 from sluice.plan import plan
 from sluice.settings import settings
-from sluice.testing.driver import shared_session
 from sluice.testing.local_run import why_not_local
 from sluice.testing.piped import PipedRecords
+from sluice.testing.topology_test_driver import shared_session
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes
 from tests.conformance.catalogue import SOURCES, Chain, Nodes, Unfit, Values

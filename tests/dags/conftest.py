@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from sluice.testing.kafka import EmbeddedKafka
 from tests import airflow_home
 from tests.airflow_database import provide_database
 

@@ -14,7 +14,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
 from sluice.errors import EngineError
-from sluice.metrics import gauges
+from sluice.observe.metrics import gauges
 from sluice.orchestration.alerts import check_age
 from sluice.orchestration.dags import Alerts, pipeline_dags
 from sluice.orchestration.deadlines import Age, OverdueTrigger, alert_overdue

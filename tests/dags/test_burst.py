@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.kafka.offsets import Lag
-from sluice.monitoring import run_figures
+from sluice.observe.monitoring import run_figures
 from sluice.orchestration.trigger import Burst, Driving, last_run_began
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow

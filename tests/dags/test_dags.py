@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from pyspark.sql import SparkSession
 
-from sluice.engine.job.run import JobRun
+from sluice.engine.run.job_run import JobRun
 from sluice.examples.orders import totals_of_topic
 from sluice.orchestration.dags import pipeline_dags
 from sluice.orchestration.operator import POINTS, SluiceOperator

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sluice.connections import kafka_or_settings
+from sluice.airflow_connections import kafka_or_settings
 from sluice.errors import SettingsError
 from sluice.settings import settings
 
@@ -20,5 +20,5 @@ def test_a_connection_that_cannot_be_used_is_an_error(monkeypatch: pytest.Monkey
 
 def test_without_a_connection_the_settings_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_DEFAULT", raising=False)
-    monkeypatch.setattr("sluice.connections.KAFKA", "missing")
+    monkeypatch.setattr("sluice.airflow_connections.KAFKA", "missing")
     assert kafka_or_settings() == settings().kafka

@@ -22,8 +22,8 @@ from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
+from sluice.spark_submit import APPLICATION, LARGE_BACKLOG
 from sluice.state.ledger.ledger import Ledger
-from sluice.submission import APPLICATION, LARGE_BACKLOG
 from tests.ports import free_port
 from tests.states import States, make_snapshot
 

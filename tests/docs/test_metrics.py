@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from sluice.metrics import HELP
+from sluice.observe.metrics import HELP
 from tests.docs.pages import read
 
 PAGE = read("docs/how-to/metrics.md")

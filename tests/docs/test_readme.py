@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.kafka.topics import read_topic
+from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.kafka import EmbeddedKafka
 from sluice.topology import Pipeline, load_pipeline
 from tests.docs.pages import files, read
 
@@ -44,7 +44,7 @@ def test_the_pipeline_has_thirty_lines() -> None:
 
 
 def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    from sluice.engine.job.run import JobRun
+    from sluice.engine.run.job_run import JobRun
 
     kafka.create_topics({"views": 1})
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sluice.local import broker
 from sluice.settings import settings
-from sluice.testing import kafka
 from tests.docs.pages import ROOT, read, script, steps, write_files
 from tests.ports import free_port
 
@@ -28,7 +28,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / ".sluice").mkdir()
     (tmp_path / ".sluice" / "jars").symlink_to((settings().home / "jars").resolve())
     yield tmp_path
-    kafka.stop(tmp_path / ".sluice" / "kafka")
+    broker.stop(tmp_path / ".sluice" / "kafka")
 
 
 @pytest.mark.parametrize(

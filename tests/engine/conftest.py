@@ -14,17 +14,17 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from sluice.engine.job.driver_lease import this_process
-from sluice.engine.job.run import JobRun
+from sluice.engine.run.driver_lease import this_process
+from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError
+from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
-from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef, Snapshot, StoreInfo
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.remote.opening import open_shard
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
 

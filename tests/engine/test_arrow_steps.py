@@ -16,7 +16,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Column
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.typed import typed
-from sluice.values.sql import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
 
 Strategy = st.SearchStrategy[str]
 Pick = Callable[[str], Strategy]

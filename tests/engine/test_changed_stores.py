@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 from msgspec import Struct
 
 from sluice import Context, Pipeline, Record, tumbling
-from sluice.engine.job.compatibility import CompatibilityError
-from sluice.engine.job.replay import Step
-from sluice.engine.read.identity import InputError
+from sluice.engine.read.source_identity import InputError
+from sluice.engine.run.compatibility import CompatibilityError
+from sluice.engine.run.replay import Step
 from sluice.errors import EngineError
 from sluice.operations.changed_stores import ChangedStores
 from sluice.operations.rebuild import Rebuild

@@ -12,8 +12,8 @@ from rich.console import Console
 from sqlalchemy import delete
 
 from sluice import Pipeline, tumbling
-from sluice.auditing import report
 from sluice.errors import DamagedState, StateError
+from sluice.observe.audit_report import report
 from sluice.state.database import transaction
 from sluice.state.ledger.tables import LEASES
 from sluice.state.model import GenerationRef

@@ -15,10 +15,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.publish.delta import DeltaSink, DeltaTarget
+from sluice.engine.publish.delta_sink import DeltaSink, DeltaTarget
 from sluice.errors import BatchDiffers, EngineError, LeaseError
-from sluice.sinks.protocol import BatchId, Published, Rows
-from sluice.values.tables import DeltaTable
+from sluice.sinks.target import BatchId, Published, Rows
+from sluice.values.sink_tables import DeltaTable
 
 NOTHING = pa.table({})
 TOTALS = (("shop", "STRING"), ("n", "BIGINT"))

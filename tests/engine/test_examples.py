@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sluice.engine.job.run import JobRun
+from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError, StateError
 from sluice.examples import load_example
 from sluice.examples.example import START_MS, Example, create_example_topics, decoded, produce_samples, read_samples
+from sluice.local.broker import EmbeddedKafka
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
-from sluice.remote.opening import open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import StoreInfo
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.remote.opening import open_shard
 from sluice.topology import Pipeline, load_pipeline
 
 COUNT = 150

@@ -12,10 +12,10 @@ from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.batch.topics import TopicLimits
-from sluice.engine.job.driver_lease import Lease
-from sluice.engine.job.run import JobRun
+from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.run.driver_lease import Lease
+from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError, LeaseError
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.retention import retain

@@ -23,13 +23,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sluice.engine.read.java_settings import java_settings
-from sluice.engine.read.kafka import KafkaInput
+from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.session import DEFAULTS
 from sluice.errors import BrokersUnreachable, SettingsError
 from sluice.kafka.brokers import require_brokers
 from sluice.kafka.topics import read_topic
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from sluice.testing.kafka import EmbeddedKafka
 from tests.certificates import make_certificate
 from tests.ports import free_port
 from tests.watched import run_watched

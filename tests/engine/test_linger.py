@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from sluice import Pipeline
-from sluice.engine.job.linger import Linger, News
+from sluice.engine.run.linger import Linger, News
 from sluice.errors import EngineError
 from sluice.kafka.offsets import Offsets
 from sluice.state.ledger.failures import Failure

@@ -15,11 +15,11 @@ from confluent_kafka import Producer
 from sqlalchemy import make_url
 
 from sluice.errors import StateError
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import drop, exists
-from sluice.state.shard.shard import LocalShard
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.shard.local_shard import LocalShard
 from tests.certificates import make_certificate
 from tests.postgres import postgres_server
 from tests.watched import run_watched

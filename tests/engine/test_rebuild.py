@@ -11,11 +11,11 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline, session
-from sluice.engine.job.compatibility import CompatibilityError
-from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.replay import Step, evenly
-from sluice.engine.job.run import JobRun
-from sluice.engine.read.identity import InputError
+from sluice.engine.read.source_identity import InputError
+from sluice.engine.run.compatibility import CompatibilityError
+from sluice.engine.run.driver_lease import Lease, this_process
+from sluice.engine.run.job_run import JobRun
+from sluice.engine.run.replay import Step, evenly
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.operations.rebuild import Rebuild, drop_built
 from sluice.plan import plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sluice import Pipeline
-from sluice.dead_letters import Chosen, find, redrive
-from sluice.engine.read.headers import headers_at
+from sluice.engine.read.reread_headers import headers_at
+from sluice.kafka.dead_letter_topic import Chosen, find, redrive
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names
 

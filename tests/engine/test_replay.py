@@ -16,8 +16,8 @@ from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.snapshots import Snapshots
+from sluice.state.remote.opening import open_shard
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, Sale, Shop, address, sale, sales_of, shop, simple_shop
 

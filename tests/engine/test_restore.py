@@ -11,8 +11,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
-from sluice.auditing import report
 from sluice.errors import DamagedState, LeaseError
+from sluice.observe.audit_report import report
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.restoring import RestoringRun
 from sluice.plan import plan

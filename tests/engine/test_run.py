@@ -14,12 +14,12 @@ from sluice import Pipeline, session
 from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput
 from sluice.errors import EngineError
 from sluice.kafka.topics import text_headers
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import GenerationRef, owner
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.topology.loading.file import load_file
-from sluice.values.records import OnError
+from sluice.values.record_metadata import OnError
 from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop, simple_shop

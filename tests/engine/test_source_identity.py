@@ -13,17 +13,17 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.read.identity import InputError, SourceIdentity
+from sluice.engine.read.source_identity import InputError, SourceIdentity
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.kafka.topics import records_at
+from sluice.local.broker import EmbeddedKafka
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import note_last_records
 from sluice.state.model import GenerationRef
-from sluice.testing.kafka import EmbeddedKafka
-from sluice.values.records import fingerprint
+from sluice.values.record_metadata import fingerprint
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop
 from tests.ports import free_port

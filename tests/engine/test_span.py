@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice import Pipeline
-from sluice.engine.read.identity import InputError
+from sluice.engine.read.source_identity import InputError
 from sluice.errors import EngineError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan

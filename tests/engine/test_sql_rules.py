@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.steps import key_sql
 from sluice.engine.steps.arrow_steps import ArrowSteps, is_same
-from sluice.engine.steps.attempts import share_subexpressions, with_columns
+from sluice.engine.steps.fallible_expressions import share_subexpressions, with_columns
 from sluice.plan import Attempt
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.failures import causes
+from sluice.sql.fallible import causes
 from sluice.sql.rules import key_problem
 from sluice.sql.typed import typed
-from sluice.values.sql import TO_JSON, VALUE_JSON
+from sluice.values.sql_text import TO_JSON, VALUE_JSON
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from sluice.auditing import report
 from sluice.errors import Refused
-from sluice.operations import standbys
+from sluice.observe.audit_report import report
 from sluice.operations.restoring import RestoringRun
 from sluice.plan import plan
 from sluice.query import Reader
-from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
+from sluice.state.remote import standby_copies
+from sluice.state.remote.opening import open_shard
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import sums
 from tests.servers.hosts import TOKEN
@@ -34,7 +34,7 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
-    monkeypatch.setattr(standbys, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(standby_copies, "RETRY_SECONDS", 0.5)
     settings.cache_clear()
     running = start(sums)
     name, configuration = running.pipeline.name, running.settings

@@ -9,14 +9,14 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.batch.topics import TopicLimits
+from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import BatchDiffers
 from sluice.kafka.topics import read_topic
+from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
-from sluice.testing.kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.engine
 

@@ -12,10 +12,11 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, Serde, dead_letters
+from sluice import Pipeline, Serde
 from sluice.errors import EngineError
+from sluice.kafka import dead_letter_topic
 from sluice.kafka.topics import text_headers
-from sluice.values.records import OnError
+from sluice.values.record_metadata import OnError
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, Sale, sale, sales_of
 
@@ -77,7 +78,7 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None
 
 def test_a_dead_letter_too_large_for_its_topic_fails_the_run_with_the_topic_to_change(start: Start) -> None:
     running = start(copied("dead_letter"))
-    topic = dead_letters.topic_of(running.pipeline.name)
+    topic = dead_letter_topic.topic_of(running.pipeline.name)
     running.kafka.create_topics({topic: 1}, {"max.message.bytes": "200"})
     running.send("sales", b"{")
     with pytest.raises(EngineError, match="size too large") as failed:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
-from sluice.state.shard.protocol import Checksums
+from sluice.state.remote.opening import open_shard
+from sluice.state.shard.interface import Checksums
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_COUNTED = tuple(
-    str(ROOT / "sluice" / path) for path in ("state", "remote", "query", "dead_letters.py", "kafka", "engine/job")
-)
+_COUNTED = tuple(str(ROOT / "sluice" / path) for path in ("state", "query", "kafka", "engine/run"))
 
 
 def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
@@ -50,7 +48,7 @@ class Counter:
 
 def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], object]:
     """Move a worker to a state server."""
-    from sluice.commands.servers import place_of
+    from sluice.commands.serve import place_of
     from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
@@ -93,8 +91,8 @@ def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], ob
 
 def redrive(bootstrap: str, pipeline: str, topic: str) -> Callable[[], object]:
     """Re-drive a pipeline's dead letters."""
-    from sluice.dead_letters import Chosen
-    from sluice.dead_letters import redrive as write_again
+    from sluice.kafka.dead_letter_topic import Chosen
+    from sluice.kafka.dead_letter_topic import redrive as write_again
 
     return lambda: write_again({"bootstrap.servers": bootstrap}, pipeline, [topic], Chosen())
 
@@ -104,7 +102,7 @@ def rebuild(action: str, pipeline: str) -> Callable[[], object]:
     from sluice.operations.rebuild import Rebuild
     from sluice.plan import load_plan
     from sluice.settings import settings
-    from sluice.testing.driver import shared_session
+    from sluice.testing.topology_test_driver import shared_session
 
     job = load_plan(settings().pipelines, pipeline).job
     rebuilding = Rebuild(shared_session(), job, settings())

@@ -67,7 +67,7 @@ class Scheduled:
 
     def _is_driver(self, process: psutil.Process) -> bool:
         try:
-            if "engine/main.py" not in " ".join(process.cmdline()):
+            if "sluice/driver.py" not in " ".join(process.cmdline()):
                 return False
             return process.environ().get("SLUICE_HOME") == str(self.orders.home)
         except psutil.Error:

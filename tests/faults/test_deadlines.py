@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from sluice.kafka.topics import produce
-from sluice.metrics import gauges
+from sluice.local.airflow_client import Airflow
+from sluice.local.platform import LocalPlatform
+from sluice.observe.metrics import gauges
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.airflow import Airflow
-from sluice.testing.platform import LocalPlatform
 from tests.airflow_database import provide_database
 from tests.faults.conftest import Observe
 from tests.faults.world import LONGEST_S, wait_until

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sluice.local.broker import running as running_broker
 from sluice.settings import settings
-from sluice.testing.kafka import running as running_broker
 from tests.delta import delta_rows, written_snapshot
 from tests.faults.conftest import Observe
 from tests.faults.shops import Shops, running_shops

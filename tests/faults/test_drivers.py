@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from sluice.errors import StateError
-from sluice.testing.kafka import EmbeddedKafka
-from sluice.testing.kafka import running as running_broker
+from sluice.local.broker import EmbeddedKafka
+from sluice.local.broker import running as running_broker
 from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Observe, fill, small_disk
 from tests.faults.kills import Kills

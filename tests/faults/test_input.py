@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
-from sluice.engine.read.identity import InputError
+from sluice.engine.read.source_identity import InputError
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, by_shop, sale, shop

@@ -21,10 +21,10 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from sluice.engine.publish.transaction import Writer, read_marker
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
+from sluice.local.broker import running as running_broker
 from sluice.query import AsOf, Reader
 from sluice.query.differences import compare as differences
 from sluice.state.model import GenerationRef, Snapshot
-from sluice.testing.kafka import running as running_broker
 from tests.faults import orders as orders_pipeline
 from tests.faults.conftest import Observe, small_disk
 from tests.faults.dying import calls

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from sluice import dead_letters
-from sluice.dead_letters import Chosen
+from sluice.kafka import dead_letter_topic
+from sluice.kafka.dead_letter_topic import Chosen
 from sluice.kafka.topics import read_topic
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.local.broker import EmbeddedKafka
 from tests.api_client import Api, User
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
@@ -87,7 +87,7 @@ def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observ
     calls(*redrive, environment={})
     written = Counter(record.value() for record in read_topic(config, name))
     assert written == Counter(b"%d" % number for number in range(REJECTED))
-    markers = dead_letters.find(config, name, Chosen(), REJECTED).markers.values()
+    markers = dead_letter_topic.find(config, name, Chosen(), REJECTED).markers.values()
     assert len({(marker.topic, marker.partition, marker.offset) for marker in markers}) == REJECTED
     assert died, "no re-drive was killed before it ended"
     observe(f"the re-drive was killed at calls {died} of {steps}; each of {REJECTED:,} records was written once")
@@ -95,12 +95,12 @@ def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observ
 
 def reject(kafka: EmbeddedKafka, name: str) -> None:
     """Write the dead letters of a pipeline that reads the topic `name`."""
-    kafka.create_topics({name: 2, dead_letters.topic_of(name): 1})
+    kafka.create_topics({name: 2, dead_letter_topic.topic_of(name): 1})
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(REJECTED):
         place = {"reason": "contract", "topic": name, "partition": number % 2, "offset": 0}
         headers: list[tuple[str, str | bytes | None]] = [
             (f"sluice.{header}", str(text).encode()) for header, text in place.items()
         ]
-        producer.produce(dead_letters.topic_of(name), b"%d" % number, headers=headers)
+        producer.produce(dead_letter_topic.topic_of(name), b"%d" % number, headers=headers)
     assert producer.flush(60) == 0

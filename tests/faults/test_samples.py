@@ -12,17 +12,17 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from sluice.engine.batch.topics import TopicLimits
-from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
-from sluice.remote.opening import open_shard
+from sluice.local.broker import EmbeddedKafka
+from sluice.local.broker import running as running_broker
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef, owner
-from sluice.testing.kafka import EmbeddedKafka
-from sluice.testing.kafka import running as running_broker
+from sluice.state.remote.opening import open_shard
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
 from tests.faults.world import wait_until
@@ -34,12 +34,12 @@ QUICK = Patience(beat_s=0.05, silence_s=0.5)
 WRITER = """
 import sys
 from pathlib import Path
-from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, GenerationRef
-from sluice.remote.opening import open_shard
+from sluice.state.remote.opening import open_shard
 
 ledger, location, key, beat = sys.argv[1:]
 with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard:

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from sluice import Decimal2, Pipeline, tumbling
-from sluice.auditing import report
 from sluice.engine.batch.checkpoint import write_checkpoint
-from sluice.engine.job import batches
-from sluice.engine.job.compatibility import CompatibilityError
 from sluice.engine.publish.publisher import Publisher
+from sluice.engine.run import batch_loop
+from sluice.engine.run.compatibility import CompatibilityError
 from sluice.errors import EngineError, StateError, TopologyError
+from sluice.observe.audit_report import report
 from tests.engine.conftest import Start
 from tests.engine.shop import Names, Sale, sale, shop
 from tests.engine.test_rebuild import a_shard, rebuild, run
@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
 
             running.send("sales", sale("a"))
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(batches, "write_checkpoint", write)
+                patched.setattr(batch_loop, "write_checkpoint", write)
                 try:
                     ends.append(f"read {running.run()}")
                 except Exception:

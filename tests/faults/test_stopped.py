@@ -12,11 +12,11 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from sluice.remote.opening import open_shard
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.remote.opening import open_shard
 from tests.faults.conftest import Observe
 from tests.faults.world import ROOT, wait_until
 

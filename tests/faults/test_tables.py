@@ -13,7 +13,7 @@ import psutil
 import psycopg
 import pytest
 
-from sluice.testing.kafka import running as running_broker
+from sluice.local.broker import running as running_broker
 from tests.faults.conftest import Observe
 from tests.faults.shops import Shops, running_shops
 from tests.faults.test_interruptions import LONG_S, marker

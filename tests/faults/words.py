@@ -19,9 +19,9 @@ from typing import Any
 from confluent_kafka import Message
 
 from sluice.kafka.topics import produce, read_topic, text_headers
-from sluice.remote.opening import open_shard
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, Snapshot
+from sluice.state.remote.opening import open_shard
 from tests.faults.comparison import Comparison, batches, difference, records_read, verify_shards
 from tests.faults.world import World
 

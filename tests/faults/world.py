@@ -18,13 +18,13 @@ from typing import Any
 import psutil
 from confluent_kafka.admin import AdminClient
 
-from sluice.examples.orders.topics import produce_orders
-from sluice.processes import has_ended, with_descendants
+from sluice.examples.orders.sample_topics import produce_orders
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings, settings
+from sluice.spark_submit import submission
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.submission import submission
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.support.processes import has_ended, with_descendants
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ class Driver:
 
     def python(self) -> psutil.Process | None:
         """The driver's Python program."""
-        programs = (process for process in self.members() if "engine/main.py" in " ".join(_command(process)))
+        programs = (process for process in self.members() if "sluice/driver.py" in " ".join(_command(process)))
         return next((process for process in programs if not _is_java(process)), None)
 
     def java(self) -> psutil.Process | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from sluice.examples.orders.totals import Totals
+from sluice.examples.orders.expected_totals import Totals
 from sluice.kafka.topics import read_topic
 from tests.image.composition import LASTING, SERVICES, Composition, composition
 from tests.image.engine import IMAGE, ROOT, Engine, engine

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sluice.testing.service import Service, stop
+from sluice.local.service import Service, stop
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from sluice.kafka.topics import read_topic, text_headers
-from sluice.testing.airflow import Airflow
+from sluice.local.airflow_client import Airflow
 
 KINDS = {"general_orders": "GENERAL", "restaurant_orders": "RESTAURANT"}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.backlog import unread_records
 from sluice.kafka.topics import produce
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.local.broker import EmbeddedKafka
+from sluice.observe.unread import unread_records
 from tests.ports import free_port
 from tests.states import States
 

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from sluice.processes import has_ended
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from sluice.submission import FIRST_RUN
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.spark_submit import FIRST_RUN
+from sluice.support.processes import has_ended
 from tests.signals import reset_signals
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

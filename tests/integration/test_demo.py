@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sluice.examples.demo import _stoppable
+from sluice.local.broker import running
+from sluice.local.platform import clear
+from sluice.local.service import members
 from sluice.settings import settings
-from sluice.testing.kafka import running
-from sluice.testing.platform import clear
-from sluice.testing.service import members
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)

@@ -18,13 +18,13 @@ import pytest
 from playwright.sync_api import expect
 
 from sluice.examples.orders import STORE_1234, Totals, produce_orders, totals_of_topic
-from sluice.examples.orders.example import answers
+from sluice.examples.orders.orders_example import answers
 from sluice.kafka.topics import read_topic, text_headers
-from sluice.monitoring import run_audits
+from sluice.local.platform import LocalPlatform
+from sluice.local.service import members
+from sluice.observe.monitoring import run_audits
 from sluice.state.ledger.audits import total
 from sluice.state.ledger.ledger import Ledger
-from sluice.testing.platform import LocalPlatform
-from sluice.testing.service import members
 from tests.airflow_browser import chromium, open_airflow
 from tests.airflow_database import provide_database
 from tests.faults.world import wait_until

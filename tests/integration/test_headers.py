@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.read.headers import headers_at
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.engine.read.reread_headers import headers_at
+from sluice.local.broker import EmbeddedKafka
 
 pytestmark = pytest.mark.integration
 

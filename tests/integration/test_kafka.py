@@ -15,10 +15,10 @@ from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.offsets import oldest_held, read_lag
 from sluice.kafka.topics import produce, read_topic
+from sluice.local import broker as processes
+from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from sluice.submission import archive_file
-from sluice.testing import kafka
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.spark_submit import archive_file
 from tests.faults.world import wait_until
 from tests.ports import free_port
 
@@ -141,13 +141,13 @@ def test_it_shares_an_archive_of_loaded_classes(broker: EmbeddedKafka, tmp_path:
     # The first broker of all writes it, perhaps for a test in another process that started at the same time.
     assert wait_until(archive.is_file, 60)
     with EmbeddedKafka(tmp_path / "kafka", free_port()) as own:
-        running = kafka.running(own.folder)
+        running = processes.running(own.folder)
         assert running is not None
         assert str(archive) in {file.path for file in psutil.Process(running.pid).memory_maps()}
 
 
 def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
-    running = kafka.running(broker.folder)
+    running = processes.running(broker.folder)
     assert running is not None
     listens = [
         connection.laddr.ip.removeprefix("::ffff:")
@@ -160,36 +160,36 @@ def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
 
 def test_a_second_broker_on_the_same_folder_is_rejected(broker: EmbeddedKafka) -> None:
     with pytest.raises(PreflightError, match=f"is already running in .*, on port {broker.port}"):
-        kafka.start(broker.folder, free_port())
+        processes.start(broker.folder, free_port())
 
 
 def test_a_broker_outlives_its_command_and_keeps_its_data(tmp_path: Path) -> None:
-    first = kafka.start(tmp_path, free_port())
-    assert kafka.running(tmp_path) == first
-    kafka.create_topics(first.bootstrap, {"stays": 1})
+    first = processes.start(tmp_path, free_port())
+    assert processes.running(tmp_path) == first
+    processes.create_topics(first.bootstrap, {"stays": 1})
     write(first.bootstrap, "stays", [b"here"])
-    assert kafka.stop(tmp_path) == first
+    assert processes.stop(tmp_path) == first
     assert not psutil.pid_exists(first.pid)
-    assert kafka.running(tmp_path) is None
-    second = kafka.start(tmp_path, free_port())
+    assert processes.running(tmp_path) is None
+    second = processes.start(tmp_path, free_port())
     try:
         assert read(second.bootstrap, "stays", 1) == [b"here"]
     finally:
-        kafka.stop(tmp_path)
+        processes.stop(tmp_path)
 
 
 def test_a_port_in_use_suggests_choosing_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(PreflightError, match=rf"Port {port} .* sluice kafka start --port \d+"):
-            kafka.start(tmp_path, port)
-    assert kafka.stop(tmp_path) is None
+            processes.start(tmp_path, port)
+    assert processes.stop(tmp_path) is None
 
 
 def test_a_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_text(f'{{"pid":{os.getpid()},"port":9092}}')
-    assert kafka.running(tmp_path) is None
-    assert kafka.stop(tmp_path) is None
+    assert processes.running(tmp_path) is None
+    assert processes.stop(tmp_path) is None
     assert not (tmp_path / "broker.json").exists()
 
 
@@ -200,8 +200,8 @@ def test_a_broker_that_fails_to_start_reports_the_reason(tmp_path: Path) -> None
     (tmp_path / "data" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=2\n")
     began = time.monotonic()
     with pytest.raises(PreflightError, match="Kafka ended while it was starting") as problem:
-        kafka.start(tmp_path, port)
+        processes.start(tmp_path, port)
     assert time.monotonic() - began < 20
     assert "Stored node id 2" in problem.value.detail
     assert problem.value.next_step
-    assert kafka.running(tmp_path) is None
+    assert processes.running(tmp_path) is None

@@ -19,13 +19,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from sluice import dead_letters
-from sluice.dead_letters import Chosen, find, redrive
 from sluice.errors import EngineError
+from sluice.kafka import dead_letter_topic
 from sluice.kafka.brokers import ANY_SIZE
+from sluice.kafka.dead_letter_topic import Chosen, find, redrive
 from sluice.kafka.topics import Headers, headers_of, read_topic
-from sluice.testing.kafka import EmbeddedKafka
-from sluice.values.headers import escaped
+from sluice.local.broker import EmbeddedKafka
+from sluice.values.dead_letter_headers import escaped
 from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ class Shop:
     def __init__(self, kafka: EmbeddedKafka, name: str) -> None:
         self.name = name
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
-        kafka.create_topics({name: 2, dead_letters.topic_of(name): 1})
+        kafka.create_topics({name: 2, dead_letter_topic.topic_of(name): 1})
         self._producer = Producer(self.kafka | ANY_SIZE)
         self._written = 0
 
@@ -52,7 +52,7 @@ class Shop:
         texts = {"reason": reason, "detail": "Expected `int`", **place, **headers}
         sent: list[tuple[str, str | bytes | None]] = [(escaped(name), content) for name, content in own]
         sent += [(f"sluice.{name}", str(text).encode()) for name, text in texts.items() if text != ""]
-        self._producer.produce(dead_letters.topic_of(self.name), value, b"k\xff", headers=sent)
+        self._producer.produce(dead_letter_topic.topic_of(self.name), value, b"k\xff", headers=sent)
         assert self._producer.flush(30) == 0
 
     def send(self, value: bytes, partition: int) -> None:
@@ -104,7 +104,7 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
 def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
     shop: Shop, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = dead_letters.topic_of(shop.name)
+    topic = dead_letter_topic.topic_of(shop.name)
 
     def create_again() -> None:
         admin = AdminClient({**shop.kafka})
@@ -127,7 +127,7 @@ def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
             create_again()
 
     shop.reject(b"3")
-    monkeypatch.setattr(dead_letters, "read_topic", read_and_create_again)
+    monkeypatch.setattr(dead_letter_topic, "read_topic", read_and_create_again)
     with pytest.raises(EngineError, match="was deleted while it was read"):
         shop.redrive()
     assert len(shop.records) == 2
@@ -208,7 +208,7 @@ def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Sho
 
 
 def test_a_record_in_the_topic_that_is_no_dead_letter_is_listed(shop: Shop) -> None:
-    shop._producer.produce(dead_letters.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())])
+    shop._producer.produce(dead_letter_topic.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())])
     assert shop._producer.flush(30) == 0
     found = find(shop.kafka, shop.name, Chosen(), 10)
     assert [(letter.reason, letter.source) for letter in found.letters] == [("unknown", None)]
@@ -253,7 +253,7 @@ def test_a_record_as_large_as_the_topic_takes_is_re_driven_with_the_others(shop:
 def test_a_record_of_another_program_among_the_markers_is_named(shop: Shop) -> None:
     shop.reject(b"1")
     assert shop.redrive() == (1, {})
-    shop._producer.produce(dead_letters.markers_of(shop.name), b"of another program", b"key")
+    shop._producer.produce(dead_letter_topic.markers_of(shop.name), b"of another program", b"key")
     assert shop._producer.flush(30) == 0
     with pytest.raises(EngineError, match=r"_redriven, partition 0, offset \d+: this record is not a marker"):
         shop.redrive()

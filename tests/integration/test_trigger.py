@@ -16,12 +16,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from sluice.kafka.topics import produce
+from sluice.local.broker import EmbeddedKafka
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import Watch
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, Snapshot
-from sluice.testing.kafka import EmbeddedKafka
 from tests.ports import free_port
 from tests.soak.sizes import assert_flat, own_size
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sluice import Pipeline, Serde, Stream, session, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
-from sluice.values.records import OnError
+from sluice.values.record_metadata import OnError
 from tests.pipelines.conftest import Drive
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sluice import Pipeline
 from sluice.values import contracts
-from sluice.values.sql import TO_JSON
+from sluice.values.sql_text import TO_JSON
 from sluice.values.sql_types import struct_type
 from tests.pipelines.conftest import Drive
 

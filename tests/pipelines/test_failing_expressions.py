@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from sluice import Pipeline, Stream, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
-from sluice.values.records import OnError
+from sluice.values.record_metadata import OnError
 from tests.pipelines.conftest import Drive
 from tests.pipelines.test_checking import check
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sluice import Decimal2, Pipeline, Table, tumbling
 from sluice.testing import TopologyTestDriver
-from sluice.testing.driver import Output
+from sluice.testing.topology_test_driver import Output
 from tests.pipelines.conftest import Drive
 
 

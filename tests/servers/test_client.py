@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 
 from sluice import AsyncClient, Client
 from sluice.answers import Entries, WorkerStatus
-from sluice.api.views import changes as changes_module
-from sluice.cli import app
+from sluice.api.routes import changes as changes_module
 from sluice.client import Change, ChangedKey
 from sluice.client.queries import Connection, Query
+from sluice.commands.cli import app
 from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, SettingsError, StateError
 from sluice.settings import settings
 from sluice.state.model import GenerationRef

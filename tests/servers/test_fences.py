@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sluice.auditing import report
-from sluice.cli import app
+from sluice.commands.cli import app
 from sluice.commands.console import wide
-from sluice.engine.job.driver_lease import current_lease, this_process
+from sluice.engine.run.driver_lease import current_lease, this_process
 from sluice.errors import DamagedState, Refused
+from sluice.observe.audit_report import report
 from sluice.operations.moves import move
-from sluice.operations.standbys import promote, refresh
-from sluice.remote.opening import open_shard
-from sluice.remote.shard import RemoteShard
 from sluice.state.ledger.placement import Placement, Placements
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.standbys import Standbys
 from sluice.state.model import owner
+from sluice.state.remote.opening import open_shard
+from sluice.state.remote.remote_shard import RemoteShard
+from sluice.state.remote.standby_copies import promote, refresh
 from tests.api.states import KINDS, totals
 from tests.fences import content, paused_before
 from tests.servers.conftest import LOCATIONS

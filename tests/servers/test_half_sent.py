@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sluice.remote.server import app as app_module
-from sluice.remote.server import protocol
+from sluice.server import http_protocol
+from sluice.server import local_routes as app_module
 from tests.servers.hosts import TOKEN, Host
 
 SHARD = "/local/orders/1/0"
@@ -22,8 +22,8 @@ SOON = 6.0
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(app_module._body, "__defaults__", (app_module.MAX_QUERY_BYTES, 1.0))
 
 

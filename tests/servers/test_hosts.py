@@ -12,19 +12,19 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
-from sluice.commands.servers import place_of
+from sluice.commands.cli import app
+from sluice.commands.serve import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.operations.moves import move
 from sluice.operations.retention import retain
 from sluice.query import execution
-from sluice.remote.opening import open_shard
-from sluice.remote.server import shards
-from sluice.remote.server.run import Options, claim
+from sluice.server import served_shards
+from sluice.server.process import Options, claim
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.ranges import Range
 from tests.api.states import totals
 from tests.ports import free_port
@@ -226,7 +226,7 @@ def test_an_interrupted_move_can_be_repeated(
     place = Placement("orders", 1, "127.0.0.1", hosts[2].port)
     for broken in ("absorb", "settle"):
         with monkeypatch.context() as patch:
-            from sluice.remote.shard import RemoteShard
+            from sluice.state.remote.remote_shard import RemoteShard
 
             patch.setattr(RemoteShard, broken, _fail)
             with pytest.raises(StateError, match="cut off"):
@@ -307,7 +307,7 @@ def test_a_worker_cannot_be_claimed_twice(hosts: list[Host], states: States) -> 
 def test_a_server_stops_serving_a_worker_that_has_come_and_gone(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(served_shards, "REFRESH_SECONDS", 0.1)
     there, back = (Placement("orders", 1, "127.0.0.1", hosts[number].port) for number in (2, 1))
     move(states.ledger, there)
     open_shard(there.shard(states.ref)).close()

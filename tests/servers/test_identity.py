@@ -14,12 +14,12 @@ import pytest
 
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.operations.moves import move, require_server
-from sluice.remote import identity
-from sluice.remote.server import shards
-from sluice.remote.server.run import Options, register
-from sluice.remote.server.shards import identity_of
+from sluice.server import served_shards
+from sluice.server.process import Options, register
+from sluice.server.served_shards import identity_of
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
+from sluice.state.remote import server_identity
 from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
@@ -57,7 +57,7 @@ def test_an_address_belongs_to_one_server(hosts: list[Host], states: States) -> 
 def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "REFRESH_SECONDS", -1)
+    monkeypatch.setattr(served_shards, "REFRESH_SECONDS", -1)
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=True)
     refused = hosts[1].ask("GET", "/local/orders/1/1/batches")
     assert (refused.status_code, refused.json()["detail"]) == (403, "Worker 1 of 'orders' is not at this server.")
@@ -121,7 +121,7 @@ class _Impostor(BaseHTTPRequestHandler):
         self.heard.append(self.headers["Authorization"])
         host, port = self.headers["Host"].split(":")
         self.send_response(200)
-        self.send_header(identity.PROOF, "00" * 32)
+        self.send_header(server_identity.PROOF, "00" * 32)
         self.end_headers()
         self.wfile.write(f'{{"host":"{host}","port":{port},"database":"sqlite","server":"x"}}'.encode())
 
@@ -149,9 +149,9 @@ def test_an_impostor_gets_neither_the_token_nor_a_worker(hosts: list[Host], stat
 @pytest.mark.attack("S10", "challenges by somebody without the token")
 @pytest.mark.parametrize("credentials", ["x", f"{'0' * 64}.{'0' * 64}", "\u00e9" * 129])
 def test_a_server_proves_nothing_to_those_without_the_token(hosts: list[Host], credentials: str) -> None:
-    headers = {b"Authorization": f"{identity.SCHEME} {credentials}".encode("latin-1")}
+    headers = {b"Authorization": f"{server_identity.SCHEME} {credentials}".encode("latin-1")}
     answer = httpx.get(f"http://{hosts[0].address}/local", headers=headers, trust_env=False)
-    assert (answer.status_code, identity.PROOF in answer.headers) == (401, False)
+    assert (answer.status_code, server_identity.PROOF in answer.headers) == (401, False)
 
 
 @pytest.mark.attack("S10", "a shard that the ledger does not know")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import LeaseError, Refused
 from sluice.operations import imports
 from sluice.operations.imports import import_state
-from sluice.remote.opening import open_shard
-from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.remote.opening import open_shard
 from tests.api.states import orders_states
 from tests.postgres import new_database
 from tests.servers.conftest import LOCATIONS, publish

@@ -13,14 +13,14 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.app import generic_app, own_routes_app
-from sluice.api.auth.principals import Principal, authenticate
-from sluice.api.views import own, own_files
-from sluice.api.views.access import ApiState
+from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.auth.permissions import Principal, authenticate
+from sluice.api.routes import custom_route_files, custom_routes
+from sluice.api.routes.access import ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.pinning import FRESH_SECONDS
-from sluice.single_flight import SingleFlightCache
+from sluice.support.single_flight import SingleFlightCache
 from tests.api_client import Clerk
 from tests.docs.pages import files, read
 from tests.states import States
@@ -195,7 +195,7 @@ def test_every_error_is_a_problem_document(v1: TestClient, path: str, status: in
 
 
 def test_a_route_has_a_time_limit(v1: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "ROUTE_SECONDS", 0.1)
+    monkeypatch.setattr(custom_routes, "ROUTE_SECONDS", 0.1)
     answer = v1.get("/v1/counts-bad/slow")
     assert (answer.status_code, answer.json()["title"]) == (503, TooSlow.title)
 
@@ -222,7 +222,9 @@ def test_a_broken_file_does_not_affect_others(folder: Path, tmp_path: Path, capl
     write(folder, zz=COUNTS, text=PAYROLL.replace("-> list[int]", ""), any=PAYROLL.replace("/salaries", "/{name}"))
     with caplog.at_level(logging.ERROR), client(own_routes_app(folder), published(tmp_path), "/v1") as http:
         assert http.get("/v1/counts/a").json() == {"a": 1}
-    broken = {file.stem.partition("_")[0]: str(error) for file, error in own_files.load_routes(folder).broken.items()}
+    broken = {
+        file.stem.partition("_")[0]: str(error) for file, error in custom_route_files.load_routes(folder).broken.items()
+    }
     assert set(broken) == {"exits", "raises", "empty", "dies", "zz", "text", "any"}
     assert "ZeroDivisionError: division by zero" in broken["raises"]
     assert "with status 5" in broken["dies"]
@@ -234,7 +236,7 @@ def test_a_broken_file_does_not_affect_others(folder: Path, tmp_path: Path, capl
 
 def test_a_file_that_hangs_is_an_error(folder: Path) -> None:
     write(folder, hangs="while True: pass")
-    (error,) = own_files.load_routes(folder, seconds=0.5).broken.values()
+    (error,) = custom_route_files.load_routes(folder, seconds=0.5).broken.values()
     assert "is still being imported after 0.5 s" in str(error)
 
 
@@ -252,15 +254,15 @@ def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
 
 def test_a_folder_is_loaded_once_for_concurrent_first_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[Path] = []
-    load = own_files.load_routes
+    load = custom_route_files.load_routes
 
-    def counted(of: Path) -> own_files.RouteFiles:
+    def counted(of: Path) -> custom_route_files.RouteFiles:
         loads.append(of)
         time.sleep(0.2)
         return load(of)
 
-    monkeypatch.setattr(own_files, "load_routes", counted)
+    monkeypatch.setattr(custom_route_files, "load_routes", counted)
     with ThreadPoolExecutor(4) as pool:
-        routes = {*pool.map(own_files.routes_of, [folder] * 4)}
+        routes = {*pool.map(custom_route_files.routes_of, [folder] * 4)}
     assert loads == [folder]
     assert len(routes) == 1

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sluice.remote.server import protocol
-from sluice.remote.server.run import Options, configuration, make_app
+from sluice.server import http_protocol
+from sluice.server.process import Options, configuration, make_app
 from sluice.settings import settings
 from tests.ports import free_port
 from tests.server_thread import ServerThread
@@ -118,7 +118,7 @@ def app_of(host: Host) -> ASGIApp:
 def both(host: Host) -> Iterator[tuple[int, int]]:
     """The ports of two servers of the same shards: with our protocol, and with Uvicorn's."""
     with (
-        serving(app_of(host), protocol.PatientProtocol) as ours,
+        serving(app_of(host), http_protocol.PatientProtocol) as ours,
         serving(app_of(host), HttpToolsProtocol) as theirs,
     ):
         yield ours, theirs
@@ -191,7 +191,7 @@ KINDS = [
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_apps_are_answered_for_as_by_uvicorn(method: str) -> None:
-    with serving(responses, protocol.PatientProtocol) as ours, serving(responses, HttpToolsProtocol) as theirs:
+    with serving(responses, http_protocol.PatientProtocol) as ours, serving(responses, HttpToolsProtocol) as theirs:
         for kind in KINDS:
             for bytes_ in (
                 get(kind, method=method),
@@ -202,7 +202,7 @@ def test_apps_are_answered_for_as_by_uvicorn(method: str) -> None:
 
 
 def test_the_rest_of_a_head_has_a_limit_after_a_response(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.5)
     before = get(f"{COUNT}?location_id=store_1", close=False)
     start = time.monotonic()
     assert answer_to(host.port, before + b"GET /v1/orders/cou").startswith(b"HTTP/1.1 200")
@@ -211,15 +211,15 @@ def test_the_rest_of_a_head_has_a_limit_after_a_response(host: Host, monkeypatch
 
 def test_a_connection_without_requests_is_closed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{COUNT}?location_id=store_1"
-    with serving(app_of(host), protocol.PatientProtocol) as port:
-        monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
-        original = protocol.PatientProtocol.__init__
+    with serving(app_of(host), http_protocol.PatientProtocol) as port:
+        monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+        original = http_protocol.PatientProtocol.__init__
 
-        def impatient(self: protocol.PatientProtocol, *given: object, **more: object) -> None:
+        def impatient(self: http_protocol.PatientProtocol, *given: object, **more: object) -> None:
             original(self, *given, **more)  # type: ignore[arg-type]
             self.timeout_keep_alive = 1
 
-        monkeypatch.setattr(protocol.PatientProtocol, "__init__", impatient)
+        monkeypatch.setattr(http_protocol.PatientProtocol, "__init__", impatient)
         start = time.monotonic()
         # Bytes between requests do not lengthen the limit.
         assert answer_to(port, get(path, close=False), b"\r\n").count(b"HTTP/1.1 200") == 1
@@ -241,9 +241,9 @@ def test_requests_are_answered_after_the_client_has_ended_its_side(host: Host) -
 
 
 def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.5)
     with (
-        serving(responses, protocol.PatientProtocol) as port,
+        serving(responses, http_protocol.PatientProtocol) as port,
         socket.socket() as idle,
         socket.socket() as slow,
     ):

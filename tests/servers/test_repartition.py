@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sluice.local.broker import EmbeddedKafka
 from sluice.operations.moves import move
 from sluice.operations.repartition import repartition
 from sluice.state.ledger.placement import Placement
-from sluice.testing.kafka import EmbeddedKafka
 from tests.installation import Installation, content, expected, settings_of
 from tests.servers.hosts import Host
 from tests.unit.test_repartition import job_of

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 
-from sluice.api.views import page
-from sluice.api.views.own_files import routes_of
+from sluice.api.page import page
+from sluice.api.routes.custom_route_files import routes_of
 from sluice.settings import settings as sluice_settings
 from tests.servers.hosts import TOKEN, Host
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import DamagedState, LeaseError, Refused
-from sluice.remote.opening import create_shard, drop_shard, open_shard
-from sluice.remote.shard import RemoteShard
 from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
+from sluice.state.remote.opening import create_shard, drop_shard, open_shard
+from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.shard.addresses import location
+from sluice.state.shard.interface import Checksums, Journal, Shard
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
-from sluice.state.shard.protocol import Checksums, Journal, Shard
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import LocalShard
 from tests.servers.hosts import Host
 
 REF = GenerationRef("orders", 1)

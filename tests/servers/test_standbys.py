@@ -13,20 +13,19 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
-from sluice.engine.job.driver_lease import current_lease, this_process
-from sluice.engine.job.standbys import promote_standbys
+from sluice.commands.cli import app
+from sluice.engine.run.driver_lease import current_lease, this_process
+from sluice.engine.run.standby_upkeep import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
-from sluice.operations import standbys
 from sluice.operations.moves import move
 from sluice.operations.retention import retain
-from sluice.operations.standbys import Failed, Refreshed, promote, refresh
 from sluice.query import execution
-from sluice.remote import shard
-from sluice.remote.opening import open_shard
-from sluice.remote.shard import RemoteShard
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
+from sluice.state.remote import remote_shard, standby_copies
+from sluice.state.remote.opening import open_shard
+from sluice.state.remote.remote_shard import RemoteShard
+from sluice.state.remote.standby_copies import Failed, Refreshed, promote, refresh
 from sluice.state.shard.operator_states import State
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
@@ -282,7 +281,7 @@ def test_a_standby_that_is_gone_does_not_hold_up_the_others(
 
 @pytest.mark.fault("F36", "a state server that is paused: it accepts connections, but never answers")
 def test_a_silent_server_is_given_up(standby: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(remote_shard, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(Unreachable, match=rf"at 127\.0\.0\.1:{port} cannot be reached \(ReadTimeout\)"):
@@ -401,7 +400,7 @@ def test_a_stale_standby_is_not_promoted_silently(hosts: list[Host], states: Sta
 def test_a_run_promotes_the_standby_of_an_unreachable_worker(
     hosts: list[Host], states: States, standby: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standbys, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(standby_copies, "RETRY_SECONDS", 0.3)
     gone, orders = Unreachable("It does not answer."), ("orders", "")
     # The server answers again: nothing is promoted.
     assert promote_standbys(states.ledger, *orders, gone) == ""

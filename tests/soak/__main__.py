@@ -30,13 +30,13 @@ from rich.table import Table
 
 from sluice.errors import SluiceError
 from sluice.kafka.topics import Topic, create_topics
+from sluice.local.platform import LocalPlatform
+from sluice.local.service import Service, members, stop
 from sluice.operations.retention import retain
-from sluice.provision.checks import free_port
+from sluice.provision.machine_checks import free_port
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.testing.platform import LocalPlatform
-from sluice.testing.service import Service, members, stop
 from tests.soak.sizes import Size, cpu_seconds, growth, mb_in, size_of
 
 PIPELINE = '''"""Counts, windows, sessions and a join: every kind of state."""
@@ -203,9 +203,9 @@ class Soak:
             try:
                 command = " ".join(process.cmdline())
                 if "sluice" in command and process.environ().get("SLUICE_HOME") == str(self.platform.home):
-                    if "engine/main.py" in command:
+                    if "sluice/driver.py" in command:
                         found["JVM" if process.name() == "java" else "driver"].append(process)
-                    elif "sluice.engine.daemon" in command:
+                    elif "sluice.engine.worker_daemon" in command:
                         found["Python workers"].append(process)
             except psutil.Error:
                 pass  # the process has ended, or belongs to another user

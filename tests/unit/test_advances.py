@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, tumbling, within
-from sluice.engine.batch.rows import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
+from sluice.engine.batch.row_schemas import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
 from sluice.engine.stages.advances import Advances, Timeline
 from sluice.plan import OrderedOperator, plan

@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from sqlalchemy import delete
 
-from sluice.auditing import report
 from sluice.errors import NotFound, StateError
+from sluice.observe.audit_report import report
 from sluice.state.database import transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.tables import WORKERS
 from sluice.state.model import NO_WINDOW, GenerationRef
-from sluice.state.shard.shard import LocalShard
+from sluice.state.shard.local_shard import LocalShard
 from tests.states import States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit

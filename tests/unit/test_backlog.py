@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.read.backlog import Backlog, Offsets, Part, Stretch
+from sluice.engine.read.batch_ends import Backlog, Offsets, Part, Stretch
 
 Entry = tuple[int, bool]
 """An entry of a partition's log: its timestamp, and whether readers see it; they do not see transaction markers."""

@@ -19,11 +19,11 @@ from sluice.operations.backups.back_up import back_up
 from sluice.operations.backups.restore import restore
 from sluice.operations.rebuild import drop_built
 from sluice.plan import plan
-from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
-from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, WorkerInfo
+from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.installation import OPERATOR, Installation, content, expected, settings_of

@@ -8,8 +8,8 @@ from threading import Event, get_ident
 
 import pytest
 
-from sluice.engine.job.batches import ahead
-from sluice.engine.read.backlog import Offsets
+from sluice.engine.read.batch_ends import Offsets
+from sluice.engine.run.batch_loop import ahead
 
 
 def test_the_next_end_is_found_while_a_batch_runs() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.answers import Run
 from sluice.api.runs import DagState
-from sluice.monitoring import log_path
+from sluice.observe.monitoring import log_path
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder

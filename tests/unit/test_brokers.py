@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 from typer.testing import CliRunner
 
-from sluice.cli import app
-from sluice.engine.batch.topics import TopicLimits, kafka_errors
-from sluice.engine.job.linger import Linger
+from sluice.commands.cli import app
+from sluice.engine.batch.job_topics import TopicLimits, kafka_errors
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.run.linger import Linger
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError
 from sluice.kafka import topics
 from sluice.kafka.brokers import producer_of, require_brokers

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sluice import __version__
-from sluice.cli import app
+from sluice.commands.cli import app
 from sluice.errors import EngineError
 from sluice.kafka.offsets import Lag
 from sluice.plan import plan
@@ -92,7 +92,7 @@ def test_numbers_are_written_in_plain_digits(arguments: tuple[str, ...], number:
 
 def test_help_loads_nothing_heavy() -> None:
     heavy = "{'airflow', 'pyspark', 'confluent_kafka', 'sqlalchemy', 'pandas', 'httpx'}"
-    code = f"import sys; import sluice.cli; print(*{heavy} & set(sys.modules))"
+    code = f"import sys; import sluice.commands.cli; print(*{heavy} & set(sys.modules))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == ""
 
@@ -214,7 +214,7 @@ def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(arguments: tuple[str, ...], package: str, extra: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from sluice.cli import app; app({list(arguments)})"
+    code = f"import sys; sys.modules[{package!r}] = None; from sluice.commands.cli import app; app({list(arguments)})"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 1
     assert process.stderr.splitlines() == [

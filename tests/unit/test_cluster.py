@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkFiles
 
-from sluice.engine.job.run import require_reachable
+from sluice.engine.run.job_run import require_reachable
 from sluice.engine.steps.pickling import local
 from sluice.errors import SettingsError
 

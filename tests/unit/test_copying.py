@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from sluice.errors import DamagedState, Refused, StateError
-from sluice.operations.copying import WholeCopy
 from sluice.state.model import NO_WINDOW, GenerationRef
+from sluice.state.remote.copying import WholeCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
+from sluice.state.shard.interface import Shard
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
-from sluice.state.shard.protocol import Shard
-from sluice.state.shard.shard import LocalShard
 
 KEYS = [f"key {number}" for number in range(30)]
 OPERATOR = 3

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.dead_letters import DeadLetter
 from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, header
 from sluice.engine.publish.encode import shortened
+from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.topics import Headers, headers_of, text_headers
-from sluice.values.headers import PREFIX, escaped, original
+from sluice.values.dead_letter_headers import PREFIX, escaped, original
 from tests.states import NOON
 
 NAMES = st.one_of(

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, Serde
-from sluice.dead_letters import UNREADABLE
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.side_outputs import Collected, SideOutput, SideOutputs
-from sluice.engine.batch.start import BatchStart
-from sluice.engine.read import streams as sourcing
+from sluice.engine.read import stream_reader as sourcing
 from sluice.engine.read.decode import ValueDecoder, failing, key_texts
 from sluice.engine.read.global_tables import TableReader
-from sluice.engine.read.streams import StreamReader
+from sluice.engine.read.stream_reader import StreamReader
+from sluice.kafka.dead_letter_topic import UNREADABLE
 from sluice.plan import Source, plan
-from sluice.plan.sources import source_of
+from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark import cloudpickle
 
-from sluice.engine.batch.topics import TopicLimits
+from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.plan import plan
 from sluice.topology import load_pipeline

@@ -15,13 +15,13 @@ import pytest
 from msgspec import Struct
 
 from sluice import DeltaTable, Pipeline, PostgresTable, TopologyError, tumbling
-from sluice.engine.publish.tables import declared_columns
+from sluice.engine.publish.target_tables import declared_columns
 from sluice.errors import EngineError, SettingsError
 from sluice.plan import explain, plan
 from sluice.settings import Settings
 from sluice.sinks.delta_columns import DeltaColumn, fits
+from sluice.spark_submit import submission
 from sluice.sql.arrow_types import arrow_type
-from sluice.submission import submission
 from sluice.topology import drawing
 
 

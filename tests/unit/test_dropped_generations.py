@@ -9,14 +9,14 @@ import pytest
 
 from sluice import Pipeline
 from sluice.engine.batch.storage import Storage
-from sluice.engine.job.driver_lease import Lease, this_process
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import EngineError, StateError, Unreachable
 from sluice.operations import rebuild
 from sluice.operations.rebuild import drop_built
 from sluice.plan import Job, plan
-from sluice.remote.opening import create_shard
 from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef, WorkerInfo
+from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import exists
 from tests.installation import Installation, content, expected, settings_of
 from tests.lost_commits import losing

@@ -22,8 +22,8 @@ from sluice import (
     epoch_us,
 )
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.streams import invalid_times
-from sluice.plan.sources import source_of
+from sluice.engine.read.stream_reader import invalid_times
+from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 from sluice.values import contracts, epochs
 

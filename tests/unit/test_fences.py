@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.job.driver_lease import Lease, this_process
-from sluice.engine.job.run import _lease_of_hidden
+from sluice.engine.run.driver_lease import Lease, this_process
+from sluice.engine.run.job_run import _lease_of_hidden
 from sluice.errors import LeaseError, Refused
+from sluice.local.broker import EmbeddedKafka
 from sluice.operations import imports
 from sluice.operations.backups import restore as restoring
 from sluice.operations.backups.back_up import back_up
@@ -23,8 +24,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef
-from sluice.state.shard.protocol import Checksums
-from sluice.testing.kafka import EmbeddedKafka
+from sluice.state.shard.interface import Checksums
 from tests.fences import content, end_lease, paused_before, take_lease
 from tests.installation import Installation, expected, settings_of
 from tests.installation import content as values

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.topology.functions import with_key
+from sluice.topology.author_functions import with_key
 from sluice.values.fingerprint import fingerprint
 from sluice.values.wrappers import Not
 

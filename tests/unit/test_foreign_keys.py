@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from sluice.engine.batch.rows import rows
+from sluice.engine.batch.row_schemas import rows
 from sluice.engine.stages.foreign_keys import Moves
 from sluice.operators.base import LEFT, MOVED, RIGHT
 

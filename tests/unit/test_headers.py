@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluice.engine.batch.headers import concatenated, with_headers, with_more
+from sluice.engine.batch.record_headers import concatenated, with_headers, with_more
 
 
 def texts(*records: list[tuple[str, bytes | None]] | None) -> pa.Array:

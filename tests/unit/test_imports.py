@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "sluice.query": {"sqlalchemy"},
     "sluice.examples.orders": {"confluent_kafka"},
     "sluice.kafka.topics": {"confluent_kafka"},
-    "sluice.testing.kafka": {"confluent_kafka"},
+    "sluice.local.broker": {"confluent_kafka"},
 }
 
 
@@ -58,7 +58,7 @@ OTHER_EXTRAS = HEAVY | {"jinja2", "psutil", "psycopg", "starlette", "structlog",
     "code",
     [
         "import sluice; sluice.Client('http://127.0.0.1'); sluice.AsyncClient",
-        "from sluice.cli import app; app(['query', 'range', '--help'], standalone_mode=False)",
+        "from sluice.commands.cli import app; app(['query', 'range', '--help'], standalone_mode=False)",
         "from sluice import Pipeline; Pipeline('p').stream('s', value=str).group_by_key().count(store='n')",
     ],
 )

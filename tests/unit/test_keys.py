@@ -17,7 +17,7 @@ from msgspec import Struct, field, structs
 
 from sluice import Client, Digits, EpochMillis, Pipeline, QueryError, key_text
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder
-from sluice.plan.sources import source_of
+from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engine.job.driver_lease import Lease, Patience, is_gone, this_process
+from sluice.engine.run.driver_lease import Lease, Patience, is_gone, this_process
 from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
@@ -108,8 +108,8 @@ def test_a_live_holder_that_proc_hides_is_not_taken_for_ended(
     ledger: Ledger, database: str, monkeypatch: pytest.MonkeyPatch, hidden: bool
 ) -> None:
     if hidden:  # as for another user if /proc is mounted with hidepid
-        monkeypatch.setattr("sluice.engine.job.driver_lease._is_visible", lambda _: False)
-        monkeypatch.setattr("sluice.engine.job.driver_lease._started", lambda _: "")
+        monkeypatch.setattr("sluice.engine.run.driver_lease._is_visible", lambda _: False)
+        monkeypatch.setattr("sluice.engine.run.driver_lease._started", lambda _: "")
     with _driver(database) as process:
         row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None
@@ -201,7 +201,7 @@ def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
 
 DRIVER = """
 import sys
-from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef

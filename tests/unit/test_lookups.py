@@ -13,7 +13,7 @@ from sluice.errors import StateError
 from sluice.query import execution
 from sluice.query.execution import LocalWorker
 from sluice.state.queries.worker_queries import Value, Values
-from sluice.state.shard.shard import LocalShard
+from sluice.state.shard.local_shard import LocalShard
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.errors import EngineError
 from sluice.kafka.offsets import Lag
-from sluice.metrics import HELP, Gauge, gauges, prometheus
+from sluice.observe.metrics import HELP, Gauge, gauges, prometheus
 from sluice.state.ledger.failures import Failure
 from tests.states import NOON, States
 

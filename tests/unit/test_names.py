@@ -15,8 +15,8 @@ from sluice.sql.arrow_types import arrow_type
 from sluice.sql.calls import aggregate_calls
 from sluice.sql.expressions import parse, reference
 from sluice.values.contracts import sql_type
+from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_types import compact, element_type, map_value_type, struct_fields, struct_type
-from sluice.values.tables import OutputTable
 
 SIGNS = [
     "$schema", "order-id", "@type", "a b", "dc:creator", "flow, net", "load<5m", "x>y", "(x)", "{x}", "http.status",

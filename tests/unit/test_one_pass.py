@@ -10,8 +10,8 @@ from sqlglot import exp
 
 from sluice import Decimal2, Pipeline
 from sluice.plan import explain, plan
-from sluice.plan.one_pass import why_spark
-from sluice.sql.arrow import COMPUTED
+from sluice.plan.arrow_support import why_spark
+from sluice.sql.arrow_evaluation import COMPUTED
 from sluice.sql.arrow_json import java_text
 from sluice.sql.rules import RULES
 from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, typed

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sluice.query.execution import OPEN_SECONDS, Workers
-from sluice.remote.server.shards import OwnShards
+from sluice.server.served_shards import OwnShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.queries.worker_queries import Value
 from tests.states import States

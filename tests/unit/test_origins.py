@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.rows import offset_of, origins, partition_of
+from sluice.engine.batch.row_schemas import offset_of, origins, partition_of
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest

@@ -17,8 +17,8 @@ from sluice.settings import Settings, settings
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import drop
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.passwords import with_password, without_password
-from sluice.state.shard.shard import LocalShard
 from tests.postgres import postgres_server
 from tests.states import States
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from sluice.api.http.routes import InvalidParameters, ParameterReader
-from sluice.api.views.own import Routes, Stores
+from sluice.api.http.route import InvalidParameters, ParameterReader
+from sluice.api.routes.custom_routes import Routes, Stores
 
 routes = Routes("orders")
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.engine.batch import parcels
 from sluice.engine.batch.parcels import Pack, Unpack
-from sluice.engine.batch.rows import SCHEMA, rows
+from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.state.model import owner
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.steps.pickling import Pickled
-from sluice.topology.functions import with_key
+from sluice.topology.author_functions import with_key
 from sluice.values.modules import load_module
 from sluice.values.wrappers import Not
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from sluice.errors import BatchDiffers, EngineError, LeaseError
-from sluice.sinks.postgres import PostgresTables, PostgresTarget
-from sluice.sinks.protocol import BatchId, Published, Rows
-from sluice.values.tables import PostgresTable
+from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget
+from sluice.sinks.target import BatchId, Published, Rows
+from sluice.values.sink_tables import PostgresTable
 from tests.postgres import new_database
 
 NOTHING = pa.table({})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import PreflightError
-from sluice.provision import checks, ivy, jars
+from sluice.provision import ivy, jars, machine_checks
 from sluice.provision.ivy import Module
 from sluice.provision.jars import Bundle, Jar
 
@@ -174,18 +174,18 @@ def fake_java(folder: Path, text: str) -> dict[str, str]:
 )
 def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, release: int) -> None:
     environ = fake_java(tmp_path, text)
-    java = checks.Java(tmp_path / "bin" / "java", release)
-    assert checks.find_java(environ) == java
-    assert checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == java
+    java = machine_checks.Java(tmp_path / "bin" / "java", release)
+    assert machine_checks.find_java(environ) == java
+    assert machine_checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == java
 
 
 def test_the_version_is_read_from_the_file_of_an_installation_without_starting_java(tmp_path: Path) -> None:
     environ = fake_java(tmp_path, "The operation could not be completed.")
     (tmp_path / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
-    assert checks.find_java(environ).release == 17
+    assert machine_checks.find_java(environ).release == 17
     (tmp_path / "release").write_text("of something else")
     with pytest.raises(PreflightError, match="Cannot find the version"):
-        checks.find_java(environ)
+        machine_checks.find_java(environ)
 
 
 @pytest.mark.parametrize(
@@ -198,40 +198,40 @@ def test_the_version_is_read_from_the_file_of_an_installation_without_starting_j
 )
 def test_an_unusable_java_is_rejected(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(PreflightError, match=error) as problem:
-        checks.find_java(fake_java(tmp_path, text))
+        machine_checks.find_java(fake_java(tmp_path, text))
     assert problem.value.next_step.startswith("Install Java 17 or newer")
 
 
 def test_missing_java_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="Java was not found on the PATH"):
-        checks.find_java({"PATH": str(tmp_path)})
+        machine_checks.find_java({"PATH": str(tmp_path)})
 
 
 def test_a_wrong_java_home_is_reported(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="JAVA_HOME is /nowhere"):
-        checks.find_java({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
+        machine_checks.find_java({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
 
 
 def test_a_port_in_use_is_reported_with_its_purpose() -> None:
-    with socket.create_server((checks.LOOPBACK, 0)) as server:
+    with socket.create_server((machine_checks.LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(PreflightError, match=rf"Port {port} of 127\.0\.0\.1, which Kafka needs, is in use\."):
-            checks.check_port(port, purpose="Kafka")
-    checks.check_port(port)
+            machine_checks.check_port(port, purpose="Kafka")
+    machine_checks.check_port(port)
 
 
 def test_an_invalid_port_number_is_reported() -> None:
     with pytest.raises(PreflightError, match=r"Port 70000 of .* is not a port"):
-        checks.check_port(70_000)
+        machine_checks.check_port(70_000)
 
 
 def test_too_little_memory_reports_both_numbers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16384000 kB\nMemFree:  10 kB\nMemAvailable:    2048000 kB\n")
-    checks.check_memory(2000, meminfo)
+    machine_checks.check_memory(2000, meminfo)
     with pytest.raises(PreflightError, match="2000 MiB of memory are available, but 2001 MiB are needed"):
-        checks.check_memory(2001, meminfo)
+        machine_checks.check_memory(2001, meminfo)
 
 
 def test_a_system_without_meminfo_passes(tmp_path: Path) -> None:
-    checks.check_memory(2**40, tmp_path / "nothing")
+    machine_checks.check_memory(2**40, tmp_path / "nothing")

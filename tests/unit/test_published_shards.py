@@ -14,7 +14,7 @@ from sluice.errors import StateError
 from sluice.operations.retention import retain
 from sluice.query import AsOf, Reader
 from sluice.query.results import Page
-from sluice.remote.server.shards import OwnShards
+from sluice.server.served_shards import OwnShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.queries.worker_queries import Value

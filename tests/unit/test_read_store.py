@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sluice import read_store
 from sluice.answers import Entry
-from sluice.cli import app
+from sluice.commands.cli import app
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.settings import settings
 from tests.soak.sizes import assert_flat, own_size

@@ -30,14 +30,14 @@ from sluice.query import pinning as catalogue_module
 from sluice.query import reader as reader_module
 from sluice.query.as_of import parse_positions
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
-from sluice.query.limits import Gate
-from sluice.state.deadlines import deadline
+from sluice.query.scan_slots import Gate
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from sluice.state.queries import worker_queries
 from sluice.state.queries.aggregates import Aggregates, largest
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import LocalShard
+from sluice.state.time_limits import deadline
 from tests.api_client import Api
 from tests.states import NOON, States
 
@@ -392,7 +392,7 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
 ) -> None:
     if states.database.startswith("sqlite"):
         return  # a locked file is another test's
-    monkeypatch.setattr("sluice.state.shard.postgres._LOCKED_S", 1)
+    monkeypatch.setattr("sluice.state.shard.postgres_driver._LOCKED_S", 1)
     monkeypatch.setattr("sluice.state.database.LOCKED_SECONDS", 1)
     address = states.location(0)
     with LocalShard.open(address) as shard, psycopg.connect(states.database) as other:
@@ -498,7 +498,7 @@ def test_a_gate_admits_a_few_and_rejects_the_rest() -> None:
 
 
 def test_a_query_waits_for_its_turn_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.query.limits.WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("sluice.query.scan_slots.WAIT_SECONDS", 0.01)
 
     async def run() -> None:
         gate = Gate(running=1, waiting=1)

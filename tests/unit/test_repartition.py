@@ -17,21 +17,21 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
+from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.topics import TopicLimits
-from sluice.engine.job.driver_lease import Lease, this_process
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import DamagedState, EngineError, LeaseError
+from sluice.local.broker import EmbeddedKafka
 from sluice.operations.repartition import repartition
 from sluice.plan import Job, plan
-from sluice.remote.opening import open_shard
 from sluice.settings import settings
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
-from sluice.testing.kafka import EmbeddedKafka
 from tests.faults.dying import calls
 from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
 from tests.postgres import new_database

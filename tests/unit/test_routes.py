@@ -8,16 +8,16 @@ import pyarrow as pa
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.batch.rows import SCHEMA, rows
+from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest
-from sluice.engine.stages.routes import Routes
+from sluice.engine.stages.job_stages import Stages
 from sluice.engine.stages.runner import StageOperator, StageOutput
-from sluice.engine.stages.stages import Stages
+from sluice.engine.stages.shuffle_targets import Routes
 from sluice.plan import Job, plan
+from sluice.plan.arrow_support import on_arrow, types_of, types_read
 from sluice.plan.jobs import STORE
-from sluice.plan.one_pass import on_arrow, types_of, types_read
 from sluice.settings import Settings
 from sluice.values.sql_types import compact
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.examples.orders import START_MS, STORE_1234, Sample, Totals, orders, store_ids, stores, totals
+from sluice.examples.orders.expected_totals import GRACE_MS, WINDOW_MS
 from sluice.examples.orders.records import MAX_DISORDER_S
-from sluice.examples.orders.totals import GRACE_MS, WINDOW_MS
 
 COUNTS = st.integers(1, 300)
 SEEDS = st.integers(0, 2**31)

@@ -10,10 +10,10 @@ import pytest
 
 from sluice import settings as module
 from sluice.errors import SettingsError
-from sluice.remote.opening import create_shard
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
+from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
 
 

@@ -15,9 +15,9 @@ import pyspark
 import pytest
 
 from sluice.engine.batch import side_outputs as module
-from sluice.engine.batch.arrow import Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.parcels import Pack, Unpack
-from sluice.engine.batch.rows import SCHEMA, rows
+from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import Collected, Facts, SideOutputs, Written, part_name
 
 

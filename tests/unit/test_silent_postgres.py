@@ -14,17 +14,17 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from sluice.engine.job.driver_lease import Lease, Patience, this_process
+from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import EngineError, SluiceError, StateError, TooSlow
 from sluice.query import ledger_reads
 from sluice.query.execution import LocalWorker
 from sluice.query.ledger_reads import read_ledger
-from sluice.state.deadlines import deadline, waits_limited
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, owner
-from sluice.state.postgres import connect
+from sluice.state.postgres_connection import connect
 from sluice.state.queries import worker_queries
-from sluice.state.shard.shard import LocalShard
+from sluice.state.shard.local_shard import LocalShard
+from sluice.state.time_limits import deadline, waits_limited
 from tests.api_client import Api
 from tests.postgres import frozen, new_database
 from tests.silent_network import SilentNetwork
@@ -154,8 +154,8 @@ def test_requests_and_renewals_end_while_postgresql_is_frozen(
 def test_work_without_a_limit_ends_if_the_server_accepts_no_connection(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.state.postgres.SILENT_SECONDS", 0.3)
-    monkeypatch.setattr("sluice.state.postgres.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("sluice.state.postgres_connection.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("sluice.state.postgres_connection.CONNECT_SECONDS", 2)
     with connect(url) as connection:
         connection.execute("SELECT pg_sleep(1)")  # A long statement is no silence: the server accepts connections.
         network.is_silent = True

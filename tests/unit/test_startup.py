@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import gc
-from sluice.startup import importing
+from sluice.support.startup import importing
 with importing():
     assert not gc.isenabled()
     import decimal, {module}

@@ -12,10 +12,10 @@ from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
-from sluice.state.shard.postgres import escaped, unescaped
+from sluice.state.shard.postgres_driver import escaped, unescaped
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import LocalShard
 
 pytestmark = pytest.mark.unit
 

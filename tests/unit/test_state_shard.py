@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.queries.worker_queries import Count, Scan
-from sluice.state.shard import postgres as postgres_driver
+from sluice.state.shard import postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
+from sluice.state.shard.local_shard import LocalShard, rows_of
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import LocalShard, rows_of
 from tests.postgres import new_database
 
 pytestmark = pytest.mark.unit
@@ -171,7 +171,7 @@ def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> N
 
 
 def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.state.shard.shard._COMPACT_ROWS", 3)
+    monkeypatch.setattr("sluice.state.shard.local_shard._COMPACT_ROWS", 3)
     choose = random.Random(7)
     for batch in range(12):
         keys = choose.sample([f"k{number}" for number in range(15)], 6)

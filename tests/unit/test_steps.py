@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.job.replay import Step, evenly, joined, steps_of
+from sluice.engine.run.replay import Step, evenly, joined, steps_of
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
 

@@ -15,9 +15,8 @@ import pytest
 from typing_extensions import override
 
 from sluice.errors import SettingsError
-from sluice.processes import has_ended
 from sluice.settings import Settings
-from sluice.submission import (
+from sluice.spark_submit import (
     APPLICATION,
     Submission,
     class_archive,
@@ -26,6 +25,7 @@ from sluice.submission import (
     submission,
     without_noise,
 )
+from sluice.support.processes import has_ended
 from tests.signals import reset_signals
 
 pytestmark = pytest.mark.unit
@@ -89,14 +89,18 @@ def test_only_a_local_executor_shares_the_drivers_class_path(master: str, local:
 def test_the_package_travels_to_executors(configuration: Settings) -> None:
     with submission(configuration, {}, "spark://host:7077", ["orders"]) as submitted:
         names = set(zipfile.ZipFile(submitted.files).namelist())
-        assert {"sluice/__init__.py", "sluice/engine/daemon.py", "sluice/state/shard/postgres.py"} <= names
+        assert {
+            "sluice/__init__.py",
+            "sluice/engine/worker_daemon.py",
+            "sluice/state/shard/postgres_driver.py",
+        } <= names
         assert submitted.conf["spark.executorEnv.PYTHONPATH"] == Path(submitted.files).name
     assert not Path(submitted.files).exists(), "the archive is removed after the run"
 
 
 def test_a_task_imports_the_package_from_the_archive(tmp_path: Path) -> None:
     archive = package_archive(tmp_path)
-    program = "import sluice.engine.daemon; print(sluice.__file__)"
+    program = "import sluice.engine.worker_daemon; print(sluice.__file__)"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", program], env={"PYTHONPATH": archive.name}, cwd=tmp_path, capture_output=True,
         text=True, check=True,
@@ -161,7 +165,7 @@ time.sleep(600)
 WAITING = """
 import sys
 import tests.unit.test_submission as tests
-from sluice.submission import Interrupted
+from sluice.spark_submit import Interrupted
 try:
     tests.Program("local[2]", (), {}, program=tests.STUBBORN).run(patience_s=0.5)
 except Interrupted as interrupted:

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, PostgresTable, Stream, TopologyError, tumbling
-from sluice.engine.publish.tables import databases_of, postgres_target
+from sluice.engine.publish.target_tables import databases_of, postgres_target
 from sluice.errors import SettingsError
 from sluice.plan import explain, plan
 from sluice.settings import Settings

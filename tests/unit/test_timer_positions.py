@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Context, Pipeline, Record, Timer
-from sluice.engine.batch.rows import SCHEMA, origins, rows
+from sluice.engine.batch.row_schemas import SCHEMA, origins, rows
 from sluice.engine.batch.stream_time import StreamTimes
 from sluice.engine.publish.table_rows import with_positions
 from sluice.engine.stages.advances import Timeline
@@ -19,7 +19,7 @@ from sluice.engine.stages.build import stage_operator
 from sluice.engine.stages.runner import BatchStates
 from sluice.engine.stages.stage_task import StageRun
 from sluice.plan import Job, plan
-from sluice.remote.opening import create_shard
+from sluice.state.remote.opening import create_shard
 from tests.engine.shop import Amount
 
 

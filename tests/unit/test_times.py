@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sluice.errors import QueryError
-from sluice.query.times import parse_time, time_text
+from sluice.query.time_texts import parse_time, time_text
 from sluice.values.times import moment
 
 pytestmark = pytest.mark.unit

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.sql.aggregates import Parts, require_supported, split_aggregate
+from sluice.sql.aggregate_expressions import Parts, require_supported, split_aggregate
 from sluice.sql.expressions import parse, reference
-from sluice.values.aggregates import AggregateFunction
+from sluice.values.aggregate_calls import AggregateFunction
 
 READS = {
     "amount > 1": {"amount"},

@@ -17,9 +17,9 @@ from sluice import WALL_CLOCK, Context, Decimal2, Pipeline, Record, Timer, sessi
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.topology import nodes
+from sluice.topology.author_functions import with_key
 from sluice.topology.dsl import Stream
-from sluice.topology.functions import with_key
-from sluice.topology.windows import milliseconds
+from sluice.topology.window_definitions import milliseconds
 from sluice.values.wrappers import Not
 
 

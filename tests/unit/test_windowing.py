@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput, SideOutputs
-from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.combine.totals import Totals
 from sluice.engine.combine.windowing import Windowed, assign_windows, closed

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.api.http.routes import Route
+from sluice.api.http.route import Route
 
 _REFERENCES = "#/components/schemas/{name}"
 _PROBLEM = {

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sluice import answers, monitoring
+from sluice import answers
 from sluice.answers import WorkerStatus
+from sluice.observe import monitoring
 from sluice.query import Entry, Pin
 from sluice.query.pinning import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot

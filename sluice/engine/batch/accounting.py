@@ -12,16 +12,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
-from sluice.engine.batch.headers import RAW, concatenated, headers_of_records, with_headers
-from sluice.engine.batch.rows import origins
+from sluice.engine.batch.record_headers import RAW, concatenated, headers_of_records, with_headers
+from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
-from sluice.engine.batch.start import BatchStart
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, Sink
-from sluice.plan.one_pass import failure_columns
-from sluice.values.tables import POSITION
+from sluice.plan.arrow_support import failure_columns
+from sluice.values.sink_tables import POSITION
 
 Part = tuple[str, int]
 """Topic and partition."""

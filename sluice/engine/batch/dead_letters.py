@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from sluice.values.headers import FIRST, escaped
+from sluice.values.dead_letter_headers import FIRST, escaped
 
 Header = Mapping[str, str | bytes | None]
 """`key` and `value` of a header."""

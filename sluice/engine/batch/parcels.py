@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.rows import SCHEMA
+from sluice.engine.batch.row_schemas import SCHEMA
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, packed
 from sluice.sql.arrow_types import arrow_type
 

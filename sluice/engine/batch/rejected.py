@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, Header, escaped_headers, header, iso_time
-from sluice.engine.batch.rows import REJECTED, has_origin, in_order, offset_of, partition_of
+from sluice.engine.batch.row_schemas import REJECTED, has_origin, in_order, offset_of, partition_of
 from sluice.engine.batch.side_outputs import Facts
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
-from sluice.values.sql import TO_JSON
+from sluice.values.sql_text import TO_JSON
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):

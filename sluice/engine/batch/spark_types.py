@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import types as spark
 
-from sluice.values.sql import quoted
+from sluice.values.sql_text import quoted
 
 
 def ddl(kind: spark.DataType) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from sluice.engine.batch.shards import damaged_state, worker_shard
 from sluice.engine.batch.side_outputs import SideOutputs
+from sluice.engine.batch.worker_shards import damaged_state, worker_shard
 from sluice.errors import DamagedState, EngineError
 from sluice.plan import Job
-from sluice.remote.opening import create_shard, open_shard
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
+from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
-from sluice.state.shard.protocol import Checksums, Shard
+from sluice.state.shard.interface import Checksums, Shard
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.rows import rows
+from sluice.engine.batch.row_schemas import rows
 from sluice.engine.combine.partial_aggregates import PartialAggregates
 from sluice.plan import Job, StoreColumn
-from sluice.sql.aggregates import result_type
+from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_json import json_values
 from sluice.values.sql_types import compact, struct_type
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import Fate, Part, PartFacts, truth
-from sluice.engine.batch.headers import headers_of_records, with_headers
+from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.plan import AggregationGroup
 from sluice.state.model import NO_WINDOW

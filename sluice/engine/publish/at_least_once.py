@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.side_outputs import Written
-from sluice.engine.batch.topics import NO_LIMITS, TopicLimits
 from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting
 from sluice.engine.publish.transaction import send_at_least_once
 from sluice.plan import Job, Sink

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Attempt, Column, Job, Lookup, Select, TableSink
+from sluice.plan.arrow_support import NeedsSparkError, types_of
 from sluice.plan.jobs import Layer
-from sluice.plan.one_pass import NeedsSparkError, types_of
 from sluice.sql.arrow_json import json_values
 from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
-from sluice.values.sql import VALUE_JSON
+from sluice.values.sql_text import VALUE_JSON
 from sluice.values.sql_types import canonical
 
 REJECTED = "_rejected"

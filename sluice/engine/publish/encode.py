@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS, header
-from sluice.engine.batch.headers import with_more
+from sluice.engine.batch.job_topics import TopicLimits
+from sluice.engine.batch.record_headers import with_more
 from sluice.engine.batch.rejected import describe, run_ended
-from sluice.engine.batch.topics import TopicLimits
 from sluice.errors import EngineError
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
-from sluice.values.headers import FIRST
+from sluice.values.dead_letter_headers import FIRST
 from sluice.values.text import encode_text
 
 UNWRITTEN = "unwritten/"

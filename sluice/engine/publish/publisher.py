@@ -14,26 +14,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from sluice.engine.batch.headers import concatenated, with_headers
+from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
+from sluice.engine.batch.record_headers import concatenated, with_headers
 from sluice.engine.batch.rejected import HeadersAt, Row, rejected_rows, settle, with_own_headers
-from sluice.engine.batch.rows import in_order
+from sluice.engine.batch.row_schemas import in_order
 from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
-from sluice.engine.batch.topics import NO_LIMITS, TopicLimits
 from sluice.engine.combine.totals import Totals
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
-from sluice.engine.publish.audit import Auditor
+from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting, shortened
 from sluice.engine.publish.max_failures import require_few_failures
 from sluice.engine.publish.shard_writer import RESULT_DDL, ShardWriter
 from sluice.engine.publish.store_changes import GlobalTables, change_records
 from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
 from sluice.engine.publish.window_retention import Retention
-from sluice.engine.read.identity import Positions
+from sluice.engine.read.source_identity import Positions
 from sluice.errors import SluiceError
 from sluice.plan import Job, Sink
-from sluice.sinks.protocol import BatchId, Rows, TableSink
+from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch

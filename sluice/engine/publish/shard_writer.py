@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.batch.parcels import Unpack
-from sluice.engine.batch.rows import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
-from sluice.engine.batch.shards import worker_shard
+from sluice.engine.batch.row_schemas import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
-from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
 from sluice.settings import settings
-from sluice.state.shard.drivers import Row, RowId
-from sluice.state.shard.protocol import Shard
-from sluice.state.shard.shard import rows_of
+from sluice.state.shard.interface import Shard
+from sluice.state.shard.local_shard import rows_of
+from sluice.state.shard.schema import Row, RowId
 
 RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """What the writers of shards return: side outputs."""

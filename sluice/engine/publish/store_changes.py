@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import HEADERS
 from sluice.engine.batch.rejected import Row
-from sluice.engine.batch.shards import worker_shard
+from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.publish.change_steps import REJECTED, ChangeSteps, decode_row, right_column, tried, value_texts
 from sluice.plan import Job, Lookup, Select, TableSink
-from sluice.plan.one_pass import NeedsSparkError
-from sluice.state.shard.protocol import Shard
-from sluice.values.sql import TO_JSON, literal
-from sluice.values.tables import WINDOW
+from sluice.plan.arrow_support import NeedsSparkError
+from sluice.state.shard.interface import Shard
+from sluice.values.sink_tables import WINDOW
+from sluice.values.sql_text import TO_JSON, literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,7 +178,7 @@ def _records(
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:
     """Apply a step that may fail for a change. On failure, the column `_rejected` holds the JSON of a `Rejected`."""
-    from sluice.engine.steps.attempts import with_columns
+    from sluice.engine.steps.fallible_expressions import with_columns
 
     attempt, rejected = tried(step, name, again=REJECTED in kept)
     made = with_columns(frame, (), [attempt])

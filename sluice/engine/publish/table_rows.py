@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.rows import SORT_KEY, has_origin, offset_of, partition_of
+from sluice.engine.batch.row_schemas import SORT_KEY, has_origin, offset_of, partition_of
 from sluice.engine.publish.encode import RejectedOutput, latest
 from sluice.errors import EngineError
 from sluice.plan import Job, Sink
-from sluice.sinks.protocol import Column, Row, Rows
-from sluice.values import paths
-from sluice.values.tables import POSITION, WINDOW
+from sluice.sinks.target import Column, Row, Rows
+from sluice.values import row_order
+from sluice.values.sink_tables import POSITION, WINDOW
 from sluice.values.times import moment
 
 NOT_FITTING = "not_encoded"
@@ -133,8 +133,8 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
             places.append((*place, number_of[place]))
             number_of[place] += 1
         else:
-            due, event = paths.event_of(path)
-            places.append(("", -1, due, paths.hashed(b"%d/%b" % (number_of[due, event], event))))
+            due, event = row_order.event_of(path)
+            places.append(("", -1, due, row_order.hashed(b"%d/%b" % (number_of[due, event], event))))
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):

@@ -21,11 +21,18 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from sluice.engine.batch.topics import TIMEOUT_S, TopicLimits, ensure_topics, kafka_errors, next_step_for, topic_limits
-from sluice.engine.read.identity import Positions
+from sluice.engine.batch.job_topics import (
+    TIMEOUT_S,
+    TopicLimits,
+    ensure_topics,
+    kafka_errors,
+    next_step_for,
+    topic_limits,
+)
+from sluice.engine.read.source_identity import Positions
 from sluice.errors import BatchDiffers, EngineError
 from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
-from sluice.sinks.protocol import Written
+from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef

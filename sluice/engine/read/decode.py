@@ -43,7 +43,7 @@ from sluice.values.json_limits import (
     shortened,
 )
 from sluice.values.keys import key_text
-from sluice.values.records import MOST_KEY_BYTES, TEXT_FIELD, WALL_CLOCK
+from sluice.values.record_metadata import MOST_KEY_BYTES, TEXT_FIELD, WALL_CLOCK
 from sluice.values.sql_types import struct_fields
 
 Key = str | BaseException | None

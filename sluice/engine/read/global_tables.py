@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import DeadLetter
-from sluice.engine.batch.rows import rows
+from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import Key, UnusableKeyError, ValueDecoder, require_short_keys
-from sluice.engine.read.streams import Reader, Share, invalid_times
+from sluice.engine.read.stream_reader import Reader, Share, invalid_times
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
-from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.record_metadata import MOST_KEY_BYTES
 
 _POSITION = Struct(">QIQ")
 

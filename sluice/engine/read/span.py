@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sluice.engine.read.identity import InputError, Positions, Topic
+from sluice.engine.read.source_identity import InputError, Positions, Topic
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition

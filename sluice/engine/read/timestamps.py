@@ -12,8 +12,8 @@ import numpy as np
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.batch.topics import TIMEOUT_S, at, kafka_errors
-from sluice.engine.read.backlog import Offsets, Part, Stretch
+from sluice.engine.batch.job_topics import TIMEOUT_S, at, kafka_errors
+from sluice.engine.read.batch_ends import Offsets, Part, Stretch
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
 

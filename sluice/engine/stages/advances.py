@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.rows import (
+from sluice.engine.batch.row_schemas import (
     BEGIN,
     END,
     LAST,
@@ -40,7 +40,7 @@ from sluice.engine.batch.stream_time import (
 )
 from sluice.operators.base import LEFT, RIGHT
 from sluice.plan import Edge, Job, OrderedOperator
-from sluice.plan.operators import Suppress
+from sluice.plan.operator_parameters import Suppress
 
 _SCHEMA = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),

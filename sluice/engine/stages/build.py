@@ -13,8 +13,8 @@ from sluice.engine.batch.rejected import describe
 from sluice.engine.stages.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
@@ -28,8 +28,8 @@ from sluice.operators.processor import StoreOptions
 from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import OrderedOperator
-from sluice.plan import operators as plan
-from sluice.values.aggregates import OF_PAIRS
+from sluice.plan import operator_parameters as plan
+from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 

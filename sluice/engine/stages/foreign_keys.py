@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.rows import SCHEMA
+from sluice.engine.batch.row_schemas import SCHEMA
 from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
 from sluice.plan import Job
-from sluice.plan.operators import TableJoin
+from sluice.plan.operator_parameters import TableJoin
 
 Indices = npt.NDArray[np.intp]
 

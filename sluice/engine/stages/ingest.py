@@ -24,10 +24,10 @@ from sluice.engine.batch.accounting import (
     columns_of_records,
     truth,
 )
-from sluice.engine.batch.headers import headers_of_records
-from sluice.engine.batch.rows import origins, rows
+from sluice.engine.batch.batch_start import BatchStart, this_batch
+from sluice.engine.batch.record_headers import headers_of_records
+from sluice.engine.batch.row_schemas import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.batch.start import BatchStart, this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
 from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.rejected import Rejected, describe, run_ended, step_failed, subject_of
-from sluice.engine.batch.rows import (
+from sluice.engine.batch.row_schemas import (
     BEGIN,
     END,
     LAST,
@@ -37,12 +37,12 @@ from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
 from sluice.plan import OrderedOperator
-from sluice.plan import operators as plan
+from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
+from sluice.state.shard.interface import Shard
 from sluice.state.shard.operator_states import State, StoredState
-from sluice.state.shard.protocol import Shard
-from sluice.values import paths
-from sluice.values.paths import hashed
+from sluice.values import row_order
+from sluice.values.row_order import hashed
 from sluice.values.windows import Bounds
 
 
@@ -179,12 +179,12 @@ class StageOutput:
         start, end = window or _NO_BOUNDS
         if (released := self.released) is not None:
             rank = released.due if rank is None else rank
-            path = paths.release(path, rank, released.key, before=released.before_row)
+            path = row_order.release(path, rank, released.key, before=released.before_row)
             if not has_origin(sequence):
-                path = paths.event(path, self.operator.plan.name, released.timer, released.cause)
-        path = paths.result(path, self._results)
+                path = row_order.event(path, self.operator.plan.name, released.timer, released.cause)
+        path = row_order.result(path, self._results)
         if self.operator.answers:
-            path = paths.rekeyed(path)
+            path = row_order.rekeyed(path)
         row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
         self._rows.append(row)
         self._results += 1

@@ -12,14 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
-from sluice.engine.batch.arrow import Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.parcels import PARCEL_DDL, Unpack
 from sluice.engine.batch.rejected import rejection
-from sluice.engine.batch.rows import REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
-from sluice.engine.stages.routes import Routes
-from sluice.engine.stages.stages import Kinds, Stages, parsed
-from sluice.engine.steps.attempts import with_columns
+from sluice.engine.stages.job_stages import Kinds, Stages, parsed
+from sluice.engine.stages.shuffle_targets import Routes
+from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError
 from sluice.plan import (
@@ -31,8 +31,8 @@ from sluice.plan import (
     Layers,
     Transformation,
 )
-from sluice.plan.one_pass import NeedsSparkError
-from sluice.values.sql import backticked
+from sluice.plan.arrow_support import NeedsSparkError
+from sluice.values.sql_text import backticked
 
 
 def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:

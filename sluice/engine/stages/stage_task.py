@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
-from sluice.engine.batch.rows import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
-from sluice.engine.batch.shards import worker_shard
+from sluice.engine.batch.batch_start import this_batch
+from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
 from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
-from sluice.engine.batch.start import this_batch
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
+from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.advances import Timeline
 from sluice.engine.stages.runner import BatchStates, OperatorRun, StageOperator, StageOutput
 from sluice.operators.aggregation.aggregate import TableAggregate

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.steps.python_calls import Function, functions_of
 from sluice.plan import Column, Job, Layers
-from sluice.plan.one_pass import (
+from sluice.plan.arrow_support import (
     TypedAttempt,
     TypedExplosion,
     TypedLayer,
@@ -21,11 +21,11 @@ from sluice.plan.one_pass import (
     types_read,
     why_spark,
 )
-from sluice.sql.arrow import evaluate
+from sluice.sql.arrow_evaluation import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import Mask, Result, array_of, either, mask_of
-from sluice.values.records import MOST_KEY_BYTES
+from sluice.values.record_metadata import MOST_KEY_BYTES
 
 NOT_FINITE = "NOT_FINITE: NaN or infinity, which JSON cannot express"
 KEY_TOO_LONG = f"KEY_TOO_LONG: a key has at most {MOST_KEY_BYTES} bytes"

@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 
 from sluice.values.json_text import json_string
 from sluice.values.keys import DECIMAL, key_of_json
-from sluice.values.sql import backticked, literal
+from sluice.values.sql_text import backticked, literal
 
 _FUNCTION = "sluice_key_of_json"
 

@@ -3,10 +3,10 @@
 The pipeline is `spark_jobs/orders.py`, its REST view `spark_jobs/orders_routes.py`.
 """
 
-from sluice.examples.orders.example import EXAMPLE
+from sluice.examples.orders.expected_totals import Totals, totals, totals_of_topic
+from sluice.examples.orders.orders_example import EXAMPLE
 from sluice.examples.orders.records import START_MS, STORE_1234, Sample, orders, store_ids, stores
-from sluice.examples.orders.topics import Produced, create_order_topics, produce_orders
-from sluice.examples.orders.totals import Totals, totals, totals_of_topic
+from sluice.examples.orders.sample_topics import Produced, create_order_topics, produce_orders
 
 __all__ = [
     "EXAMPLE",

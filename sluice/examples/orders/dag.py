@@ -6,12 +6,12 @@ from airflow.providers.apache.kafka.operators.produce import ProduceToTopicOpera
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
-from sluice.connections import KAFKA, kafka_config
+from sluice.airflow_connections import KAFKA, kafka_config
 
 
 def create_topics() -> None:
     """Create missing topics of the orders pipeline."""
-    from sluice.examples.orders.topics import create_order_topics
+    from sluice.examples.orders.sample_topics import create_order_topics
 
     for topic in create_order_topics(kafka_config(KAFKA)):
         print(f"created topic {topic}")

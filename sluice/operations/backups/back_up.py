@@ -12,21 +12,21 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice import __version__
 from sluice.errors import DamagedState, SettingsError, StateError
-from sluice.file_modes import make_folder
 from sluice.operations.backups import manifest
 from sluice.operations.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.operations.backups.shards import fill_from, with_batches
-from sluice.operations.copying import Progress, WholeCopy
-from sluice.remote.opening import open_shard
+from sluice.operations.backups.shard_files import fill_from, with_batches
 from sluice.state.database import close_file
-from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
+from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.protocol import Shard
-from sluice.state.shard.shard import LocalShard
+from sluice.state.shard.interface import Shard
+from sluice.state.shard.local_shard import LocalShard
+from sluice.support.file_modes import make_folder
+from sluice.version import __version__
 
 _ATTEMPTS = 50
 

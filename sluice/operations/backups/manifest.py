@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from sluice.errors import DamagedState, StateError
-from sluice.file_modes import make_file
 from sluice.settings import sqlite_url
 from sluice.state.model import OfGeneration
+from sluice.support.file_modes import make_file
 
 FORMAT = 1
 """Format of a backup's folder. Later formats are rejected."""

@@ -14,14 +14,14 @@ from tempfile import TemporaryDirectory
 from sluice.errors import Refused
 from sluice.operations.backups import manifest
 from sluice.operations.backups.manifest import Manifest, file_errors
-from sluice.operations.backups.shards import fill_from, with_batches
-from sluice.operations.copying import Progress, WholeCopy
+from sluice.operations.backups.shard_files import fill_from, with_batches
 from sluice.operations.imports import unseal_copies
-from sluice.remote.opening import open_shard
 from sluice.settings import Settings
-from sluice.state.ledger.copying import copy_ledger
+from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
+from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
 
 

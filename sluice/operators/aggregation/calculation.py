@@ -14,7 +14,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
-from sluice.operators.aggregation.functions import SUBTRACTABLE, Function, accumulator_of
+from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE, Function, accumulator_of
 from sluice.operators.aggregation.statistics import Pair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
 from sluice.values import contracts

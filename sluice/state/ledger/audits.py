@@ -14,7 +14,7 @@ from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, of_ref
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.protocol import Checksums
+from sluice.state.shard.interface import Checksums
 
 _JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 

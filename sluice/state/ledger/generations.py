@@ -33,8 +33,8 @@ from sluice.state.ledger.tables import (
     of_ref,
 )
 from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
+from sluice.state.shard.interface import Checksums
 from sluice.state.shard.passwords import without_password
-from sluice.state.shard.protocol import Checksums
 
 _BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, PLANS, SOURCES, QUARANTINE)
 

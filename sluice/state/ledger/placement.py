@@ -22,7 +22,7 @@ from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
 from sluice.state.model import GenerationRef, WorkerInfo
-from sluice.values.addresses import address_of
+from sluice.values.host_ports import address_of
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.tables import SERVERS
-from sluice.values.addresses import address_of
+from sluice.values.host_ports import address_of
 
 
 class Servers(LedgerPart):

@@ -22,7 +22,7 @@ from sluice.state.ledger.placement import Placement, epochs_of, replace_placemen
 from sluice.state.ledger.quarantine import replace_quarantine
 from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
 from sluice.state.model import GenerationRef, StandbyInfo
-from sluice.values.addresses import address_of
+from sluice.values.host_ports import address_of
 
 _NO_COPY: dict[str, Any] = {"generation": 0, "batch": -1, "copied_at": ""}
 

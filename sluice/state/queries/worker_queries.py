@@ -7,12 +7,12 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.state.deadlines import check_deadline
 from sluice.state.model import StateRow
 from sluice.state.queries.aggregates import Aggregates, Group, largest, number_at
 from sluice.state.queries.entries import Entry, store_value
+from sluice.state.shard.local_shard import FEW_KEYS, LocalShard
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import FEW_KEYS, LocalShard
+from sluice.state.time_limits import check_deadline
 
 T = TypeVar("T")
 

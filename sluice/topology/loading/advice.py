@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from sluice.errors import error_text
-from sluice.topology import dsl, windows
+from sluice.topology import dsl, window_definitions
 from sluice.topology.pipeline import Pipeline
 
 _HANDLES = (Pipeline, dsl.Handle, dsl.GroupedStream, dsl.GroupedTable, dsl.Processed)
@@ -52,7 +52,7 @@ def _arguments(message: str) -> str:
     if called is None:
         return ""
     owner, name = called.groups()
-    owners = {None: windows, "Pipeline": Pipeline}
+    owners = {None: window_definitions, "Pipeline": Pipeline}
     function = getattr(owners[owner] if owner in owners else getattr(dsl, owner, None), name, None)
     if not inspect.isfunction(function):
         return ""

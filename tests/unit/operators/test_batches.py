@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sluice import hopping, session, sliding, tumbling, within
 from sluice.operators.aggregation import sketches
 from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import LEFT, RIGHT, Operator

@@ -11,8 +11,8 @@ import pytest
 
 from sluice.operators.aggregation.accumulators import ExactSum
 from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.exact_sums import Exact
 from tests.unit.operators.feed import Given, run

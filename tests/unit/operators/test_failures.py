@@ -11,8 +11,8 @@ import pytest
 
 from sluice import Digits, hopping, session, sliding, tumbling
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import Operator, Row, rejects_record

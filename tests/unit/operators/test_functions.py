@@ -10,8 +10,8 @@ import pytest
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.base import Row
 from tests.unit.operators.feed import Given, Ran, Result, run
 

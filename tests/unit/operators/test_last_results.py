@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sluice import hopping, tumbling
 from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.base import Operator
 from tests.unit.operators.feed import Given, Ran, run
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sluice import hopping, session, sliding, tumbling
 from sluice.operators.aggregation.aggregate import WindowedAggregate
+from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
-from sluice.operators.aggregation.functions import Function
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import Operator

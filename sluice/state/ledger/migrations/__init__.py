@@ -12,8 +12,8 @@ from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstrain
 
 from sluice.errors import StateError
 from sluice.state.database import ANSWER_SECONDS, transaction
-from sluice.state.deadlines import waits_limited
 from sluice.state.ledger.tables import GENERATIONS, METADATA, PIPELINES
+from sluice.state.time_limits import waits_limited
 
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""

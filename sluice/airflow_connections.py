@@ -1,0 +1,105 @@
+"""Reads the Kafka settings, the Spark master and the URLs of databases from Airflow's connections."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from sluice.errors import SettingsError
+from sluice.settings import settings
+from sluice.spark_submit import deploy_mode_error
+
+KAFKA = "kafka_default"
+SPARK = "spark_default"
+_LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
+"""Beginnings of the names of a Postgres connection's extras that libpq reads."""
+
+
+class KafkaConfigHook(KafkaBaseHook):
+    """The provider's hook, changed to return the configuration, for clients that the provider does not support."""
+
+    def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config
+
+
+def kafka_config(connection: str = KAFKA) -> dict[str, str]:
+    """The librdkafka settings of a Kafka connection, as text.
+
+    Raises SettingsError if there is no such connection, or if Spark cannot use it.
+    """
+    try:
+        hook = KafkaConfigHook(kafka_config_id=connection)  # type: ignore[no-untyped-call]
+        config: dict[str, Any] = hook.get_conn
+    except AirflowNotFoundException:
+        raise SettingsError(
+            f"There is no connection {connection!r}.",
+            next_step='Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.',
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"Connection {connection!r} cannot be used: {error}") from None
+    if calls := [name for name, value in config.items() if callable(value)]:
+        raise SettingsError(
+            f"Connection {connection!r} sets {', '.join(calls)}, but functions cannot be passed to Spark.",
+            next_step="Authenticate with text settings, such as SASL/SCRAM or a certificate.",
+        )
+    return {name: _text(value) for name, value in config.items()}
+
+
+def kafka_or_settings() -> dict[str, str]:
+    """The settings of Airflow's Kafka connection, or those of SLUICE_KAFKA if there is no such connection.
+
+    Raises SettingsError if there is a connection, but it cannot be used.
+    """
+    try:
+        BaseHook.get_connection(KAFKA)
+    except AirflowNotFoundException:
+        return settings().kafka
+    return kafka_config()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spark_master(connection: str = SPARK) -> str:
+    """The Spark master of a connection. Raises SettingsError if there is no such connection.
+
+    Without the connection, the provider's hook would use YARN and only log it.
+    """
+    try:
+        spark = BaseHook.get_connection(connection)
+    except AirflowNotFoundException:
+        raise SettingsError(
+            f"There is no connection {connection!r} with a Spark master.",
+            next_step="Add a connection of type Spark with the master as its host: local[2] or spark://HOST:7077.",
+        ) from None
+    if spark.extra_dejson.get("deploy-mode") == "cluster":
+        raise deploy_mode_error(f"Connection {connection!r} sets deploy-mode to cluster")
+    return spark.host or ""
+
+
+def database_url(connection: str) -> str:
+    """The URL of a Postgres connection's database; empty if there is no such connection.
+
+    Raises SettingsError if the connection has another type.
+    """
+    try:
+        database = BaseHook.get_connection(connection)
+    except AirflowNotFoundException:
+        return ""
+    if database.conn_type != "postgres":
+        raise SettingsError(
+            f"Connection {connection!r} is of type {database.conn_type}.",
+            next_step="Give it the type Postgres: a pipeline writes a table to its database.",
+        )
+    user, password = (quote(part or "", safe="") for part in (database.login, database.password))
+    port = f":{database.port}" if database.port else ""
+    host = f"[{database.host}]" if ":" in (database.host or "") else database.host or ""
+    extras = {name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)}
+    account = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
+    return f"postgresql://{account}{host}{port}/{quote(database.schema or '', safe='')}{query}"

@@ -1,0 +1,142 @@
+"""An overview of all pipelines: health, unread records, last run, and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers
+from sluice.answers import PipelineHealth
+from sluice.api.http.replies import reply, snapshot_answer
+from sluice.api.http.route import Router
+from sluice.api.routes.access import Access, access
+from sluice.api.routes.pipelines import failure_answer
+from sluice.api.runs import DagState
+from sluice.errors import BrokersUnreachable
+from sluice.kafka.offsets import Lag, Offsets
+from sluice.observe import monitoring
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, GenerationRef
+
+router = Router("overview", "/v1/overview")
+
+_NO_DAG = DagState(paused=False, last_run=None)
+
+
+@router.get("", list[answers.Overview])
+async def show_overview(request: Request, _query: object) -> Response:
+    """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
+    allowed = await access(request)
+    generations, failures, dags = await asyncio.gather(
+        allowed.generations(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
+    )
+    current = {info.pipeline: info for info in generations}
+    names = {*current} | {failure.pipeline for failure in failures}
+    names |= {name for name in dags if await allowed.may_read(name)}
+    positions = await allowed.figures("positions", _positions)
+    lags, error = await _lags(allowed, {name: read for name, read in positions.items() if name in names})
+    overviews = [
+        await _overview(
+            allowed,
+            name,
+            current.get(name),
+            [failure for failure in failures if failure.pipeline == name],
+            dags.get(name, _NO_DAG),
+            lags.get(name),
+            error,
+        )
+        for name in sorted(names)
+    ]
+    order = list(PipelineHealth)
+    return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
+
+
+async def _overview(
+    allowed: Access,
+    name: str,
+    generation: GenerationInfo | None,
+    failures: list[Failure],
+    dag: DagState,
+    lag: Lag | None,
+    error: str,
+) -> answers.Overview:
+    newest = None if generation is None else await allowed.reader.catalogue.newest(name)
+    held = generation is not None and await allowed.figures(
+        ("held", name), lambda ledger: _is_held(ledger, generation.ref)
+    )
+    unread = None if lag is None else lag.records
+    since = None if lag is None else allowed.services.held_since(lag)
+    return answers.Overview(
+        pipeline=name,
+        health=_health(failures, dag, held, unread, since),
+        paused=dag.paused,
+        failures=[failure_answer(failure) for failure in failures],
+        unread=unread,
+        lag=_partitions(lag) if lag else [],
+        held_since=since,
+        lag_error="" if lag else (error or "Nothing has been read yet."),
+        snapshot=None if newest is None else snapshot_answer(newest.snapshot),
+        last_run=dag.last_run,
+        dead_letters=await allowed.figures(
+            ("dead letters", name),
+            lambda ledger: monitoring.dead_letters(ledger, name, datetime.now(UTC) - monitoring.DAY),
+        ),
+        may_edit=await allowed.user.may_edit(name),
+    )
+
+
+def _health(
+    failures: list[Failure], dag: DagState, held: bool, unread: int | None, held_back: datetime | None
+) -> PipelineHealth:
+    if any(failure.kind == "file" for failure in failures):
+        return PipelineHealth.BROKEN
+    state = dag.last_run.state if dag.last_run else ""
+    if state == "running" or (held and state != "failed"):
+        return PipelineHealth.RUNNING
+    if failures or state == "failed":
+        return PipelineHealth.FAILED
+    if state == "queued":
+        return PipelineHealth.RUNNING
+    if held_back is not None:
+        return PipelineHealth.HELD
+    return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
+
+
+def _positions(ledger: Ledger) -> dict[str, Offsets]:
+    return {pipeline: ledger.positions(pipeline) for pipeline in ledger.generations.pipelines()}
+
+
+async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
+    """The lags by pipeline, and the reason if they are unknown."""
+    if not positions:
+        return {}, ""
+    try:
+        return await allowed.services.lag(positions), ""
+    except BrokersUnreachable as error:
+        return {}, error.detail
+
+
+def _is_held(ledger: Ledger, ref: GenerationRef) -> bool:
+    """Whether a driver holds the generation's lease."""
+    lease = ledger.leases.get(ref)
+    return lease is not None and lease.held
+
+
+def _partitions(lag: Lag) -> list[answers.PartitionLag]:
+    return [
+        answers.PartitionLag(
+            topic,
+            partition,
+            lag.positions.get(topic, {}).get(partition),
+            lag.last(topic, partition),
+            lag.unread(topic, partition),
+            lag.held_back(topic, partition),
+        )
+        for topic, ends in sorted(lag.ends.items())
+        for partition in sorted(ends)
+    ]

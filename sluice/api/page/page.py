@@ -1,0 +1,98 @@
+"""The page in Airflow's navigation, and the documentation of the REST view."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.api.http.documentation import describe
+from sluice.api.http.replies import reply
+from sluice.api.http.route import Route, Router
+from sluice.api.page import overview
+from sluice.api.routes import changes, dead_letters, pipelines, stores
+from sluice.api.routes.access import access
+from sluice.api.routes.custom_route_files import readable_routes
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+DESCRIBED = (
+    overview.router,
+    pipelines.router,
+    dead_letters.router,
+    stores.router,
+    changes.router,
+    changes.pipelines_router,
+)
+"""The routers of the generic view, in the order of the documentation."""
+STATIC = Path(__file__).parent / "static"
+
+# The page loads content only from its own server, and data from stores cannot run as scripts.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+class PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
+    pipeline: str
+
+
+def router(folder: Path) -> Router:
+    """The routes of the page and of the documentation, which includes the custom routes in `folder`."""
+    router = Router("page")
+
+    @router.get("/", is_described=False)
+    async def show_page(request: Request, _query: object) -> Response:
+        """The page with stores, workers and snapshots, whose script queries the REST view."""
+        return _html("page.html", request)
+
+    @router.get("/panels/{pipeline}.js", is_described=False, parameters=PanelQuery)
+    async def get_panel(request: Request, query: PanelQuery) -> Response:
+        """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
+        allowed = await access(request)
+        await allowed.require_pipeline(query.pipeline)
+        file = folder / f"{query.pipeline}_panel.js"
+        if not _NAME.fullmatch(query.pipeline) or not file.is_file():
+            return Response(status_code=204)
+        return Response(await asyncio.to_thread(file.read_bytes), media_type="text/javascript", headers=_HEADERS)
+
+    @router.get("/docs", is_described=False)
+    async def show_docs(request: Request, _query: object) -> Response:
+        """The documentation of the REST view as HTML."""
+        return _html("docs.html", request, api=description(tuple(await readable_routes(request, folder))))
+
+    @router.get("/openapi.json", is_described=False)
+    async def get_openapi(request: Request, _query: object) -> Response:
+        """The OpenAPI description of the REST view."""
+        return reply(description(tuple(await readable_routes(request, folder))))
+
+    return router
+
+
+@cache
+def description(own: tuple[Route, ...] = ()) -> dict[str, Any]:
+    """The OpenAPI description of the generic view and of custom routes."""
+    generic = [route for router in DESCRIBED for route in router.routes]
+    return describe(("/sluice", generic), ("/v1", own))
+
+
+def _html(template: str, request: Request, **values: Any) -> Response:
+    # Prefix links with Airflow's root path.
+    base = request.scope.get("root_path", "").rstrip("/")
+    content = _TEMPLATES.get_template(template).render(base=base, **values)
+    return Response(content, media_type="text/html; charset=utf-8", headers=_HEADERS)

@@ -1,0 +1,246 @@
+"""Access of a request to data: finds the store, checks the user's permission, and pins a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from sluice.answers import WorkerStatus, unavailable
+from sluice.api.auth.permissions import Principal, principal
+from sluice.api.http.replies import Payload, etag
+from sluice.api.http.request_headers import header
+from sluice.api.http.route import Unchanged
+from sluice.api.services import NO_SERVICES, SERVICES, Services
+from sluice.errors import Incomplete, NotFound, QueryError
+from sluice.query import AsOf, Pin, Reader
+from sluice.query.as_of import parse_positions
+from sluice.query.ledger_reads import read_ledger
+from sluice.query.pinning import PipelineSnapshot, only_store
+from sluice.settings import settings
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, StoreInfo
+from sluice.support.single_flight import SingleFlightCache
+
+T = TypeVar("T")
+
+FIGURES_SECONDS = 2.0
+"""How long statistics about pipelines are cached, because computing them takes longer than a query."""
+_LIST_STORES = "GET /sluice/v1/stores lists all stores."
+_CACHE_BYTES = 32 * 2**20
+CACHE_SECONDS = 1.0
+"""How long a complete response is cached, and therefore how long an unavailable worker can go unnoticed."""
+
+
+class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot that a query reads, and whether the answer must be complete."""
+
+    pipeline: (
+        Annotated[str, Meta(description="The pipeline, if several have a store of this name.", max_length=200)] | None
+    ) = None
+    as_of: (
+        Annotated[
+            str,
+            Meta(
+                description="A snapshot (1.42), a run (run:NAME), a time, or standby for the newest snapshot that all "
+                "standbys have; default: the newest snapshot.",
+                max_length=300,
+            ),
+        ]
+        | None
+    ) = None
+    min_snapshot: (
+        Annotated[str, Meta(description="Respond with 412 if the snapshot is older than this one.", max_length=30)]
+        | None
+    ) = None
+    min_position: (
+        Annotated[
+            str,
+            Meta(
+                description="Respond with 412 unless the snapshot has reached these positions: "
+                "TOPIC:PARTITION:OFFSET, separated by commas.",
+                max_length=4_000,
+            ),
+        ]
+        | None
+    ) = None
+    require: (
+        Annotated[
+            Literal["complete"], Meta(description="Respond with 503 instead of a partial answer if a worker is down.")
+        ]
+        | None
+    ) = None
+
+    @property
+    def when(self) -> AsOf:
+        """The read point as an argument for the reader."""
+        return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
+
+
+class ApiState:
+    """State shared by all requests of a process: the reader, caches, and secrets from the ledger."""
+
+    def __init__(self, ledger: Ledger, reader: Reader) -> None:
+        self.reader = reader
+        self.responses = SingleFlightCache[Payload](
+            CACHE_SECONDS, _CACHE_BYTES, size=lambda payload: len(payload.content)
+        )
+        self.ledger = ledger
+        self.figures = SingleFlightCache[Any](FIGURES_SECONDS, 1_000)
+        self._secrets: dict[str, bytes] = {}
+
+    async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
+        """The cached payload, or the computed one. Partial payloads and those of standbys are not cached."""
+        return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
+
+    async def secret(self, name: str) -> bytes:
+        """A secret key that all servers with this ledger share."""
+        if name not in self._secrets:
+            self._secrets[name] = await read_ledger(lambda: self.ledger.secrets.get(name))
+        return self._secrets[name]
+
+
+class Forbidden(QueryError):
+    """The user may read the pipeline but not change it."""
+
+    status = 403
+    title = "Not allowed"
+    next_step = "Ask an administrator of Airflow for the permission to edit the DAG."
+
+
+_states: dict[str, ApiState] = {}
+
+
+class Access:
+    """The access of one request to stores and pipelines.
+
+    The response for a store that the user may not read is the same as for a store that does not exist, even in timing.
+    """
+
+    def __init__(self, request: Request, state: ApiState, user: Principal) -> None:
+        self.request = request
+        self.state = state
+        self.reader = state.reader
+        self.services: Services = request.scope.get("state", {}).get(SERVICES) or NO_SERVICES
+        self.user = user
+
+    async def may_read(self, pipeline: str) -> bool:
+        """Whether the user may read a pipeline."""
+        return await self.user.may_read(pipeline)
+
+    async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
+        """The result of `read`, cached for `FIGURES_SECONDS` under `name`. Concurrent requests share one call."""
+        ledger = self.state.ledger
+        return cast("T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger))))
+
+    async def require_edit(self, pipeline: str) -> None:
+        """Raise NotFound if the user may not read the pipeline, and Forbidden if they may not edit its DAG."""
+        await self.require_pipeline(pipeline)
+        if not await self.user.may_edit(pipeline):
+            raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")
+
+    async def stores(self) -> list[StoreInfo]:
+        """All stores that this user may read."""
+        return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
+
+    async def generations(self) -> list[GenerationInfo]:
+        """The current generations of all pipelines that this user may read."""
+        generations = await self.reader.catalogue.generations()
+        return [info for info in generations if await self.may_read(info.pipeline)]
+
+    async def generation(self, pipeline: str) -> GenerationInfo:
+        """The pipeline's current generation. Raises NotFound if it has none, or if the user may not read it."""
+        generations = await self.reader.catalogue.generations()
+        info = next((info for info in generations if info.pipeline == pipeline), None)
+        if info is None or not await self.may_read(pipeline):
+            await self.look_up_all()
+            raise NotFound(
+                f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists all pipelines."
+            )
+        return info
+
+    async def require_pipeline(self, pipeline: str) -> None:
+        """Raise NotFound if the user may not read the pipeline, or if it has neither a generation nor a DAG."""
+        dags = await asyncio.to_thread(self.services.runs.dags)
+        if pipeline not in dags or not await self.may_read(pipeline):
+            await self.generation(pipeline)
+
+    async def failures(self) -> list[Failure]:
+        """The unresolved failures of the pipelines that this user may read."""
+        failures = await self.reader.catalogue.failures()
+        return [failure for failure in failures if await self.may_read(failure.pipeline)]
+
+    async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
+        """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""
+        stores = [
+            store
+            for store in await self.reader.catalogue.named(name)
+            if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline)
+        ]
+        if not stores:
+            await self.look_up_all()
+        store = only_store(name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}.")
+        return await self.reader.catalogue.pin(store, when or AsOf())
+
+    async def look_up_all(self) -> None:
+        """Look up every permission, so that the response time of a 404 does not reveal whether a hidden name exists."""
+        await self.stores()
+
+    async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
+        """Find a store and pin it as requested. Raises Unchanged if the client already has the current response."""
+        pin = await self.pin(name, moment.pipeline, moment.when)
+        self.require_change([pin])
+        return pin
+
+    def require_change(self, pins: Sequence[Pin | PipelineSnapshot]) -> None:
+        """Raise Unchanged if the client already has the response for these snapshots."""
+        etags = header(self.request.scope, b"if-none-match")
+        if etags and (current := etag(pins)) in etags.decode("latin-1"):
+            raise Unchanged(current)
+
+    async def cached(
+        self,
+        pins: Sequence[Pin | PipelineSnapshot],
+        compute: Callable[[], Awaitable[Payload]],
+        *,
+        complete: bool = False,
+    ) -> Payload:
+        """The cached payload for this path, query and snapshots, or the computed one.
+
+        Raises Incomplete if `complete` is set and a worker is unavailable.
+        """
+        scope = self.request.scope
+        payload = await self.state.cached((scope["path"], scope["query_string"], *(pin.name for pin in pins)), compute)
+        if complete:
+            require_complete(payload.workers)
+        return payload
+
+
+def require_complete(workers: Iterable[WorkerStatus]) -> None:
+    """Raise Incomplete, with the reasons, if a worker is unavailable."""
+    if reasons := unavailable(workers):
+        raise Incomplete(
+            f"Some workers cannot be read: {', '.join(reasons)}",
+            next_step="Try again, or remove require=complete to get the other workers' data.",
+        )
+
+
+async def access(request: Request) -> Access:
+    """The access of a request's user. The ledger is opened at the first request."""
+    return Access(request, await _state(request), principal(request))
+
+
+async def _state(request: Request) -> ApiState:
+    given: ApiState | None = request.scope["state"].get("sluice_state")
+    if given is not None:
+        return given
+    url = settings().ledger
+    if url not in _states:
+        ledger = await read_ledger(lambda: Ledger.open(url))
+        _states.setdefault(url, ApiState(ledger, Reader(ledger)))
+    return _states[url]

@@ -1,0 +1,208 @@
+"""Changes of a store as server-sent events: every new snapshot, and the keys that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import override
+
+from sluice import answers
+from sluice.api.auth.permissions import Principal, refresh_principal
+from sluice.api.http.problems import problem_of
+from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_time
+from sluice.api.http.route import Router
+from sluice.api.routes.access import Access, access
+from sluice.api.routes.stores import Store
+from sluice.errors import Busy, Gone, SluiceError
+from sluice.query import Pin
+from sluice.query.as_of import parse_snapshot
+from sluice.state.ledger.ledger import Ledger
+
+router = Router("stores", "/v1/stores", 400, 404, 429)
+
+pipelines_router = Router("overview", "/v1/events", 429)
+
+EVENT_SECONDS = 1.0
+"""How often the ledger and Airflow are checked for changes of any pipeline."""
+POLL_SECONDS = 0.25
+"""How often the ledger is checked for a new snapshot."""
+HEARTBEAT_SECONDS = 5.0
+"""How often an idle stream sends a comment, and how often the log-in of every stream is checked again."""
+MAX_STREAMS = 100
+"""Maximum number of open streams per server process."""
+SEND_SECONDS = 30.0
+"""How long a client may stop reading before its stream is closed."""
+
+_EVENTS = "text/event-stream"
+
+
+class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    store: Store
+    pipeline: str | None = None
+
+
+@router.get("/{store}/changes", parameters=ChangesQuery, media_types=(_EVENTS,))
+async def stream_changes(request: Request, query: ChangesQuery) -> Response:
+    """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
+
+    The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send when they
+    reconnect, the stream continues after that snapshot. An event `reset` instead of `snapshot` means that the changed
+    keys are unknown and everything must be read again.
+    """
+    allowed = await access(request)
+    pin = await allowed.pin(query.store, query.pipeline)
+    since = request.headers.get("last-event-id")
+    if since is not None:
+        parse_snapshot(since)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type=_EVENTS, headers=headers)
+    return _Stream(_events(allowed, pin, since), media_type=_EVENTS, headers=headers)
+
+
+@pipelines_router.get("", media_types=(_EVENTS,))
+async def stream_events(request: Request, _query: object) -> Response:
+    """Server-sent events `pipelines`: the names of pipelines that published, began or ended a run, or failed."""
+    allowed = await access(request)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type=_EVENTS, headers=headers)
+    return _Stream(_pipeline_events(allowed), media_type=_EVENTS, headers=headers)
+
+
+async def _pipeline_events(allowed: Access) -> AsyncIterator[bytes]:
+    user: Principal | None = allowed.user
+    before: dict[str, Any] = {}
+    heartbeat = time.monotonic()
+    while user is not None:
+        try:
+            now = {name: state for name, state in (await _activity(allowed)).items() if await user.may_read(name)}
+        except SluiceError as error:
+            yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
+            now = before
+        if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+            yield _encoded_event("pipelines", "", changed)
+        before = now
+        if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+            heartbeat = time.monotonic()
+            yield b": still here\n\n"
+            user = await refresh_principal(allowed.request)
+        await asyncio.sleep(EVENT_SECONDS)
+
+
+async def _activity(allowed: Access) -> dict[str, Any]:
+    """Pipeline → its newest snapshots, failures, and the state of its last run."""
+    dags, ledger = await asyncio.gather(
+        allowed.state.figures.get("dags", lambda: asyncio.to_thread(allowed.services.runs.dags)),
+        allowed.figures("activity", _ledger_activity),
+    )
+    return {
+        name: (ledger.get(name), dag.last_run and (dag.last_run.run, dag.last_run.state), dag.paused)
+        if (dag := dags.get(name))
+        else (ledger.get(name),)
+        for name in {*dags, *ledger}
+    }
+
+
+def _ledger_activity(ledger: Ledger) -> dict[str, Any]:
+    activity: dict[str, list[Any]] = {}
+    for name in ledger.generations.pipelines():
+        snapshot = ledger.snapshots.latest(name)
+        activity[name] = [snapshot.id if snapshot else ""]
+    for failure in ledger.failures.all():
+        activity.setdefault(failure.pipeline, []).append((failure.kind, failure.at))
+    return activity
+
+
+class _Stream(StreamingResponse):
+    """A stream that responds with 429 if `MAX_STREAMS` streams are already open."""
+
+    open_streams = 0
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # There is no await between check and count, so concurrent requests cannot exceed the limit.
+        if _Stream.open_streams >= MAX_STREAMS:
+            refusal = problem_of(Busy(f"{MAX_STREAMS} streams of changes are open."))
+            await refusal(scope, receive, send)
+            return
+        _Stream.open_streams += 1
+        try:
+            with suppress(ClientDisconnect):
+                await super().__call__(scope, receive, partial(_send_in_time, send))
+        finally:
+            _Stream.open_streams -= 1
+
+
+async def _send_in_time(send: Send, message: Message) -> None:
+    """Send, or end the stream if its client has read nothing for `SEND_SECONDS`."""
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send(message)
+    except TimeoutError:
+        raise ClientDisconnect from None
+
+
+async def _events(allowed: Access, pin: Pin, since: str | None) -> AsyncIterator[bytes]:
+    try:
+        last, heartbeat = since, time.monotonic()
+        while True:
+            if pin.snapshot.id != last and (event := await _shared_event(allowed, pin, last)):
+                yield event
+                last = pin.snapshot.id
+            elif time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+                yield b": still here\n\n"
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+            if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+                heartbeat = time.monotonic()
+                user = await refresh_principal(allowed.request)
+                if user is None or not await user.may_read(pin.store.pipeline):
+                    return
+            pin = await allowed.reader.catalogue.pin(pin.store)
+    except SluiceError as error:
+        yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
+
+
+async def _shared_event(allowed: Access, pin: Pin, last: str | None) -> bytes | None:
+    """The event for a new snapshot, computed once for all streams of the store; None while too many queries run."""
+    try:
+        key = ("changes", pin.name, pin.store.name, last)
+        return (await allowed.state.cached(key, lambda: _event(allowed, pin, last))).content
+    except Busy:
+        return None
+
+
+async def _event(allowed: Access, pin: Pin, last: str | None) -> Payload:
+    """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
+    generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
+    try:
+        changes = await allowed.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
+    except Gone:
+        is_continuation = False
+        changes = await allowed.reader.changed(pin, pin.snapshot.batch)
+    event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
+    change = answers.Change(
+        pipeline=pin.store.pipeline,
+        store=pin.store.name,
+        snapshot=snapshot_answer(pin.snapshot),
+        changed=[answers.ChangedKey(key, window_time(start)) for key, start in changes.keys],
+        more=changes.more,
+        workers=changes.workers,
+    )
+    return Payload("", _encoded_event(event, pin.snapshot.id, change), changes.workers)
+
+
+def _encoded_event(name: str, number: str, data: Any) -> bytes:
+    id_line = f"id: {number}\n" if number else ""
+    return f"event: {name}\n{id_line}data: ".encode() + encoded(data) + b"\n\n"

@@ -1,0 +1,129 @@
+"""Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
+
+Each file is first imported in a separate process, so that a file that hangs, exits or crashes ends only that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from sluice.api.auth.permissions import principal
+from sluice.api.http.route import App, ParameterReader, Route
+from sluice.api.routes.custom_routes import Routes
+from sluice.errors import RouteError, SluiceError
+from sluice.topology.loading.file import LOAD_SECONDS, import_file
+from sluice.topology.loading.isolation import outcomes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RouteFiles:
+    """The routes of a folder, and the files that cannot be used."""
+
+    routes: dict[Path, Routes]
+    broken: dict[Path, SluiceError]
+
+
+def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
+    """Load the routes of all files `NAME_routes.py` in a folder."""
+    files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
+    tried = outcomes(files, seconds, load=pipeline_of_routes, start_seconds=60.0)
+    loaded = RouteFiles({}, {})
+    segments: dict[str, Path] = {}
+    for file, outcome in tried.items():
+        try:
+            if outcome.error:
+                raise RouteError(outcome.error, next_step=outcome.next_step)
+            routes = _load(file, seconds)
+            _claim(file, routes, segments)
+            loaded.routes[file] = routes
+        except SluiceError as error:
+            loaded.broken[file] = error
+    return loaded
+
+
+def pipeline_of_routes(file: Path, seconds: float) -> str:
+    """The pipeline of a file's routes."""
+    return _load(file, seconds).pipeline
+
+
+def _load(file: Path, seconds: float) -> Routes:
+    routes = getattr(import_file(file, seconds), "routes", None)
+    if not isinstance(routes, Routes):
+        raise RouteError(f"{file.name} has no routes.", next_step='Add: routes = Routes("PIPELINE").')
+    return routes
+
+
+def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
+    """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
+    firsts = {route.path.split("/")[1] for route in routes.routes}
+    for first in sorted(firsts):
+        if not first or "{" in first:
+            raise RouteError(f"{file.name}: A path must begin with a fixed part, such as /pages.")
+        if first in segments:
+            raise RouteError(f"{file.name}: Paths that begin with /{first} belong to {segments[first].name}.")
+    segments.update(dict.fromkeys(firsts, file))
+
+
+_LOADING = Lock()
+
+
+def routes_of(folder: Path) -> tuple[Route, ...]:
+    """The routes of a folder, loaded once per process, by the first thread that asks for them."""
+    with _LOADING:
+        return _routes_of(folder)
+
+
+@cache
+def _routes_of(folder: Path) -> tuple[Route, ...]:
+    files = load_routes(folder)
+    for file, error in files.broken.items():
+        log.error("The routes of %s are not served: %s", file.name, error)
+    return tuple(route for routes in files.routes.values() for route in routes.routes)
+
+
+async def readable_routes(request: Request, folder: Path) -> list[Route]:
+    """The routes of pipelines that the request's user may read."""
+    routes = await asyncio.to_thread(routes_of, folder)
+    user = principal(request)
+    pipelines = [pipeline for pipeline in sorted({route.tag for route in routes}) if await user.may_read(pipeline)]
+    return [route for route in routes if route.tag in pipelines]
+
+
+class OwnRoutesApp:
+    """The app for `/v1`, which loads the files of routes at the first request."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._app: App | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = _OwnApp(await asyncio.to_thread(routes_of, self._folder))
+        await self._app(scope, receive, send)
+
+
+class _OwnApp(App):
+    """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        routes = list(routes)
+        super().__init__(routes)
+        self._pipelines = sorted({route.tag for route in routes})
+
+    @override
+    async def _may_use(self, request: Request, reader: ParameterReader | None) -> bool:
+        user = principal(request)
+        readable = [pipeline for pipeline in self._pipelines if await user.may_read(pipeline)]
+        return reader is not None and reader.route.tag in readable

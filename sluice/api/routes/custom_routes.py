@@ -1,0 +1,256 @@
+"""Custom routes: a file `NAME_routes.py` in the folder of pipelines defines HTTP routes over a pipeline's stores.
+
+    routes = Routes("pages")
+
+    @routes.get("/pages/{page}/views")
+    async def views(stores: Stores, page: str) -> Views:
+        ...
+
+The routes are served under `/v1`. Like all routes, they have a log-in, the permission to read the pipeline's DAG,
+problem documents for errors, ETags, and an entry in the OpenAPI description.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal, TypeVar, cast, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.answers import WorkerStatus
+from sluice.api.http.replies import JsonResponse, Payload, encoded, provenance, reply
+from sluice.api.http.route import PATH_PARAMETER, Route
+from sluice.api.routes.access import Access, access
+from sluice.errors import NotFound, NotReady, RouteError, TooSlow
+from sluice.query import Entry, Group, Pin
+from sluice.query.pinning import PipelineSnapshot
+from sluice.query.reader import Reader
+from sluice.query.time_texts import parse_time
+from sluice.state.model import WorkerInfo, owner
+from sluice.state.queries.aggregates import Order
+from sluice.state.shard.ranges import Range
+from sluice.values.keys import queried_key
+
+T = TypeVar("T")
+
+ROUTE_SECONDS = 10.0
+"""Time limit for a request to a route."""
+_PROBLEMS = (400, 401, 404, 410, 422, 429, 503)
+
+Time = str | int | None
+"""An ISO 8601 date and time (UTC without a zone), or epoch milliseconds."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """The address of a worker's server."""
+
+    host: str
+    port: int
+
+
+class Stores:
+    """The stores of a pipeline, in the newest snapshot at the time of the request."""
+
+    def __init__(self, allowed: Access, pipeline: str, snapshot: PipelineSnapshot | None) -> None:
+        self.snapshots = [] if snapshot is None else [snapshot]
+        """The newest snapshot; empty before the first."""
+        self.statuses: list[WorkerStatus] = []
+        self._allowed = allowed
+        self._pipeline = pipeline
+
+    @classmethod
+    async def open(cls, allowed: Access, pipeline: str) -> Stores:
+        """Open the stores for one request."""
+        return cls(allowed, pipeline, await allowed.reader.catalogue.newest(pipeline))
+
+    async def get(self, store: str, key: Any) -> Entry | None:
+        """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""
+        answer = await self._reader.get(await self._pin(store), queried_key(key))
+        entries = self._entries(answer.entries, answer.workers)
+        return entries[0] if entries else None
+
+    async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
+        """The entries of up to 1,000 keys, in the given order. Keys without a value are omitted."""
+        answer = await self._reader.multi_get(await self._pin(store), map(queried_key, keys))
+        return self._entries(answer.entries, answer.workers)
+
+    async def windows(self, store: str, key: Any, start: Time = None, end: Time = None) -> list[Entry]:
+        """The windows of a key that start between `start` and `end`, in order."""
+        answer = await self._reader.windows(
+            await self._pin(store), queried_key(key), _ms("start", start), _ms("end", end)
+        )
+        return self._entries(answer.entries, answer.workers)
+
+    async def all(
+        self, store: str, prefix: str = "", *, start: Time = None, end: Time = None, here: bool = False
+    ) -> list[Entry]:
+        """All entries in order, up to 100,000; with `here`, only entries of shards that this server opens itself."""
+        pin = await self._pin(store)
+        workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
+        answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
+        return self._entries(answer.entries, answer.workers)
+
+    async def count(self, store: str, prefix: str = "", *, start: Time = None, end: Time = None) -> int:
+        counted = await self._reader.count(await self._pin(store), _range(prefix, start, end))
+        self.statuses += counted.workers
+        return counted.entries
+
+    async def top(self, store: str, field: str = "", limit: int = 10, *, smallest: bool = False) -> list[Entry]:
+        """The entries with the largest numbers in a field, or with the smallest."""
+        answer = await self._reader.top(await self._pin(store), field, limit, smallest=smallest)
+        return self._entries(answer.entries, answer.workers)
+
+    async def combine(
+        self, store: str, field: str = "", group_by: str = "_all", *, order: Order = "group", limit: int = 1_000
+    ) -> list[Group]:
+        """The number of entries, and sum, min and max of a field, by group."""
+        combined = await self._reader.combine(await self._pin(store), field, group_by, order=order, limit=limit)
+        self.statuses += combined.workers
+        return combined.groups
+
+    async def workers(self, store: str) -> list[Address]:
+        """The address of each worker of a store, sorted by worker number."""
+        return [self._address(worker) for worker in (await self._pin(store)).workers]
+
+    async def owner(self, store: str, key: Any) -> Address:
+        """The address of the worker that owns a key."""
+        workers = (await self._pin(store)).workers
+        return self._address(workers[owner(queried_key(key), len(workers))])
+
+    async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
+        """Compute and encode an expensive response. The route must return the result unchanged.
+
+        Concurrent requests with the same path and query share one computation. The result is cached for one second.
+        """
+
+        async def payload() -> Payload:
+            before = len(self.statuses)
+            content = await asyncio.to_thread(encoded, await compute())
+            workers = tuple(self.statuses[before:])
+            del self.statuses[before:]
+            return Payload("", content, workers)
+
+        cached = await self._allowed.cached(self.snapshots, payload)
+        self.statuses += cached.workers
+        return cast("T", msgspec.Raw(cached.content))
+
+    @property
+    def _reader(self) -> Reader:
+        return self._allowed.reader
+
+    def _entries(self, entries: list[Entry], workers: tuple[WorkerStatus, ...]) -> list[Entry]:
+        self.statuses += workers
+        return entries
+
+    async def _pin(self, store: str) -> Pin:
+        for snapshot in self.snapshots:
+            if snapshot.holds(store):
+                return snapshot.pin(store)
+        infos = await self._reader.catalogue.named(store)
+        if any(info.pipeline == self._pipeline for info in infos):
+            raise NotReady(f"Store {store!r} of pipeline {self._pipeline!r} has not been published yet.")
+        raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
+
+    def _address(self, worker: WorkerInfo) -> Address:
+        """The address of the worker's state server, or of this server if the worker is on none.
+
+        The client chooses the Host header, so this server's own address is used instead.
+        """
+        if worker.port:
+            return Address(worker.host, worker.port)
+        return Address(*self._allowed.request.scope["server"])
+
+
+Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
+
+
+class Routes:
+    """Routes over the stores of a pipeline, for users who may read the pipeline's DAG."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self.routes: list[Route] = []
+
+    def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
+        """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
+
+        The function takes `Stores`, then the path and query parameters by name, with type annotations that msgspec
+        supports. Parameters with a default are optional. The result is sent as JSON. `{name:path}` also matches
+        slashes. Set `etag=False` if the answer depends on anything other than the stores.
+        """
+
+        def register(function: Function) -> Function:
+            self.routes.append(_route(self.pipeline, path, function, etag))
+            return function
+
+        return register
+
+
+def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], has_etag: bool) -> Route:
+    name = f"{pipeline}.{function.__name__}"
+    if not inspect.iscoroutinefunction(function):
+        raise RouteError(f"{function.__name__} is not async.", next_step="Write: async def.")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        _, *arguments = inspect.signature(function).parameters.values()
+        fields = [
+            (argument.name, hints[argument.name])
+            if argument.default is argument.empty
+            else (argument.name, hints[argument.name], argument.default)
+            for argument in arguments
+        ]
+        parameters = msgspec.defstruct(f"{function.__name__}_parameters", fields, frozen=True, kw_only=True)
+        answers = (hints["return"],)
+        msgspec.json.schema_components([parameters, *answers])
+    except KeyError as error:
+        raise RouteError(f"{function.__name__} does not annotate {error.args[0]}.") from None
+    except (NameError, TypeError, ValueError) as error:
+        raise RouteError(f"The types of {function.__name__} cannot be read: {error}") from None
+    names = [field.name for field in msgspec.structs.fields(parameters)]
+    in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
+    if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
+        raise RouteError(f"{path!r} is not a path such as /pages/{{page}}/views.")
+    if missing := sorted({*in_path} - {*names}):
+        raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.")
+
+    async def handler(request: Request, query: msgspec.Struct) -> Response:
+        allowed = await access(request)
+        stores = await Stores.open(allowed, pipeline)
+        if has_etag and stores.snapshots:
+            allowed.require_change(stores.snapshots)
+        try:
+            async with asyncio.timeout(ROUTE_SECONDS) as limit:
+                answer = await function(stores, **msgspec.structs.asdict(query))
+        except TimeoutError:
+            if not limit.expired():
+                raise  # of the route's own code
+            raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
+        except SystemExit as error:
+            raise RuntimeError("The route called sys.exit.") from error  # a SystemExit would end the server
+        if not has_etag or not stores.snapshots:
+            return reply(answer)
+        return JsonResponse(encoded(answer), provenance(stores.snapshots, stores.statuses))
+
+    return Route(
+        path=path,
+        tag=pipeline,
+        handler=handler,
+        parameters=parameters,
+        answers=answers,
+        problems=_PROBLEMS,
+        has_etag=has_etag,
+        name=name,
+        description=inspect.getdoc(function) or "",
+    )
+
+
+def _range(prefix: str, start: Time, end: Time) -> Range:
+    return Range(prefix=prefix, start_from=_ms("start", start), start_to=_ms("end", end))
+
+
+def _ms(name: Literal["start", "end"], time: Time) -> int | None:
+    return time if isinstance(time, int) else parse_time(name, time)

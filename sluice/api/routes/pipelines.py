@@ -1,0 +1,248 @@
+"""Routes for pipelines: health, snapshots, batches, runs, workers and topology."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice import answers
+from sluice.answers import Health, WorkerStatus
+from sluice.api.http.replies import age_seconds, reply, snapshot_answer
+from sluice.api.http.route import Router
+from sluice.api.routes.access import Access, access
+from sluice.errors import NotFound, QueryError
+from sluice.observe import monitoring
+from sluice.query.ledger_reads import read_ledger
+from sluice.state.ledger.failures import Failure
+from sluice.state.model import GenerationInfo, WorkerInfo
+from sluice.state.shard.sizes import size_of
+from sluice.values.points import MOST, Span
+
+router = Router("pipelines", "/v1/pipelines", 404)
+
+_NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
+
+Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
+
+
+class Form(StrEnum):
+    """An output format of a topology."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+class PipelineQuery(msgspec.Struct, frozen=True, kw_only=True):
+    pipeline: Pipeline
+
+
+class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest snapshots of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of snapshots.", ge=1, le=1_000)] = 20
+
+
+class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest batches of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=1_000)] = 100
+
+
+class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The newest runs of a pipeline."""
+
+    limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=200)] = 20
+
+
+class Action(StrEnum):
+    """The action of a run."""
+
+    RUN = "run"
+    """Read all unread records."""
+    REPLAY = "replay"
+    """Build the state again from the topics in a new generation, without replacing the current one."""
+    PROMOTE = "promote"
+    """Bring the generation that a replay has built up to date, and make it the current one."""
+    DROP = "drop"
+    """Remove the generation that a replay has built."""
+
+
+Point = Annotated[str, Meta(max_length=MOST)]
+
+
+class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The action and options of a run to start."""
+
+    action: Action = Action.RUN
+    begin: Annotated[Point | None, Meta(description="Where a replay begins: beginning, a time or offsets.")] = (
+        msgspec.field(default=None, name="from")
+    )
+    until: Annotated[Point | None, Meta(description="Where a replay ends: a time or offsets.")] = None
+
+
+class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The topology of a pipeline."""
+
+    form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(default=Form.TEXT, name="format")
+
+
+@router.get("", list[answers.PipelineStatus])
+async def list_pipelines(request: Request, _query: object) -> Response:
+    """All pipelines that you may read, with their current generations and unresolved failures."""
+    allowed = await access(request)
+    current = {info.pipeline: info for info in await allowed.generations()}
+    failures = await allowed.failures()
+    names = sorted({*current} | {failure.pipeline for failure in failures})
+    return reply([await _pipeline(allowed, name, current.get(name), failures) for name in names])
+
+
+@router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
+async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
+    """The newest snapshots of the pipeline, newest first."""
+    allowed = await access(request)
+    await allowed.generation(query.pipeline)
+    snapshots = await allowed.reader.catalogue.snapshots(query.pipeline, query.limit)
+    return reply(
+        [answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots]
+    )
+
+
+@router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
+async def list_batches(request: Request, query: BatchesQuery) -> Response:
+    """The newest batches of the pipeline with their audits, newest first."""
+    allowed = await access(request)
+    info, root = await allowed.generation(query.pipeline), allowed.services.runs.root
+    return reply(
+        await allowed.figures(
+            ("batches", info.ref, query.limit), lambda ledger: monitoring.batches(ledger, info, query.limit, root)
+        )
+    )
+
+
+@router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
+async def list_runs(request: Request, query: RunsQuery) -> Response:
+    """The newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
+    allowed = await access(request)
+    await allowed.require_pipeline(query.pipeline)
+    return reply(await asyncio.to_thread(allowed.services.runs.recent, query.pipeline, query.limit))
+
+
+@router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
+async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) -> Response:
+    """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
+
+    The user needs the permission to edit the DAG. The new run waits until the previous run has ended.
+    """
+    allowed = await access(request)
+    await allowed.require_edit(query.pipeline)
+    runs, parameters = allowed.services.runs, {"action": wanted.action.value}
+    points = {name: text for name, text in (("from", wanted.begin), ("until", wanted.until)) if text}
+    Span.parse(wanted.begin, wanted.until)
+    if points and wanted.action is not Action.REPLAY:
+        raise QueryError(f"Only a replay takes {' and '.join(points)}.")
+    run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, allowed.user.name)
+    log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
+    return reply(answers.Started(run, log))
+
+
+@router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
+async def list_generations(request: Request, query: PipelineQuery) -> Response:
+    """The current generation of the pipeline, and those of unfinished rebuilds and replays."""
+    allowed = await access(request)
+    await allowed.generation(query.pipeline)
+    return reply(await read_ledger(lambda: monitoring.generations(allowed.state.ledger, query.pipeline)))
+
+
+@router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
+async def list_workers(request: Request, query: PipelineQuery) -> Response:
+    """The workers of the pipeline: address, stores and status."""
+    allowed = await access(request)
+    return reply(await _workers(allowed, await allowed.generation(query.pipeline)))
+
+
+@router.get(
+    "/{pipeline}/topology", parameters=TopologyQuery, media_types=("text/plain; charset=utf-8", "image/svg+xml")
+)
+async def get_topology(request: Request, query: TopologyQuery) -> Response:
+    """The pipeline's topology as text, as a Mermaid flowchart, or as an SVG drawing."""
+    allowed = await access(request)
+    info = await allowed.generation(query.pipeline)
+    content = {Form.TEXT: info.description, Form.MERMAID: info.drawing, Form.SVG: info.picture}[query.form]
+    if not content:
+        raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
+    if query.form is Form.SVG:
+        # Names and expressions in a drawing come from an author, so scripts in it must not run.
+        headers = _NO_SNIFF | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+        return Response(content, media_type="image/svg+xml", headers=headers)
+    return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)
+
+
+def failure_answer(failure: Failure) -> answers.Failure:
+    """A failure with its age."""
+    age = age_seconds(failure.at)
+    return answers.Failure(failure.kind, failure.run, failure.at, age, failure.title, failure.detail)
+
+
+async def _pipeline(
+    allowed: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
+) -> answers.PipelineStatus:
+    own_failures = [failure for failure in failures if failure.pipeline == name]
+    kinds = {failure.kind for failure in own_failures}
+    return answers.PipelineStatus(
+        pipeline=name,
+        status=Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK,
+        failures=[failure_answer(failure) for failure in own_failures],
+        generation=None if info is None else info.generation,
+        topics=() if info is None else info.topics,
+        stores=[] if info is None else [store.name for store in info.stores],
+        workers=0 if info is None else len(info.workers),
+        snapshot=None if info is None else await _newest_snapshot(allowed, name),
+    )
+
+
+async def _newest_snapshot(allowed: Access, pipeline: str) -> answers.Snapshot | None:
+    newest = await allowed.reader.catalogue.newest(pipeline)
+    return None if newest is None else snapshot_answer(newest.snapshot)
+
+
+async def _workers(allowed: Access, info: GenerationInfo) -> list[answers.Worker]:
+    if await allowed.reader.catalogue.newest(info.pipeline) is None:
+        nothing = "Nothing is published yet."
+        statuses = tuple(WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers)
+    else:
+        statuses = await allowed.reader.statuses(info.workers)
+    stores = [store.name for store in info.stores]
+    return [
+        answers.Worker(
+            worker.number,
+            worker.host,
+            worker.port,
+            stores,
+            "degraded" if status.standby else status.status,
+            status.reason,
+            _size(allowed, worker),
+            _standby(info, worker),
+        )
+        for worker, status in zip(info.workers, statuses, strict=True)
+    ]
+
+
+def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None:
+    if (standby := worker.standby) is None:
+        return None
+    snapshot = f"{info.generation}.{standby.batch}" if standby.batch >= 0 else None
+    return answers.Standby(standby.host, standby.port, snapshot)
+
+
+def _size(allowed: Access, worker: WorkerInfo) -> int | None:
+    """The size of a worker's shard if this server opens it."""
+    location = allowed.reader.workers.location(worker)
+    return None if location is None else size_of(location)

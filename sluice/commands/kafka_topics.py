@@ -1,0 +1,180 @@
+"""Kafka topics from the command line: `sluice topics`, and `sluice dead-letters`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows, printable
+from sluice.errors import SettingsError
+from sluice.settings import settings
+from sluice.values.counts import counted
+
+if TYPE_CHECKING:
+    from sluice.kafka.dead_letter_topic import DeadLetter, Marker
+
+app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
+
+Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
+KeySeparator = Annotated[
+    str,
+    typer.Option("--key-separator", "-K", help="Text between key and value. A line without it has a null value."),
+]
+
+
+@app.command()
+def create(
+    pipeline: Pipeline,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of each topic.")] = 1,
+    replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
+) -> None:
+    """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
+    from sluice.kafka.topics import Topic, create_topics
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    with errors_as_messages():
+        definition = load_pipeline(settings().pipelines, pipeline)
+        job = plan(definition).job
+        names = dict.fromkeys((*job.topics, *job.outputs))
+        topics = [Topic(name, partitions, replication) for name in names]
+        topics.append(Topic(definition.dead_letters, 1, replication))
+        created = create_topics(settings().kafka, topics)
+        for topic in topics:
+            out.print(f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False)
+
+
+@app.command()
+def write(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Send each line of standard input to a topic: as a value without a key, or as key and value."""
+    from sluice.kafka.topics import produce
+
+    with errors_as_messages():
+        lines = _standard_input().splitlines()
+        produce(settings().kafka, topic, (record_of(line, separator) for line in lines))
+        out.print(f"{counted(len(lines), 'record')} sent to {topic}", markup=False)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"Standard input is not UTF-8 text: byte {error.start} cannot be decoded.",
+            next_step="Nothing was sent. Convert the text, for example with iconv.",
+        ) from None
+
+
+@app.command()
+def read(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Print a topic's committed records, one per line: their values, or their keys and values."""
+    from sluice.kafka.brokers import require_brokers
+    from sluice.kafka.topics import read_topic
+
+    with errors_as_messages():
+        require_brokers(settings().kafka)
+        for message in read_topic(settings().kafka, topic):
+            out.print(printable(line_of(message.key(), message.value(), separator)), soft_wrap=True)
+
+
+def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
+    """The key, value and timestamp to send for a line; the timestamp 0 is the current time."""
+    if not separator:
+        return None, line.encode(), 0
+    key, has_value, value = line.partition(separator)
+    return key, value.encode() if has_value else None, 0
+
+
+def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
+    """The line for a record; `record_of` converts the line back to the record."""
+    texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
+    if not separator:
+        return texts[1] or ""
+    return separator.join(text for text in texts if text is not None)
+
+
+dead_letters = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
+
+Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
+Since = Annotated[str, typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone.")]
+Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
+
+
+@dead_letters.command("list")
+def list_dead_letters(
+    pipeline: Pipeline,
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
+    from sluice.kafka.dead_letter_topic import Chosen, find
+
+    with errors_as_messages():
+        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit, sys.maxsize)
+        print_rows(
+            [_row(letter, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters], form
+        )
+        if not matches.complete:
+            err.print("The dead letters could not all be read in time: limit the search with --since.")
+
+
+@dead_letters.command()
+def redrive(
+    pipeline: Pipeline,
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 10_000,
+) -> None:
+    """Write the records of dead letters to their topics again, each once.
+
+    Without --reason, only records that could not be read are written, because steps that have processed other records
+    would count them twice.
+    """
+    from sluice.kafka.dead_letter_topic import Chosen
+    from sluice.kafka.dead_letter_topic import redrive as redrive_chosen
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    with errors_as_messages():
+        topics = plan(load_pipeline(settings().pipelines, pipeline)).job.topics
+        chosen = Chosen(reason, _time(since), partition)
+        done = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
+        out.print(f"{done.redriven:,} re-driven")
+        for why, count in sorted(done.skipped.items()):
+            out.print(f"{count:,} left: {why}", markup=False)
+        if done.more:
+            out.print("There are more: run the command again.")
+
+
+def _time(text: str) -> datetime | None:
+    from sluice.query.time_texts import parse_time
+
+    ms = parse_time("--since", text or None)
+    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+
+
+def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
+    row = {
+        "time": letter.at.isoformat(timespec="milliseconds"),
+        "reason": letter.reason,
+        "record": "/".join(letter.header(name) or "-" for name in ("topic", "partition", "offset")),
+        "error": letter.header("detail"),
+        "step": letter.header("step") or None,
+        "failures": len(letter.history) + 1 if letter.history else None,
+        "redriven": marker.at.isoformat(timespec="milliseconds") if marker else None,
+        "key": letter.header("key") or _decoded(letter.key),
+        "value": _decoded(letter.value),
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _decoded(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")

@@ -1,0 +1,282 @@
+"""Queries of stores from the command line: `sluice query`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from sluice.commands.console import Form, FormOption, err, errors_as_messages, print_json, print_rows, printable
+from sluice.errors import NotFound
+from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.answers import Answer, Difference, Entry
+    from sluice.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Query stores through the REST view at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with SLUICE_PASSWORD.",
+)
+
+
+Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")]
+Field = Annotated[
+    str,
+    typer.Option(
+        help="A field of the value, with dots for nested fields and backticks around a name with a dot; default: the "
+        "value."
+    ),
+]
+Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
+AsOf = Annotated[str | None, typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot.")]
+Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
+Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
+First = Annotated[str | None, typer.Option(help="Only this key and larger keys.")]
+Last = Annotated[str | None, typer.Option(help="Only this key and smaller keys.")]
+From = Annotated[str | None, typer.Option("--from", help="Only windows that start at this time or later.")]
+To = Annotated[str | None, typer.Option("--to", help="Only windows that start at this time or earlier.")]
+Limit = Annotated[int, typer.Option(min=1, help="Maximum number of entries.")]
+
+Local = Annotated[bool, typer.Option("--local", help="Read the ledger and shards directly, without a server.")]
+
+
+@app.command("stores")
+def list_stores(form: FormOption = Form.TABLE) -> None:
+    """List all stores that you may read."""
+    with errors_as_messages(), _client() as client:
+        rows = [
+            {
+                "pipeline": store.pipeline,
+                "store": store.store,
+                "kind": store.kind,
+                "entries": store.entries,
+                "snapshot": store.snapshot.id if store.snapshot else None,
+                "partial": store.partial,
+            }
+            for store in client.stores(entries=True)
+        ]
+        print_rows(rows, form)
+
+
+@app.command()
+def get(
+    store: Store,
+    keys: Annotated[list[str], typer.Argument(help="One or more keys.", metavar="KEY...")],
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    complete: Complete = False,
+    local: Local = False,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Look up keys; in a windowed store, the windows of one key."""
+    read_point: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    if local:
+        from sluice.query.local import read_store
+
+        part = _part(pipeline=pipeline, as_of=as_of)
+        with errors_as_messages():
+            entries = [entry for key in keys for entry in read_store(store, first=key, last=key, **part)]
+            if not entries:
+                raise NotFound(f"Store {store!r} has none of these keys.")
+            _print_entries(entries, form)
+        return
+    with errors_as_messages(), _client() as client:
+        answer = (
+            client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
+        )
+        if not answer.entries and not answer.partial:
+            raise NotFound(f"Store {store!r} has none of these keys.")
+        _print_entries(answer.entries, form)
+        _warn(answer)
+
+
+@app.command("range")
+def scan(
+    store: Store,
+    prefix: Prefix = None,
+    first: First = None,
+    last: Last = None,
+    start: From = None,
+    end: To = None,
+    limit: Limit = 1_000,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    complete: Complete = False,
+    local: Local = False,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Print entries in order, all from one snapshot."""
+    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with errors_as_messages():
+        if local:
+            from sluice.query.local import read_store
+            from sluice.query.time_texts import parse_time
+
+            for option, text in (("--from", start), ("--to", end)):
+                parse_time(option, text)  # `read_store` would name its own parameter
+            entries = read_store(store, limit=limit + 1, **part)
+            has_more = len(entries) > limit
+            _print_entries(entries[:limit], form)
+        else:
+            from sluice.client.queries import joined
+
+            with _client() as client:
+                if complete:
+                    part["require"] = "complete"
+                pages = [page := client.page(store, limit=min(limit, 1_000), **part)]
+                left = limit - len(page.entries)
+                while page.cursor and left > 0:
+                    pages.append(page := client.page(store, limit=min(left, 1_000), cursor=page.cursor, **part))
+                    left -= len(page.entries)
+                has_more = page.cursor is not None
+                answer = joined(pages)
+                _print_entries(answer.entries, form)
+                _warn(answer)
+        if has_more:
+            err.print(f"There are more than {limit:,} entries. Raise --limit to print them.")
+
+
+@app.command()
+def count(
+    store: Store,
+    prefix: Prefix = None,
+    first: First = None,
+    last: Last = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Count the entries of a store."""
+    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with errors_as_messages(), _client() as client:
+        answer = client.count(store, **part)
+        print_rows([{"count": answer.count, "snapshot": answer.snapshot.id}], form)
+        _warn(answer)
+
+
+@app.command()
+def top(
+    store: Store,
+    field: Field = "",
+    limit: Limit = 10,
+    smallest: Annotated[bool, typer.Option("--smallest", help="Sort ascending.")] = False,
+    prefix: Prefix = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Print the entries with the largest numbers in a field."""
+    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with errors_as_messages(), _client() as client:
+        answer = client.top(store, field, limit=limit, smallest=smallest, **part)
+        _print_entries(answer.entries, form)
+        _warn(answer)
+
+
+@app.command()
+def combine(
+    store: Store,
+    field: Field = "",
+    group_by: Annotated[str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")] = "_all",
+    order: Annotated[str, typer.Option(help="Sort by group, entries, sum, min or max.")] = "group",
+    limit: Limit = 1_000,
+    prefix: Prefix = None,
+    start: From = None,
+    end: To = None,
+    pipeline: Pipeline = None,
+    as_of: AsOf = None,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Print for each group the number of entries, and the sum, minimum and maximum of a field."""
+    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    with errors_as_messages(), _client() as client:
+        answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)
+        print_rows([msgspec.structs.asdict(group) for group in answer.groups], form)
+        _warn(answer)
+
+
+@app.command()
+def diff(
+    store: Store,
+    before: Annotated[str, typer.Option(help="A snapshot 1.40 or 1.newest, run:NAME, or a time.")],
+    after: Annotated[str | None, typer.Option(help="The second snapshot; default: the newest snapshot.")] = None,
+    pipeline: Pipeline = None,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """Compare two snapshots of a store: how many entries are the same, changed, missing and added, with examples."""
+    with errors_as_messages(), _client() as client:
+        answer = client.diff(store, before=before, after=after, pipeline=pipeline)
+        if form is Form.JSON:
+            print_json(answer)
+            return
+        counts = f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, {answer.added:,} added"
+        err.print(f"{answer.before.id} and {answer.after.id}: {counts}", highlight=False)
+        print_rows([_part_of(example) for example in answer.examples], form)
+
+
+def _part_of(difference: Difference) -> dict[str, Any]:
+    start = {"start": _time(difference.start)} if difference.start else {}
+    values = {"before": difference.before, "after": difference.after}
+    return {"key": difference.key, **start, "kind": difference.kind, **values}
+
+
+@app.command()
+def changes(
+    store: Store,
+    pipeline: Pipeline = None,
+    since: Annotated[str | None, typer.Option(help="Start with the changes after this snapshot.")] = None,
+) -> None:
+    """Print every new snapshot with its changed keys as a line of JSON, until Ctrl-C."""
+    with errors_as_messages(), _client() as client:
+        for change in client.changes(store, pipeline=pipeline, since=since):
+            print_json(change)
+
+
+def _client() -> Client:
+    from sluice.client import Client
+
+    token, user, password = settings().token, settings().user, settings().password
+    return Client(settings().url, token=token or None, user=user or None, password=password or None)
+
+
+def _part(**parameters: str | None) -> Any:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _print_entries(entries: Iterable[Entry], form: Form) -> None:
+    print_rows([_row(entry) for entry in entries], form)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """The key, the window, and the fields of the value. A field named like another column becomes `value.NAME`."""
+    row: dict[str, Any] = {"key": entry.key}
+    if entry.start and entry.end:
+        row |= {"start": _time(entry.start), "end": _time(entry.end)}
+    for name, value in (entry.value if isinstance(entry.value, dict) else {"value": entry.value}).items():
+        column = name
+        while column in row or (column != name and column in entry.value):
+            column = f"value.{column}"
+        row[column] = value
+    return row
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds")
+
+
+def _warn(answer: Answer) -> None:
+    from sluice.answers import unavailable
+
+    if reasons := unavailable(answer.workers):
+        err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)
+    if answer.standby:
+        reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.standby]
+        err.print("[yellow]Standbys answered:[/]", printable("; ".join(reasons)), soft_wrap=True)

@@ -1,0 +1,173 @@
+"""The program that spark-submit starts: `driver.py PIPELINE` runs a pipeline until it has read everything."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.errors import SluiceError
+from sluice.settings import Settings, settings
+from sluice.support.startup import importing
+from sluice.values.points import EVERYTHING, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
+REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
+FROM, UNTIL = "--from=", "--until="
+EXPLAIN = "--explain"
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
+
+
+def main(arguments: list[str]) -> int:
+    """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status."""
+    points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
+    options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    actions = [option for option in options if option in _ACTIONS]
+    is_known = (
+        {*options} <= {*_ACTIONS, FROM_TOPICS, CHANGED_ONLY}
+        and (not points or actions == [REPLAY])
+        and (CHANGED_ONLY not in options or actions == [REBUILD])
+    )
+    if len(names) != 1 or len(actions) > 1 or not is_known:
+        print(
+            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] [{FROM}POINT] [{UNTIL}POINT] "
+            "PIPELINE",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
+        with ThreadPoolExecutor(2) as background:
+            with importing():
+                from sluice.engine.session import context, session, start_workers
+
+                # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below,
+                # this would take twice as long, and the JVM would wait.
+                importlib.import_module("pyspark.testing.utils")
+            # Import and plan while the JVM starts the session, and the first Python worker starts, which takes seconds.
+            spark = background.submit(session, settings(), f"sluice {names[0]}")
+            warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
+            try:
+                if actions == [EXPLAIN]:
+                    explain_tasks(settings(), spark, names[0])
+                elif CHANGED_ONLY in options:
+                    rebuild_changed(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
+                elif actions:
+                    rebuild(settings(), spark, names[0], actions[0], span, from_topics=FROM_TOPICS in options)
+                else:
+                    run(settings(), spark, names[0])
+            finally:
+                wait([warm])  # Spark logs an error if it is stopped while this runs
+                spark.result().stop()
+    except SluiceError as error:
+        print(f"{type(error).title}: {error}", file=sys.stderr)
+        return 1
+    from sluice.spark_submit import FINISHED  # imported for the session, after which it takes no time
+
+    if file := os.environ.get(FINISHED):
+        with suppress(OSError):  # the folder is gone if nobody waits for this driver any more
+            Path(file).touch()
+    return 0
+
+
+def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
+    """Run a pipeline until it has read all records."""
+    # These imports run while the session starts.
+    with importing():
+        import structlog
+
+        from sluice.engine.read.java_settings import java_settings
+        from sluice.kafka.brokers import require_brokers
+        from sluice.operations.restoring import RestoringRun
+        from sluice.plan import Job, explain, load_plan
+        from sluice.state.ledger.run_ends import note_failure
+
+    begun = time.monotonic()
+    log = structlog.get_logger()
+    with note_failure(configuration, name, run=configuration.run):
+        planned = load_plan(configuration.pipelines, name)
+        print(explain(planned), flush=True)
+        java_settings(configuration.kafka)  # raises its errors before the run reads anything
+        require_brokers(configuration.kafka)
+
+        def plan_without(names: Collection[str]) -> Job:
+            return load_plan(configuration.pipelines, name, without=names).job
+
+        read = RestoringRun(spark, planned.job, configuration, plan_without).run()
+    log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
+    """Print a pipeline's plan, and the tasks of a run on the session's master."""
+    from sluice.engine.run.tasks import describe_tasks
+    from sluice.kafka.brokers import require_brokers
+    from sluice.plan import explain, load_plan
+
+    planned = load_plan(configuration.pipelines, name)
+    require_brokers(configuration.kafka)
+    print(explain(planned), describe_tasks(spark.result(), planned.job, configuration), sep="\n", flush=True)
+
+
+def rebuild(
+    configuration: Settings,
+    spark: Future[SparkSession],
+    name: str,
+    action: str = REBUILD,
+    span: Span = EVERYTHING,
+    *,
+    from_topics: bool = False,
+) -> None:
+    """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
+    from sluice.kafka.brokers import require_brokers
+    from sluice.operations.rebuild import Rebuild, drop_built
+    from sluice.plan import load_plan
+
+    job = load_plan(configuration.pipelines, name).job
+    if action == DROP:
+        drop_built(job, configuration)
+        return
+    require_brokers(configuration.kafka)
+    rebuilding = Rebuild(spark.result(), job, configuration, from_topics)
+    actions: Mapping[str, Callable[[], int]] = {
+        REBUILD: rebuilding.run,
+        REPLAY: partial(rebuilding.replay, span),
+        PROMOTE: rebuilding.promote,
+    }
+    actions[action]()
+
+
+def rebuild_changed(
+    configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False
+) -> None:
+    """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
+    from sluice.kafka.brokers import require_brokers
+    from sluice.operations.changed_stores import ChangedStores
+    from sluice.plan import Job, load_plan
+
+    job = load_plan(configuration.pipelines, name).job
+    require_brokers(configuration.kafka)
+
+    def part_of(only: Collection[str]) -> Job:
+        return load_plan(configuration.pipelines, name, only).job
+
+    ChangedStores(spark.result(), job, part_of, configuration, from_topics).run()
+
+
+def _after(prefix: str, options: Iterable[str]) -> str:
+    """The text after a prefix, in the option that has it; empty without one."""
+    return next((option.removeprefix(prefix) for option in options if option.startswith(prefix)), "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

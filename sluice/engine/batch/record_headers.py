@@ -1,0 +1,70 @@
+"""The headers of records, which the output records that they lead to keep, as in Kafka Streams."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from sluice.engine.batch.dead_letters import HEADERS
+from sluice.values.dead_letter_headers import PREFIX
+
+RAW = "_raw_headers"
+"""The column of records with their headers."""
+
+Texts: TypeAlias = pa.Array | pa.ChunkedArray
+"""Each record's headers as Spark's JSON, or null."""
+
+
+class _Header(msgspec.Struct):
+    key: str
+    value: bytes | None = None
+
+
+_decode = msgspec.json.Decoder(list[_Header]).decode
+
+
+def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
+    """The headers of records, unless the job needs none."""
+    return batch.column(RAW) if RAW in batch.schema.names else None
+
+
+def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
+    """The records with a column `headers`, unless none has any.
+
+    Leaves out Sluice's own headers, such as those of a record that was re-driven from a dead letter.
+    """
+    if texts is None or texts.null_count == len(texts):
+        return records
+    names: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
+    for text in texts.to_pylist():
+        for header in () if text is None else _decode(text):
+            if not header.key.startswith(PREFIX):
+                names.append(header.key)
+                values.append(header.value)
+        ends.append(len(names))
+    if not names:
+        return records
+    columns = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
+    pairs = pa.StructArray.from_arrays(columns, fields=[*HEADERS.value_type])
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
+    return records.append_column("headers", lists.cast(HEADERS))
+
+
+def concatenated(tables: list[pa.Table]) -> pa.Table:
+    """The records of several tables, of which some may have no column `headers`."""
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
+    """Headers with further ones, which replace those of the same name."""
+    if headers is None:
+        return more
+    lists = [
+        [*(header for header in own or () if header["key"] not in {new["key"] for new in added}), *added]
+        for own, added in zip(headers.to_pylist(), more.to_pylist(), strict=True)
+    ]
+    return pa.array(lists, HEADERS)

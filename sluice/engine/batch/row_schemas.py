@@ -1,0 +1,131 @@
+"""The schemas of the rows between a job's tasks: rows for operators, and state rows for shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.sql.arrow_types import arrow_type
+from sluice.state.model import NO_WINDOW
+
+ROW = {
+    "target": "INT",
+    "side": "INT",
+    "emitted": "BOOLEAN",
+    "old": "BOOLEAN",
+    "output": "STRING",
+    "key": "STRING",
+    "value": "STRING",
+    "foreign": "STRING",
+    "headers": "STRING",
+    "time": "BIGINT",
+    "before": "BIGINT",
+    "after": "BIGINT",
+    "window_start": "BIGINT",
+    "window_end": "BIGINT",
+    "sequence": "BIGINT",
+    "origin": "BIGINT",
+    "path": "BINARY",
+    "advances": "BINARY",
+    "worker": "INT",
+}
+"""Columns of a row. `target` is the operator, store, group or sink for the row, or the operator that `emitted` it.
+
+`headers` are those of the record that caused the row, as JSON, if an output needs them.
+
+Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
+and offset) and `path` (the steps from the record to the row; see `values.row_order`).
+"""
+
+ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
+SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
+STREAM_TIME = -1
+"""The `side` of a row whose `advances` report where a task's rows advance the stream time of operator `target`."""
+
+REJECTED = 2**31 - 2
+"""The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages pass it on."""
+
+LAST = 2**62
+"""The `sequence` of results after the last row that do not come from a record, such as those of timers."""
+
+OFFSET_BITS = 40
+PARTITION_BITS = 13
+SOURCE_BITS = 63 - PARTITION_BITS - OFFSET_BITS
+
+STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "window_end": "BIGINT"}
+"""Columns that identify a state row."""
+
+SORT_KEY = ("sequence", "origin", "path")
+"""The columns of a row's position, by which the results of operators are sorted."""
+
+Position = tuple[int, int, bytes]
+"""Sequence, origin and path of a row."""
+BEGIN: Position = (-1, 0, b"")
+"""A position before all rows."""
+END: Position = (LAST, 0, b"")
+"""A position after all rows that come from a record."""
+
+_DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "path": b""}
+
+Integers = npt.NDArray[np.int64]
+
+
+def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) -> pa.RecordBatch:
+    """Create `count` rows. A scalar applies to every row; missing columns get their default or null."""
+    arrays = []
+    for field in SCHEMA:
+        value = columns.get(field.name, _DEFAULTS.get(field.name))
+        if value is None:
+            arrays.append(pa.nulls(count, field.type))
+        elif isinstance(value, pa.Array | pa.ChunkedArray):
+            arrays.append(value)
+        else:
+            arrays.append(pa.repeat(pa.scalar(value, field.type), count))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def origins(source: int, partition: int, offsets: Integers) -> Integers:
+    """Encode source, partition and offset in one number each, with the same sort order.
+
+    Raises OverflowError, with the reason, if a number is too large.
+    """
+    numbers = {"step": (source, SOURCE_BITS), "partition": (partition, PARTITION_BITS)}
+    if len(offsets):
+        numbers["offset"] = int(offsets.max()), OFFSET_BITS
+    for name, (number, bits) in numbers.items():
+        if number >= 1 << bits:
+            raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
+    return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
+
+
+@overload
+def partition_of(origin: int) -> tuple[int, int]: ...
+@overload
+def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
+def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
+    """Source and partition of one origin, or of an array of origins."""
+    source_and_partition = origin >> OFFSET_BITS
+    return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
+
+
+def has_origin(sequence: int | None) -> bool:
+    """Whether a row with this sequence comes from a record or was released together with one."""
+    return sequence is not None and BEGIN[0] < sequence < END[0]
+
+
+def offset_of(origin: int) -> int:
+    return origin & ((1 << OFFSET_BITS) - 1)
+
+
+def in_order(table: pa.Table, first: Sequence[str] = ()) -> npt.NDArray[np.intp]:
+    """The indices that sort the rows by position, or by columns `first` and then by position.
+
+    Rows with the same position keep their order.
+    """
+    keys = [(name, "ascending") for name in (*first, *SORT_KEY) if name in table.column_names]
+    return np.asarray(pc.sort_indices(table, keys), np.intp)

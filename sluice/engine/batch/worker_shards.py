@@ -1,0 +1,32 @@
+"""Opens workers' shards, with the worker's number in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from sluice.errors import DamagedState
+from sluice.state.remote.opening import open_shard
+from sluice.state.shard.addresses import shown
+from sluice.state.shard.interface import Shard
+
+
+@contextmanager
+def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]:
+    """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
+    try:
+        with open_shard(location, to_write=True, token=token) as shard:
+            yield shard
+    except DamagedState as error:
+        raise damaged_state({worker: (location, error.detail)}) from error
+
+
+def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
+    """The error for damaged shards; `shards` maps a worker to its shard's address and the reason."""
+    addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
+    reasons = {worker: reason.removeprefix("The shard is damaged: ") for worker, (_, reason) in shards.items()}
+    sentences = [
+        f"Worker {worker}'s shard is damaged: {reason} Its address is {addresses[worker]}."
+        for worker, reason in reasons.items()
+    ]
+    return DamagedState(" ".join(sentences), workers=addresses)

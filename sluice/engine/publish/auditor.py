@@ -1,0 +1,87 @@
+"""The audit of a batch: what happened to its records. A batch whose audit does not balance is not published."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+
+from sluice.engine.batch.side_outputs import Collected
+from sluice.engine.batch.storage import Storage
+from sluice.engine.read.source_identity import Positions
+from sluice.errors import EngineError
+from sluice.state.ledger.audits import Audit, SourceAudit
+from sluice.state.ledger.plans import PlannedBatch
+
+
+@dataclass
+class Auditor:
+    """Audits a run's batches."""
+
+    storage: Storage
+    run: str
+    epoch: int
+
+    def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
+        """Audit a batch whose shards are written. Raises EngineError if the audit does not balance.
+
+        `before` are the offsets at which the batch begins.
+        """
+        batch = plan.number
+        checksums = self.storage.checksums(batch)
+        job = self.storage.job
+        audit = Audit(
+            pipeline=job.pipeline.name,
+            generation=self.storage.generation,
+            batch=batch,
+            run=self.run,
+            epoch=self.epoch,
+            sources=_sources(before, plan.ends, collected),
+            outputs={},
+            checksums={worker: sums.state_rows for worker, sums in checksums.items()},
+            states={worker: sums.states for worker, sums in checksums.items()},
+        )
+        if audit.wrong:
+            raise EngineError(
+                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
+                next_step="Nothing from the batch was published. This is a bug in Sluice: report it.",
+            )
+        return audit
+
+
+def _sources(before: Positions, after: Positions, collected: Collected) -> tuple[SourceAudit, ...]:
+    counts, last = collected.counts_by_partition, collected.last_records
+    read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
+    audits = []
+    for topic, partition in sorted({*read, *counts}):
+        end = after.get(topic, {}).get(str(partition), 0)
+        start = before.get(topic, {}).get(str(partition), 0)
+        if end > start or counts.get((topic, partition)):
+            source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
+            offset, fingerprint = last.get((topic, partition), (-1, ""))
+            audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
+    return tuple(audits)
+
+
+def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:
+    return SourceAudit(
+        topic=topic,
+        partition=partition,
+        start=start,
+        end=end,
+        read=counts["read"],
+        applied=counts["applied"],
+        filtered=counts["filtered"],
+        late=counts["late_everywhere"],
+        passed_over={name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)},
+        dropped=_below("dropped/", counts),
+        dead_letters=_below("dead_letter/", counts),
+    )
+
+
+_PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
+
+
+def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:
+    return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}

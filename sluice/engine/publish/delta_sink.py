@@ -1,0 +1,462 @@
+"""Writes the rows of a pipeline's batches to a Delta Lake table, each batch once, in one commit.
+
+Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a version
+that grows with each commit. Delta Lake skips a commit whose version is not above the table's, and rejects one if
+another commit has changed the version since it began. A version consists of the writer's epoch, which each run
+increases when it begins, a random number, which tells two writers apart that begin at the same moment, and the number
+of the commit.
+
+Every commit also has a `State` as user metadata, which `DESCRIBE HISTORY` shows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import structlog
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from sluice.errors import BatchDiffers, EngineError, LeaseError
+from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
+from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
+from sluice.sql.arrow_types import arrow_type
+from sluice.values.sink_tables import DeltaTable
+from sluice.values.sql_text import backticked, literal
+
+log = structlog.get_logger()
+
+WRITER = "sluice.writer"
+"""The table property with the pipeline that writes the table."""
+ACCEPTED = "sluice.accept_gap"
+"""The table property with a snapshot, before which the table may lack rows."""
+
+_EPOCH, _NONCE = 40, 24
+"""The lowest bits of the epoch and of the random number in a version."""
+_CONF = "spark.databricks.delta."
+_VERSION = f"{_CONF}write.txnVersion"
+_DELETED = "sluice_deleted"
+_HISTORY = 100
+"""The number of commits in which a run looks for the last one of Sluice."""
+_ATTEMPTS = 3
+_CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
+_ROWS_PER_FILE = 500_000
+_DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+"""The metadata in which Spark keeps the type of a VARCHAR or CHAR, which is otherwise a STRING."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What the table has after a commit."""
+
+    pipeline: str
+    snapshot: str | None = None
+    """The last batch written, as the id of the snapshot with which it is published; None before the first."""
+    begun: int = 0
+    """When this batch began, in epoch ms."""
+    rows: int = 0
+    """The number of its rows."""
+    checksum: str = ""
+    """The checksum of its rows."""
+    may_repeat: bool = False
+    """Whether rows of later batches may be in the table, too, because the state was restored or rebuilt."""
+
+    @property
+    def batch(self) -> BatchId | None:
+        """The last batch written."""
+        if self.snapshot is None:
+            return None
+        generation, _, number = self.snapshot.partition(".")
+        return BatchId(int(generation), int(number), self.begun)
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    """The user metadata of a commit of Sluice."""
+
+    sluice: State
+
+
+@dataclass(frozen=True)
+class DeltaTarget(Target):
+    """A Delta table to which a pipeline writes."""
+
+    table: DeltaTable
+
+    @property
+    def created(self) -> dict[str, str]:
+        """Column → its Spark SQL type if Sluice creates the table; empty if unknown."""
+        key = self.table.key
+        return {
+            name: self.table.types.get(name) or kind or ("STRING" if name == key else "")
+            for name, kind in self.wanted.items()
+        }
+
+    @property
+    def declared(self) -> tuple[DeltaColumn, ...]:
+        """The columns of the table if Sluice creates it. Raises EngineError if a type is unknown."""
+        if unknown := [name for name, kind in self.created.items() if _arrow(kind) is None]:
+            raise EngineError(
+                f"The table {self.output} ({self.at}) needs the types of its columns {', '.join(unknown)}, which are "
+                "unknown.",
+                next_step=f'Give them: types={{"{unknown[0]}": "STRING"}}. Or create the table.',
+            )
+        return tuple(DeltaColumn(name, arrow_type(kind)) for name, kind in self.created.items())
+
+
+def _arrow(kind: str) -> pa.DataType | None:
+    try:
+        return arrow_type(kind)
+    except ValueError:
+        return None
+
+
+@dataclass
+class DeltaSink:
+    """A Delta table to which a pipeline writes. Implements `TableSink`, whose promise it keeps."""
+
+    spark: SparkSession
+    pipeline: str
+    target: DeltaTarget
+    columns: Mapping[str, tuple[DeltaColumn, ...]] = field(default_factory=dict)
+    version: int = -1
+    """The version of this writer's last commit."""
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = State(pipeline=self.pipeline)
+
+    def begin(self, published: Published | None) -> None:
+        """Create or check the table, and fence off earlier writers. Raises EngineError if another writes the table."""
+        target = self.target
+        with self._errors("Checking"):
+            if not self._jvm("io.delta.tables.DeltaTable").isDeltaTable(self._session, target.table.name):
+                if published is not None and target.output in published.outputs:
+                    raise self._lost("is gone", published)
+                self._create()
+            self.columns = {target.output: self._checked()}
+            self._claim()
+            version, state = self._committed(), self._last_state()
+            if published is not None:
+                self._require_complete(published, version, state)
+            at = None if published is None else published.batch
+            is_level = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
+            may_repeat = target.table.key is None and not is_level and self._has_later_rows(published)
+            self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
+        epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
+        self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
+
+    def _require_complete(self, published: Published, version: int, state: State | None) -> None:
+        """Raise EngineError if the table lacks published batches, unless its property says that this is accepted."""
+        last = None if state is None else state.batch
+        if version < 0 and self.target.output in published.outputs:
+            error = self._lost("has no batch", published)
+        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew.
+        elif last is not None and last[0] == published.batch.generation and last.number < published.batch.number:
+            error = self._lost(f"ends at batch {last.snapshot}", published)
+        else:
+            return
+        if self._property(ACCEPTED) != published.batch.snapshot:
+            raise error
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        """Write a batch's rows. Returns the number of rows written and deleted."""
+        output, of_table = self.target.output, rows[self.target.output]
+        now = written_rows(of_table)
+        if self.state.batch == batch:
+            if difference := Written(self.state.rows, self.state.checksum).difference(output, now):
+                raise BatchDiffers.of(self.pipeline, batch.number, [difference])
+            log.info("rows were written already", table=output, batch=batch.snapshot)
+        else:
+            state = msgspec.structs.replace(
+                self.state, snapshot=batch.snapshot, begun=batch.begun, rows=now.count, checksum=now.checksum
+            )
+            self._commit(self.version + 1, state, of_table)
+        return {output: self.state.rows}
+
+    def _commit(self, version: int, state: State, rows: Rows | None) -> None:
+        """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.
+
+        Raises LeaseError if another driver has taken over. A commit that conflicts with one of another program, such as
+        `OPTIMIZE`, is repeated.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            failure: Exception | None = None
+            try:
+                with self._transaction(version, state):
+                    self._change(rows)
+            except (PySparkException, Py4JJavaError, pa.ArrowException, OverflowError) as error:
+                failure = error
+            with self._errors("Writing"):
+                committed = self._committed()
+            if committed == version:  # even if something failed after the commit
+                self.version, self.state = version, state
+                return
+            if committed > version or committed > self.version >= 0:
+                raise LeaseError(
+                    f"This driver has lost its lease and can no longer write the table {self.target.output}: another "
+                    "driver has begun to write it.",
+                    next_step="Wait until the other driver has finished.",
+                )
+            if attempt == _ATTEMPTS or not any(conflict in str(failure) for conflict in _CONFLICTS):
+                raise EngineError(
+                    f"The rows for {self.target.output} ({self.target.at}) were not written: {_reason(failure)}",
+                    next_step=_NEXT_STEP,
+                ) from failure
+            log.warning("table was changed by another program", table=self.target.output, attempt=attempt)
+
+    def _change(self, rows: Rows | None) -> None:
+        columns = self.columns[self.target.output]
+        identity = [*self.target.identity]
+        if rows is not None and rows.count and (self.target.table.key is not None or self.state.may_repeat):
+            self._merge(rows, columns, identity)
+            return
+        written = () if rows is None else rows.written
+        files = 1 + len(written) // _ROWS_PER_FILE
+        self._frame(columns, written).coalesce(files).write.format("delta").mode("append").save(self.target.table.name)
+
+    def _merge(self, rows: Rows, columns: Sequence[DeltaColumn], identity: Sequence[str]) -> None:
+        """Replace, insert and delete rows by key; or append the rows whose positions the table does not have yet."""
+        names = [column.name for column in columns]
+        missing = (None,) * (len(names) - len(identity))
+        source = [*((*row, False) for row in rows.written), *((*row, *missing, True) for row in rows.deleted)]
+        # Bounds let Delta Lake skip the files that, as its statistics say, have other keys or positions only.
+        bounded = "_offset" if self.target.table.key is None else identity[0]
+        values = [row[names.index(bounded)] for row in source]
+        within = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
+        same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), within])
+        listed, new = (", ".join(f"{prefix}{backticked(name)}" for name in names) for prefix in ("", "s."))
+        changes = [f"t.{backticked(name)} = s.{backticked(name)}" for name in names[len(identity) :]]
+        clauses = []
+        if self.target.table.key is not None:
+            clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
+            clauses += [f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}"] if changes else []
+        clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN INSERT ({listed}) VALUES ({new})")
+        view = f"sluice_{secrets.token_hex(8)}"
+        self._frame([*columns, DeltaColumn(_DELETED, pa.bool_())], source).createOrReplaceTempView(view)
+        try:
+            self.spark.sql(f"MERGE INTO {self._table} t USING {view} s ON {same} {' '.join(clauses)}").collect()
+        finally:
+            self.spark.catalog.dropTempView(view)
+
+    def _frame(self, columns: Sequence[DeltaColumn], rows: Sequence[Row]) -> DataFrame:
+        values = zip(*rows, strict=True) if rows else [()] * len(columns)
+        arrays = [pa.array(each, column.arrow) for column, each in zip(columns, values, strict=True)]
+        table = pa.table(arrays, names=[column.name for column in columns])
+        return self.spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+
+    @contextmanager
+    def _transaction(self, version: int, state: State) -> Iterator[None]:
+        """Give the commits in the block a transaction identifier and metadata."""
+        settings = {
+            f"{_CONF}write.txnAppId": self._application,
+            _VERSION: str(version),
+            f"{_CONF}commitInfo.userMetadata": msgspec.json.encode(_Commit(state)).decode(),
+        }
+        for name, value in settings.items():
+            self.spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self.spark.conf.unset(name)
+
+    def _has_later_rows(self, published: Published | None) -> bool:
+        """Whether the table has a row from a record after the published positions."""
+        where = "true"
+        if published is not None:
+            later = ["_topic = ''"]  # rows of timers, whose position does not tell their batch
+            for topic, ends in published.positions.items():
+                of_topic = f"_topic = {literal(topic)}"
+                later += [f"{of_topic} AND _partition = {number} AND _offset >= {end}" for number, end in ends.items()]
+                later.append(f"{of_topic} AND _partition NOT IN ({', '.join(ends) or 'NULL'})")
+            where = " OR ".join(f"({each})" for each in later)
+        return not self.spark.read.format("delta").load(self.target.table.name).where(where).isEmpty()
+
+    def _create(self) -> None:
+        declared = self.target.declared
+        identity = self.target.identity
+        columns = ", ".join(
+            f"{backticked(name)} {self.target.created[name]}{' NOT NULL' if name in identity else ''}"
+            for name in (column.name for column in declared)
+        )
+        writer = f"TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
+        self.spark.sql(f"CREATE TABLE {self._table} ({columns}) USING delta {writer}")
+        log.info("table created", table=self.target.output)
+
+    def _checked(self) -> tuple[DeltaColumn, ...]:
+        """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
+        target, snapshot = self.target, self._snapshot()
+        if snapshot.version() < 0:
+            raise EngineError(
+                f"The table {target.output} ({target.at}) would be in the folder of another Delta table, whose VACUUM "
+                "deletes the files of others.",
+                next_step="Give each table a folder of its own.",
+            )
+        fields = {each.name: each for each in StructType.fromJson(json.loads(snapshot.schema().json()))}
+        partitions = {*snapshot.metadata().partitionColumns().mkString("\n").split("\n")}
+        columns, problems = list[DeltaColumn](), list[str]()
+        for name, spark in target.wanted.items():
+            if name not in fields:
+                kind = target.created[name] or "TYPE"
+                problems.append(
+                    f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN {backticked(name)} {kind})"
+                )
+                continue
+            held, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
+            wanted = _arrow(target.table.types.get(name, "") or spark)
+            if held is None:
+                problems.append(f"Sluice cannot write the type {shown} of the column {name}")
+            elif wanted is not None and not fits(wanted, held):
+                problems.append(f"the column {name} is {shown}, but the field is {spark}")
+            elif name in target.identity and not _tells_keys_apart(fields[name]):
+                problems.append(f"the column {name} is {shown}, in which different keys can be equal")
+            else:
+                required, most = not fields[name].nullable, _most(fields[name])
+                columns.append(DeltaColumn(name, held, required, most, partitions=name in partitions))
+        for name, each in fields.items():
+            if name not in target.wanted and not each.nullable:
+                problems.append(f"the column {name} is NOT NULL, but the pipeline does not write it")
+        if problems:
+            raise EngineError(
+                f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
+                next_step="Change the table, or what the pipeline writes. Nothing was read.",
+            )
+        return tuple(columns)
+
+    def _claim(self) -> None:
+        """Note in the table that this pipeline writes it. Raises EngineError if another one does."""
+        own = self.pipeline
+        writer = self._property(WRITER)
+        if not writer:
+            self.spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}')")
+        elif writer != own:
+            raise EngineError(
+                f"{writer} writes the table {self.target.output} ({self.target.at}), too.",
+                next_step=f"Give one of them another table. If {writer} no longer writes it: ALTER TABLE {self._table} "
+                f"SET TBLPROPERTIES ('{WRITER}' = '{own}').",
+            )
+
+    def _lost(self, what: str, published: Published) -> EngineError:
+        at = published.batch.snapshot
+        create = f"create it with the property '{ACCEPTED}' = '{at}'"
+        accept = f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{ACCEPTED}' = '{at}')"
+        return EngineError(
+            f"The table {self.target.output} ({self.target.at}) {what}, but batch {at} is published. Either the table "
+            "has lost data, or it is another one, or the pipeline ran without it.",
+            next_step="Restore the table. To continue without the missing rows: "
+            f"{create if what == 'is gone' else accept}.",
+        )
+
+    def _last_state(self) -> State | None:
+        """The state after the last commit of this pipeline; None if it is not among the last commits."""
+        commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}").select("userMetadata").collect()
+        for (metadata,) in commits:
+            try:
+                state = msgspec.json.decode(metadata or "", type=_Commit).sluice
+            except msgspec.DecodeError:
+                continue
+            if state.pipeline == self.pipeline:
+                return state
+        return None
+
+    def _committed(self) -> int:
+        """The version of the pipeline's last commit, -1 before the first."""
+        version = self._snapshot().transactions().get(self._application)
+        return int(version.get()) if version.isDefined() else -1
+
+    def _property(self, name: str) -> str:
+        """A property of the table, empty if it is not set."""
+        value = self._snapshot().metadata().configuration().get(name)
+        return str(value.get()) if value.isDefined() else ""
+
+    def _snapshot(self) -> Any:
+        """The table's newest snapshot."""
+        none = self._jvm("scala.Option").empty()
+        delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(self._session, self.target.table.name)
+        return delta_log.update(False, none, none)
+
+    @property
+    def _application(self) -> str:
+        return f"sluice/{self.pipeline}"
+
+    @property
+    def _table(self) -> str:
+        return f"delta.`{self.target.table.name}`"
+
+    @property
+    def _session(self) -> Any:
+        return self.spark._jsparkSession
+
+    def _jvm(self, name: str) -> Any:
+        """A class of the JVM. By its whole name, because py4j searches all jars for each part of a dotted path."""
+        return getattr(self.spark.sparkContext._jvm, name)
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """Raise EngineError for errors of Delta Lake and of the file system."""
+        try:
+            yield
+        except (PySparkException, Py4JJavaError) as error:
+            raise EngineError(
+                f"{doing} the table {self.target.output} ({self.target.at}) failed: {_reason(error)}",
+                next_step=_NEXT_STEP,
+            ) from error
+
+
+_NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
+
+
+def _written_type(column: StructField) -> pa.DataType | None:
+    """The Arrow type of a column's values; None if Sluice cannot write them."""
+    if _DECLARED in column.metadata and _most(column) is None:  # lengths within a nested type
+        return None
+    try:
+        held = to_arrow_type(column.dataType, timezone="UTC")
+    except PySparkException:
+        return None
+    return held if _is_written(held) else None
+
+
+def _is_written(held: pa.DataType) -> bool:
+    if kind_of(held) == "map":  # JSON has only text as keys
+        return kind_of(held.key_type) == "text" and _is_written(held.item_type)
+    parts = [held.field(number) for number in range(held.num_fields)]
+    # Spark shows a VARIANT as a struct with this metadata.
+    is_variant = any(b"variant" in (part.metadata or {}) for part in parts)
+    return kind_of(held) != "" and not is_variant and all(_is_written(part.type) for part in parts)
+
+
+def _most(column: StructField) -> int | None:
+    """The largest number of characters of a VARCHAR or CHAR, None for other types."""
+    declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_DECLARED, "")))
+    return None if declared is None else int(declared[1])
+
+
+def _tells_keys_apart(column: StructField) -> bool:
+    """Whether values of a column are equal only if they come from equal keys."""
+    is_padded = str(column.metadata.get(_DECLARED, "")).startswith("char(")
+    held = _written_type(column)
+    return held is not None and kind_of(held) in ("text", "whole number", "timestamp") and not is_padded
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{'TIMESTAMP' if value.tzinfo else 'TIMESTAMP_NTZ'} '{value.isoformat()}'"
+    return literal(value) if isinstance(value, str) else str(value)
+
+
+def _reason(error: Exception | None) -> str:
+    """The first line of an error's message, without the Java class."""
+    message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
+    return message.strip().partition("\n")[0][:500].rstrip(".") + "."

@@ -1,0 +1,57 @@
+"""The tables outside Kafka to which a job writes: in databases, with the URLs of the settings, and in Delta Lake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import SparkSession
+
+from sluice.engine.publish.delta_sink import DeltaSink, DeltaTarget
+from sluice.errors import SettingsError
+from sluice.plan import Job, Sink
+from sluice.settings import Settings
+from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget, checked_url
+from sluice.sinks.target import Column, TableSink
+from sluice.values.sink_tables import DeltaTable, PostgresTable, connection_variable
+
+
+def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
+    """Destination → the writer of its tables. Raises SettingsError if a connection has no URL."""
+    targets = (delta_target(sink) for sink in job.sinks if isinstance(sink.table, DeltaTable))
+    lake = {target.output: DeltaSink(spark, job.pipeline.name, target) for target in targets}
+    return {**databases_of(job, settings), **lake}
+
+
+def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
+    """Connection → the writer of the job's tables in its database. Raises SettingsError if a connection has no URL."""
+    databases = {}
+    for connection in job.connections:
+        variable = connection_variable(connection)
+        if not (url := settings.connections.get(variable)):
+            raise SettingsError(
+                f"There is no connection {connection!r} for the tables of {job.pipeline.name}.",
+                next_step=f"Set {variable} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or in Airflow, add a "
+                f"connection of type Postgres with the id {connection}.",
+            )
+        targets = [postgres_target(sink) for sink in job.written_tables[connection]]
+        databases[connection] = PostgresTables(connection, checked_url(connection, url), job.pipeline.name, targets)
+    return databases
+
+
+def declared_columns(sink: Sink) -> Sequence[Column]:
+    """The columns of a sink's table if Sluice creates it."""
+    if isinstance(sink.table, DeltaTable):
+        return delta_target(sink).declared
+    return postgres_target(sink).declared
+
+
+def postgres_target(sink: Sink) -> PostgresTarget:
+    """The table of a database that a sink writes."""
+    assert isinstance(sink.table, PostgresTable)
+    return PostgresTarget(sink.topic, sink.at, sink.table, sink.is_windowed, sink.columns)
+
+
+def delta_target(sink: Sink) -> DeltaTarget:
+    """The Delta table that a sink writes."""
+    assert isinstance(sink.table, DeltaTable)
+    return DeltaTarget(sink.topic, sink.at, sink.table, sink.is_windowed, sink.columns)

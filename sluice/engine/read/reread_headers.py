@@ -1,0 +1,66 @@
+"""Reads the headers of single records again, for the dead letters of steps that no longer have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
+from sluice.engine.batch.rejected import Place
+from sluice.kafka.brokers import quiet
+from sluice.kafka.topics import headers_of
+
+Headers = list[Mapping[str, str | bytes | None]]
+_NEAR = 1_000
+"""Records up to this distance are read one after the other; beyond it, the consumer jumps."""
+
+
+class _Deleted(Exception):
+    """Retention has removed a record."""
+
+
+def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
+    """Place → the headers of its record. Leaves out records that the topics no longer have, or that have no headers."""
+    consumer = Consumer({
+        **quiet(kafka), "group.id": "sluice-headers", "enable.auto.commit": False,
+        "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.wait.max.ms": 10,
+    })  # fmt: skip
+    found: dict[Place, Headers] = {}
+    try:
+        with kafka_errors("Reading the headers of rejected records", kafka):
+            for (topic, partition), of_partition in groupby(sorted({*places}), lambda place: place[:2]):
+                message: Message | None = None
+                for place in of_partition:
+                    try:
+                        message = _read(consumer, place, message)
+                    except _Deleted:
+                        message = None
+                        continue
+                    if message is None:
+                        break
+                    if message.offset() == place[2] and (headers := headers_of(message)):
+                        found[topic, partition, place[2]] = [{"key": name, "value": text} for name, text in headers]
+    finally:
+        consumer.close()
+    return found
+
+
+def _read(consumer: Consumer, place: Place, message: Message | None) -> Message | None:
+    """The first record at or after a place, reading on from `message`; None without one, or after an error.
+
+    Raises _Deleted if retention has removed the place from the topic, which may still have later records.
+    """
+    topic, partition, offset = place
+    if message is None or offset - (message.offset() or 0) > _NEAR:
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        message = None
+    while message is None or (message.offset() or 0) < offset:
+        message = consumer.poll(TIMEOUT_S)
+        error = None if message is None else message.error()
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise _Deleted
+        if message is None or error is not None:
+            return None
+    return message

@@ -1,0 +1,232 @@
+"""Checks that the source topics were not replaced and have not lost unread records.
+
+Spark identifies a topic only by name and offset. If a topic was deleted, created again and has grown longer than the
+old topic, Spark would continue at the old topic's offset and silently skip records. It would also do so if a partition
+of the same topic went back and grew again, after an unclean election of a leader or after a broker's disk was restored.
+Therefore the ledger has the fingerprint of the last record that was read of each partition, and a run compares it with
+the record that is at this offset now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from sluice.engine.batch.job_topics import TIMEOUT_S, TopicLimits, kafka_errors, topic_limits
+from sluice.errors import EngineError
+from sluice.kafka.brokers import quiet
+from sluice.kafka.topics import records_at, topic_ids
+from sluice.state.ledger.audits import Audits
+from sluice.state.ledger.sources import SourcePartition, Sources
+from sluice.state.model import GenerationRef
+from sluice.values.record_metadata import fingerprint
+
+Positions = Mapping[str, Mapping[str, int]]
+"""Topic → partition as text → offset."""
+
+
+class InputError(EngineError):
+    """A topic was replaced since the pipeline began to read it, or has lost records that were not read yet."""
+
+    status = 409
+    title = "The input has changed"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic's current state. `ends` holds, per partition, the first offset and the offset after the last record."""
+
+    name: str
+    id: str
+    ends: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """The source topics of a generation, identified by topic ids and offsets."""
+
+    kafka: Mapping[str, str]
+    sources: Sources
+    ref: GenerationRef
+    topics: tuple[str, ...]
+    audits: Audits | None = None
+    """Tell up to where a partition that went back is unchanged."""
+
+    def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
+        """Raise InputError if a topic has changed. Record new partitions in the ledger.
+
+        `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished batch that will be
+        retried. Returns the offsets at which the generation began to read each partition.
+        """
+        topics = describe_topics(self.kafka, self.topics)
+        recorded = self.sources.get(self.ref)
+        # An unfinished first batch starts where the generation began.
+        starts = done or (_firsts(recorded) if begun else {})
+        for topic in self.topics:
+            self._check_identity(topics.get(topic), topic, [source for source in recorded if source.topic == topic])
+            _check_range(topics[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
+        self.require_last_records(topics)
+        partitions = {(source.topic, source.partition) for source in recorded}
+        new = [
+            SourcePartition(topic=topic.name, partition=number, topic_id=topic.id, first=first)
+            for topic in topics.values()
+            for number, (first, _) in enumerate(topic.ends)
+            if (topic.name, number) not in partitions
+        ]
+        self.sources.add(self.ref, new)
+        return _firsts([*recorded, *new])
+
+    def require_last_records(self, topics: Mapping[str, Topic]) -> None:
+        """Raise InputError if another record is where the last one was that the pipeline has read.
+
+        Nothing is known about a record that retention or compaction has removed.
+        """
+        last = {
+            (source.topic, source.partition): source
+            for source in self.sources.get(self.ref)
+            if source.fingerprint and source.topic in topics and topics[source.topic].id == source.topic_id
+        }
+        places = {
+            place: source.last
+            for place, source in last.items()
+            if source.partition < len(topics[source.topic].ends)
+            and source.last >= topics[source.topic].ends[source.partition][0]
+        }
+        if not places:
+            return
+        records = records_at(self.kafka, places)
+        is_gone = {place for place in places if place not in records}
+        compacted = {topic for topic, limits in self._limits(is_gone).items() if limits.needs_key}
+        for place, offset in places.items():
+            record = records.get(place)
+            if record is None and place[0] in compacted:
+                continue
+            if record is None or _fingerprint(record) != last[place].fingerprint:
+                raise self._went_back(last[place], offset, is_gone=record is None)
+
+    def _limits(self, places: Iterable[tuple[str, int]]) -> dict[str, TopicLimits]:
+        topics = {topic for topic, _ in places}
+        return topic_limits(self.kafka, topics) if topics else {}
+
+    def _went_back(self, source: SourcePartition, offset: int, *, is_gone: bool) -> InputError:
+        same = self._last_unchanged(source)
+        since = source.first if same is None else same + 1
+        unknown = "" if same is not None else " at the earliest"
+        name = self.ref.pipeline
+        return InputError(
+            f"Topic {source.topic}, partition {source.partition}, went back and grew again: at offset {offset}, where "
+            f"the last record was that {name} has read, is {'no record' if is_gone else 'another record'} now. The "
+            f"records from offset {since}{unknown} to {offset} were replaced: the state and the output have those "
+            "that were there before, and those that are there now were not read. An unclean election of a leader or a "
+            "restored disk of a broker does this. The published state is unchanged.",
+            next_step="Either stop running the pipeline, which leaves the state unchanged; or restore the topic; or "
+            f"rebuild the state from the topics' current records: sluice rebuild {name} --from-topics. The rebuild "
+            f"counts the records that are there now, and writes no output for those up to offset {offset}.",
+        )
+
+    def _last_unchanged(self, source: SourcePartition) -> int | None:
+        """The newest last offset of a batch whose record is unchanged; None if no such record is left."""
+        if self.audits is None:
+            return None
+        place = source.topic, source.partition
+        ends = [
+            (each.last, each.fingerprint)
+            for audit in reversed(self.audits.all(self.ref))
+            for each in audit.sources
+            if (each.topic, each.partition) == place and each.fingerprint and each.last < source.last
+        ]
+        for offset, before in ends:
+            record = records_at(self.kafka, {place: offset}).get(place)
+            if record is not None and _fingerprint(record) == before:
+                return offset
+        return None
+
+    def check_identity(self) -> None:
+        """Raise InputError if a topic has been deleted or created again since the run began."""
+        recorded = self.sources.get(self.ref)
+        ids = topic_ids(self.kafka, self.topics)
+        for topic in self.topics:
+            current = Topic(topic, ids[topic], ()) if topic in ids else None
+            self._check_identity(current, topic, [source for source in recorded if source.topic == topic])
+
+    def _check_identity(self, current: Topic | None, topic: str, recorded: list[SourcePartition]) -> None:
+        if current is None:
+            problem = "was deleted" if recorded else "does not exist"
+            step = self._choices(topic) if recorded else "Create the topic, or correct its name in the pipeline."
+            raise InputError(f"Topic {topic} {problem}.", next_step=step)
+        if recorded and recorded[0].topic_id != current.id:
+            raise InputError(
+                f"Topic {topic} was deleted and created again: its id is {current.id}, and {self.ref.pipeline!r} "
+                f"has read {recorded[0].topic_id}. The published state is unchanged.",
+                next_step=self._choices(topic),
+            )
+
+    def _choices(self, topic: str) -> str:
+        return (
+            "Either stop running the pipeline, which leaves the state unchanged; or write the old records back to "
+            f"{topic}, then rebuild the state from the topics' current records: "
+            f"sluice rebuild {self.ref.pipeline} --from-topics."
+        )
+
+
+def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
+    """The topics' current ids and offsets. Omits topics that do not exist."""
+    ids = topic_ids(kafka, topics)
+    consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
+    try:
+        with kafka_errors("Reading the topics' offsets", kafka):
+            existing = consumer.list_topics(timeout=TIMEOUT_S).topics
+            return {
+                name: Topic(name, ids[name], tuple(_ends(consumer, name, len(existing[name].partitions))))
+                for name in ids
+                if name in existing
+            }
+    finally:
+        consumer.close()
+
+
+def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int, int]]:
+    for number in range(partitions):
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_S)
+        yield low, high
+
+
+def _fingerprint(record: Message) -> str:
+    key, value = (part.encode() if isinstance(part, str) else part for part in (record.key(), record.value()))
+    return fingerprint(key, value, record.timestamp()[1])
+
+
+def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:
+    firsts: dict[str, dict[str, int]] = {}
+    for source in sources:
+        firsts.setdefault(source.topic, {})[str(source.partition)] = source.first
+    return firsts
+
+
+def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int], pipeline: str) -> None:
+    for partition, position in {**begun, **done}.items():  # `done` takes precedence
+        number = int(partition)
+        if number >= len(topic.ends):
+            raise InputError(f"Topic {topic.name} has lost partition {number}.", next_step=_RESTORE)
+        first, end = topic.ends[number]
+        if partition in done and position < first:
+            raise InputError(
+                f"Unread records are gone: {topic.name}, partition {number}, offsets {position} to {first - 1} "
+                f"(at most {first - position} records; some offsets may be transaction markers).",
+                next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
+                f"sluice rebuild {pipeline} --from-topics. Then make the topic's retention longer than the longest "
+                "time without a run.",
+            )
+        reached = max(position, begun.get(partition, position))
+        if reached > end:
+            raise InputError(
+                f"Topic {topic.name} became shorter: partition {number} ends at offset {end}, but was read up to "
+                f"{reached}. Records {end} to {reached - 1} are in the state but no longer in the topic.",
+                next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
+                f"sluice rebuild {pipeline} --from-topics.",
+            )
+
+
+_RESTORE = "Either stop running the pipeline, which leaves the state unchanged, or restore the topic."

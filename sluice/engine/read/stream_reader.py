@@ -1,0 +1,371 @@
+"""The task after the Kafka source: decodes the records of streams. Its base class also serves global tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.batch_start import BatchStart, this_batch
+from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
+from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
+from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
+from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
+from sluice.errors import EngineError, error_text
+from sluice.plan import Job
+from sluice.sql.arrow_types import arrow_type
+from sluice.values.record_metadata import METADATA, fingerprint
+
+_HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
+RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
+"""The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers.
+
+Spark does not evaluate `to_json` for records without headers: its first evaluation by an interpreted query initializes
+Scala's reflection, which takes the JVM half a second of CPU time.
+"""
+
+Problems = list[tuple[str, str] | None]
+"""Per record: the reason for the rejection and its details, or None."""
+SKIPPED = "skipped"
+_EXTRA = {
+    "_null": "BOOLEAN",
+    "_sequence": "BIGINT",
+    "_raw_key": "BINARY",
+    "_raw_value": "BINARY",
+    "_raw_headers": "STRING",
+}
+
+
+@dataclass
+class Share:
+    """Accumulates the side outputs of one partition in a batch."""
+
+    topic: str
+    partition: int
+    counts: Counter[str] = field(default_factory=Counter)
+    dead_letters: list[pa.RecordBatch] = field(default_factory=list)
+    times: dict[str, int] = field(default_factory=dict)
+    last: tuple[int, str] | None = None
+    """The offset and the fingerprint of the last record."""
+
+    @property
+    def name(self) -> str:
+        """The name of the side outputs."""
+        return part_name("read", self.topic, self.partition)
+
+
+def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    """Split a batch by partition: a task reads one partition from Kafka, but several from a test driver."""
+    topics, partitions = batch.column("topic"), batch.column("partition")
+    if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
+        yield (topics[0].as_py(), partitions[0].as_py()), batch
+        return
+    parts = list(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
+    begin = 0
+    for row in range(1, len(parts) + 1):
+        if row == len(parts) or parts[row] != parts[begin]:
+            yield parts[begin], batch.slice(begin, row - begin)
+            begin = row
+
+
+def _last(records: pa.RecordBatch) -> tuple[int, str]:
+    """The offset and the fingerprint of the last record."""
+    last = records.slice(records.num_rows - 1)
+    offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
+    timestamp = last.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())[0].as_py()
+    return offset, fingerprint(key, value, timestamp)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Decodes a task's records, and writes their dead letters and counts as side outputs."""
+
+    side_outputs: SideOutputs
+    dead_letters: str
+    decoders: dict[str, ValueDecoder]
+    sequenced: bool = field(default=False, kw_only=True)
+    """Whether to compute the records' order; a test driver provides the order itself."""
+    uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Topics that another reader of the job reads too, and counts."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        shares: dict[tuple[str, int], Share] = {}
+        start = this_batch()
+        with no_garbage_collection():
+            for batch in batches:
+                for part, records in _by_partition(batch) if batch.num_rows else ():
+                    share = shares.setdefault(part, Share(*part))
+                    share.counts["read"] += records.num_rows
+                    share.last = _last(records)
+                    records = self._sequenced(records, share, start) if self.sequenced else records
+                    yield self._decode(records, share, start.begun)
+        for share in shares.values():
+            if share.topic in self.uncounted:
+                continue
+            if share.dead_letters:
+                dead_letters = pa.Table.from_batches(share.dead_letters)
+                self.side_outputs.add_records(self.dead_letters, share.name, dead_letters)
+            facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}", share.last)
+            self.side_outputs.add_facts(share.name, facts)
+
+    def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
+        raise NotImplementedError
+
+    def _sequenced(self, batch: pa.RecordBatch, share: Share, start: BatchStart) -> pa.RecordBatch:
+        """The records with their sequence: the largest Kafka timestamp so far in their partition.
+
+        The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
+        """
+        name = f"{ORDER}/{share.topic}/{share.partition}"
+        if name not in share.times:
+            share.times[name] = start.times.get(name, BEFORE_ALL)
+        timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
+        sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
+        share.times[name] = int(sequence[-1])
+        return batch.append_column("sequence", pa.array(sequence))
+
+    def _reject(self, batch: pa.RecordBatch, share: Share, dead_letters: list[DeadLetter]) -> None:
+        """Handle the rejected records according to the source's `on_error`."""
+        if not dead_letters:
+            return
+        dead_letters.sort(key=lambda dead_letter: dead_letter.row)
+        match self.decoders[share.topic].source.on_error:
+            case "fail":
+                first = dead_letters[0]
+                offset = batch.column("offset")[first.row].as_py()
+                raise EngineError(
+                    f"{share.topic}, partition {share.partition}, offset {offset}: {first.reason}: {first.detail}.",
+                    next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
+                )
+            case "skip":
+                share.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
+            case "dead_letter":
+                share.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
+                share.dead_letters.append(dead_letter_records(batch, dead_letters))
+
+
+@dataclass(frozen=True)
+class StreamReader(Reader):
+    """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
+
+    metadata: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    """Columns of `_EXTRA` that the job needs as well."""
+
+    @classmethod
+    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
+        """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
+        decoders = {source.topic: ValueDecoder(source) for source in job.streams}
+        wanted = {
+            "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
+            "_sequence": job.has_operators,
+            **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.first_failures)),
+            "_raw_headers": job.keeps_headers or bool(job.first_failures),
+        }
+        extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
+        return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names and DDL types of the rows' columns."""
+        columns = {"_source": "INT", "_partition": "INT", "_time": "BIGINT"}
+        columns |= {name: METADATA[name] for name in self.metadata if name != "_partition"}
+        columns |= {name: _EXTRA[name] for name in self.extra}
+        for decoder in self.decoders.values():
+            columns |= {field.column: field.type for field in decoder.source.fields}
+        return columns
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The rows' columns on Arrow."""
+        return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
+
+    def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
+        decoder = self.decoders[share.topic]
+        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
+        kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
+        try:
+            columns = self._columns(decoder, kept, values, share, clock)
+            problems = invalid_times(decoder, columns["_time"], clock)
+        except (pa.ArrowException, OverflowError, ValueError):
+            problems, columns = [None] * len(values), {}
+            for place in failing(len(values), partial(self._fit, decoder, kept, values, share, clock)):
+                record = kept.slice(place, 1)
+                problems[place] = self._problem(decoder, record, values[place : place + 1], share, clock)
+        if any(problems):
+            problems = self._apply_on_time(decoder, problems, share)
+            dead_letters += [
+                DeadLetter(row, *problem)
+                for row, problem in zip(rows, problems, strict=True)
+                if problem and problem[0] != SKIPPED
+            ]
+            valid = [i for i, problem in enumerate(problems) if problem is None]
+            kept = kept.take(pa.array(valid, pa.int64()))
+            columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock, replace_invalid=True)
+        self._reject(batch, share, dead_letters)
+        schema = self.schema
+        return pa.RecordBatch.from_arrays(
+            [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
+        )
+
+    def _columns(
+        self,
+        decoder: ValueDecoder,
+        kept: pa.RecordBatch,
+        values: Sequence[Any],
+        share: Share,
+        clock: int,
+        *,
+        replace_invalid: bool = False,
+    ) -> dict[str, pa.Array]:
+        """The rows' columns. With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
+
+        `clock` is the time at which the batch began, in epoch ms.
+        """
+        source = decoder.source
+        columns = {field.column: decoder.column_of(field, values, kept.column("key")) for field in source.fields}
+        columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
+        columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
+        columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
+        if replace_invalid and source.on_time == "clock":
+            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], _earliest(decoder)), False)
+            columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
+        for name in self.metadata:
+            if name != "_partition":
+                columns[name] = self._metadata(name, kept, decoder)
+        if "_key" in columns:
+            require_short_keys("the key", columns["_key"])
+        for name in self.extra:
+            columns[name] = self._extra(name, kept)
+        return columns
+
+    @staticmethod
+    def _metadata(name: str, kept: pa.RecordBatch, decoder: ValueDecoder) -> pa.Array:
+        kind = arrow_type(METADATA[name])
+        if name == "_headers":
+            return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
+        if name == "_key" and decoder.source.key is not None:
+            return pa.nulls(kept.num_rows, kind)  # the key is a field, and Kafka's key may be anything
+        if name == "_key" and decoder.source.key_decode is not None:
+            keys = list(decoder.keys(kept.column("key").to_pylist()))
+            if error := next((key for key in keys if isinstance(key, BaseException)), None):
+                raise ValueError(error_text(error))
+            return pa.array(keys, kind)
+        return kept.column(name[1:]).cast(kind)
+
+    @staticmethod
+    def _extra(name: str, kept: pa.RecordBatch) -> pa.Array:
+        match name:
+            case "_null":
+                return kept.column("value").is_null()
+            case "_sequence":
+                return kept.column("sequence")
+            case _:
+                return kept.column(name.removeprefix("_raw_"))
+
+    def _fit(
+        self,
+        decoder: ValueDecoder,
+        records: pa.RecordBatch,
+        values: Sequence[Any],
+        share: Share,
+        clock: int,
+        begin: int,
+        end: int,
+    ) -> bool:
+        """Whether a range of the records has no problem."""
+        try:
+            columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], share, clock)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return False
+        return not any(invalid_times(decoder, columns["_time"], clock))
+
+    @staticmethod
+    def _apply_on_time(decoder: ValueDecoder, problems: Problems, share: Share) -> Problems:
+        """Apply the source's policy for records without a valid event time."""
+        invalid = [problem for problem in problems if problem and problem[0] == "event_time"]
+        if not invalid or decoder.source.on_time == "dead_letter":
+            return problems
+        if decoder.source.on_time == "fail":
+            raise EngineError(
+                f"{share.topic}, partition {share.partition}: {invalid[0][1]}.",
+                next_step="Correct the topic, or set the source's invalid_time to another policy.",
+            )
+        if decoder.source.on_time == "clock":
+            return [None if problem and problem[0] == "event_time" else problem for problem in problems]
+        share.counts["dropped/event_time"] += len(invalid)
+        return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
+
+    def _problem(
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, clock: int
+    ) -> tuple[str, str] | None:
+        """The reason why a single record is rejected, or None."""
+        (key,) = decoder.keys(record.column("key").to_pylist())
+        if "_key" in self.metadata and decoder.source.key is None and isinstance(key, BaseException):
+            return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
+        try:
+            columns = self._columns(decoder, record, value, share, clock)
+        except UnusableKeyError as error:
+            return error.reason, str(error)
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            return "out_of_range", str(error).splitlines()[0]
+        return next(iter(invalid_times(decoder, columns["_time"], clock)), None)
+
+
+def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
+    """The headers as text, keeping the last header of each name. None if a header is not UTF-8."""
+    if not text:
+        return None
+    values = {header["key"]: header["value"] for header in headers_of(text)}
+    return [(str(key), _utf8(value)) for key, value in values.items()]
+
+
+def _utf8(value: str | bytes | None) -> str | None:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return None
+
+
+def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
+    """Per event time: the reason why it is invalid, or None. Empty if all are valid."""
+    earliest, latest = _earliest(decoder), clock + decoder.source.max_future_skew_ms
+    if not times.null_count and (
+        not len(times) or (pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest)
+    ):
+        return []
+    return [_invalid_time(time, latest, decoder.assumed_ms) for time in times.to_pylist()]
+
+
+_EARLIEST_ASSUMED = 100_000_000_000
+"""In March 1973. Times of this century in seconds, taken for milliseconds, are before it."""
+
+
+def _earliest(decoder: ValueDecoder) -> int:
+    return 0 if decoder.assumed_ms is None else _EARLIEST_ASSUMED
+
+
+def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tuple[str, str] | None:
+    if time is None:
+        return "event_time", "the event time is null"
+    if time < 0:
+        return "event_time", f"the event time, {time} ms, is before 1970"
+    if assumed_ms is not None and time < _EARLIEST_ASSUMED:
+        return (
+            "event_time",
+            f"the event time, {time}, would be before March 1973 in milliseconds: declare its unit with "
+            f'event_time=epoch_s("{assumed_ms}"), epoch_ms or epoch_us',
+        )
+    if time > latest:
+        return (
+            "future",
+            f"the event time, {time} ms, is after {latest} ms, the latest time allowed when the record was read",
+        )
+    return None

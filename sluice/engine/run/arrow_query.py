@@ -1,0 +1,106 @@
+"""A job's query as functions over Arrow batches, which run in Spark's tasks or, for a test, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import pyarrow as pa
+
+from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.parcels import Pack, Unpack
+from sluice.engine.batch.storage import Storage
+from sluice.engine.combine.totals import Totals, input_types, value_types
+from sluice.engine.publish.change_steps import ChangeSteps
+from sluice.engine.read.global_tables import TableReader, ordered_rows
+from sluice.engine.read.stream_reader import StreamReader
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.job_stages import Stages, kinds_by_name
+from sluice.engine.stages.shuffle_targets import Routes
+from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.plan import Job
+from sluice.plan.arrow_support import NeedsSparkError, types_of, types_read, why_spark
+from sluice.values.sql_types import compact
+
+Parcels = Mapping[int, Sequence[pa.RecordBatch]]
+"""Worker → the parcels for it."""
+
+
+@dataclass(frozen=True)
+class ArrowQuery:
+    """The tasks of a job. Each takes and yields record batches; parcels go between them (`batch.parcels`)."""
+
+    workers: int
+    streams: frozenset[str]
+    """The topics of the streams."""
+    tables: frozenset[str]
+    """The topics of the global tables."""
+    read: Chain
+    """From the streams' records to parcels for the first stage."""
+    stages: tuple[Chain, ...]
+    read_tables: Chain
+    """From the records of global tables to parcels for the shards."""
+    types: Mapping[str, str]
+    """Store → the type of its values."""
+    input_types: Mapping[int, str]
+    """Step of a store or operator → the types of its inputs."""
+    totals: Totals
+    """How shards add up the state rows of groups."""
+
+    @classmethod
+    def of(cls, job: Job, storage: Storage, partitions: Mapping[str, int], epoch: int, *, interleaved: bool) -> Self:
+        """The query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
+        if reason := why_spark(job):
+            raise NeedsSparkError(reason)
+        side_outputs = storage.side_outputs
+        reader = StreamReader.of(job, side_outputs, interleaved=interleaved)
+        types = types_of(job.layers, types_read(job))
+        inputs = {name: compact(types[name]) for group in job.groups for name in group.inputs}
+        totals = Totals.of(job, inputs)
+        ingest = Ingest.of(job, totals, side_outputs, partitions)
+        stages = Stages(job, storage, ingest, epoch)
+        edges = stages.first_edges(kinds_by_name(types))
+        steps = ArrowSteps.giving(job, reader.schema, ingest.columns(job), edges)
+        workers = job.pipeline.workers
+        tasks = []
+        for number in range(1, job.stages + 1):
+            stage = stages.task(number)
+            tasks.append(Chain((Unpack(side_outputs), stage, Routes.of(stages, number), *stages.last_tasks(number))))
+        store_types = value_types(job, inputs) | stages.store_types()
+        for sink in job.table_sinks:
+            ChangeSteps.of(job, sink, store_types)
+        return cls(
+            workers,
+            frozenset(source.topic for source in job.streams),
+            frozenset(table.source.topic for table in job.tables),
+            Chain((reader, steps, ingest, Pack(workers, side_outputs))),
+            tuple(tasks),
+            tables_task(job, storage, interleaved=interleaved),
+            store_types,
+            input_types(job, inputs) | stages.input_types(),
+            totals,
+        )
+
+    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> Parcels:
+        """The parcels for the workers' shards, computed from a batch's records in this process."""
+        parcels = by_worker(self.read(iter(streams)))
+        for stage in self.stages:
+            parcels = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in parcels.values()))
+        return by_worker(chain(*parcels.values(), self.read_tables(iter(tables))))
+
+
+def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
+    """The task from the records of global tables to parcels for the shards."""
+    reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
+    return Chain((reader, ordered_rows, Pack(job.pipeline.workers, storage.side_outputs, to_all=True)))
+
+
+def by_worker(parcels: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+    """Parcels in the place of a shuffle."""
+    shuffled: dict[int, list[pa.RecordBatch]] = {}
+    for batch in parcels:
+        for row, worker in enumerate(batch.column("worker").to_pylist()):
+            shuffled.setdefault(worker, []).append(batch.slice(row, 1))
+    return dict(sorted(shuffled.items()))

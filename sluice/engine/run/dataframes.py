@@ -1,0 +1,141 @@
+"""The DataFrames of a job's query: from records to changed state rows and output rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.parcels import PARCEL_DDL, Pack
+from sluice.engine.batch.spark_types import ddl
+from sluice.engine.batch.storage import Storage
+from sluice.engine.combine.totals import Totals, input_types, value_types
+from sluice.engine.read.stream_reader import StreamReader
+from sluice.engine.run.arrow_query import ArrowQuery, tables_task
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.job_stages import Stages
+from sluice.engine.stages.stage_frames import kinds_in, through, with_layers
+from sluice.engine.steps import pickling, python_steps
+from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.engine.steps.fallible_expressions import share_subexpressions
+from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
+from sluice.plan import Job
+from sluice.plan.arrow_support import NeedsSparkError
+
+
+class Input(Protocol):
+    """The source of a job's records: Kafka, or a test driver."""
+
+    interleaved: bool
+    """Whether one task gets the records of all topics, in the order of the column `sequence`."""
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Each topic's number of partitions."""
+
+    def read(self, topics: Sequence[str]) -> DataFrame:
+        """The topics' records as a streaming DataFrame with the columns of `streams.RECORD`."""
+
+
+@dataclass
+class Frames:
+    """Builds the DataFrames of a job on a Spark session."""
+
+    spark: SparkSession
+    job: Job
+    storage: Storage
+    input: Input
+    partitions: Mapping[str, int]
+    epoch: int = 0
+    """Epoch of the lease under which operators' states are written."""
+    checked: bool = False
+    """Whether Spark analyzes all steps, also those that it need not compute."""
+    types: dict[str, str] = field(default_factory=dict)
+    """Store → the type of its values; set by `state_rows`."""
+    input_types: dict[int, str] = field(default_factory=dict)
+    """Step of a store or operator → the types of its inputs, which define the meaning of its state; set likewise."""
+    totals: Totals = field(init=False)
+    """How shards add up the state rows of groups; set by `state_rows`."""
+
+    def state_rows(self) -> DataFrame:
+        """Parcels of the changed state rows and of the rows for sinks, in one partition per worker.
+
+        Raises TopologyError for an expression that Spark cannot resolve.
+        """
+        pickling.register()
+        try:
+            parcels = self._through_sql() if self.checked else self._through_tasks()
+        except NeedsSparkError:
+            parcels = self._through_sql()
+        tables = self._tables()
+        owned = parcels if tables is None else parcels.unionByName(tables)
+        return owned.repartitionById(self.job.pipeline.workers, "worker")
+
+    def _through_tasks(self) -> DataFrame:
+        """Parcels that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
+        interleaved = self.input.interleaved
+        query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
+        self.types, self.input_types, self.totals = dict(query.types), dict(query.input_types), query.totals
+        parcels = self._records().mapInArrow(query.read.__call__, PARCEL_DDL)
+        for stage in query.stages:
+            shuffled = parcels.repartitionById(query.workers, "worker")
+            parcels = shuffled.mapInArrow(stage.__call__, PARCEL_DDL)
+        return parcels
+
+    def _through_sql(self) -> DataFrame:
+        """Parcels that Python tasks and Spark SQL compute in turns."""
+        python_steps.register(self.spark, self.job)
+        share_subexpressions(self.spark, shared=not self.job.tries)
+        try:
+            reader = StreamReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
+            source = self._records()
+            schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
+            decoding = Chain((reader, self.storage.side_outputs.leave))
+            records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
+            return self._parcels(records, reader, source)
+        except Unresolved as error:
+            raise unresolved_error(self.job, error) from None
+
+    def _records(self) -> DataFrame:
+        """The streams' records as they are in Kafka."""
+        return self.input.read([source.topic for source in self.job.streams])
+
+    def _parcels(self, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
+        """Parcels of rows for stores, groups and sinks.
+
+        If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only
+        checks them. If not, records go from the decoding task to Spark SQL and back.
+        """
+        job, storage = self.job, self.storage
+        inputs = {name: ddl(records.schema[name].dataType) for group in job.groups for name in group.inputs}
+        self.totals = Totals.of(job, inputs)
+        ingest = Ingest.of(job, self.totals, storage.side_outputs, self.partitions)
+        stages = Stages(job, storage, ingest, self.epoch)
+        edges = stages.first_edges(kinds_in(records))
+        records = select_columns(with_layers(records, edges), ingest.columns(job))
+        by_spark = to_arrow_schema(records.schema, timezone="UTC")
+        steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
+        pack = Pack(job.pipeline.workers, storage.side_outputs)
+        frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
+        parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
+        for number in range(1, job.stages + 1):
+            parcels = through(stages, number, parcels)
+        self.types = value_types(job, inputs) | stages.store_types()
+        self.input_types = input_types(job, inputs) | stages.input_types()
+        return parcels
+
+    def _tables(self) -> DataFrame | None:
+        """Parcels of the changes of global tables. Every batch reads all available changes."""
+        if not self.job.tables:
+            return None
+        source = self.input.read([table.source.topic for table in self.job.tables])
+        task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
+        return source.mapInArrow(task.__call__, PARCEL_DDL)
+
+
+def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The columns with these names, each from its SQL."""
+    return frame.selectExpr(*(name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()))

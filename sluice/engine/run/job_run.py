@@ -1,0 +1,286 @@
+"""Runs a job until it has read all records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+from pyspark import SparkContext
+from pyspark.errors import StreamingQueryException
+
+from sluice.engine.batch.job_topics import TopicLimits, ensure_topics, partition_counts, topic_limits
+from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.at_least_once import AtLeastOnce
+from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.target_tables import table_sinks
+from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.read.kafka_input import KafkaInput
+from sluice.engine.read.source_identity import SourceIdentity
+from sluice.engine.run.batch_loop import Batches
+from sluice.engine.run.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
+from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
+from sluice.engine.run.linger import Linger, News
+from sluice.engine.run.replay import Step, joined
+from sluice.engine.run.standby_upkeep import StandbyCopies
+from sluice.engine.run.streaming_query import JobQuery
+from sluice.engine.session import Starting, compile_for, started
+from sluice.engine.steps.sql_errors import no_result_error
+from sluice.engine.steps.worker_errors import worker_error
+from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError, StateError
+from sluice.plan import Job, PlanOf
+from sluice.settings import Settings
+from sluice.sinks.target import BatchId, Published
+from sluice.spark_submit import is_local
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
+from sluice.state.shard.addresses import is_file, shown
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """Runs a job on a Spark session, in batches of about `max_records` records of streams."""
+
+    spark: Starting
+    job: Job
+    settings: Settings
+    generation: int | None = None
+    """None for the current generation."""
+    max_records: int = 2_000_000
+    patience: Patience = PATIENCE
+    steps: Sequence[Step] | None = None
+    """For a rebuild: run only these batches, without output, because it has been written already."""
+    plan_without: PlanOf | None = None
+    """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs go on."""
+
+    def run(self) -> int:
+        """Read, compute and publish all records. Returns the number of records read.
+
+        If the pipeline lingers, the run continues until no new records have arrived for that time.
+        """
+        with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
+            storage = Storage.of(self.job, lease.ref.generation, self.settings)
+            read, news = 0, True
+            while news:
+                count, news = self._run(ledger, lease, storage)
+                read += count
+            if self.steps is None:
+                StandbyCopies(ledger, lease).refresh()
+            return read
+
+    @property
+    def linger_ms(self) -> int:
+        """How long to wait for new records after all records have been read."""
+        if self.steps is not None:
+            return 0
+        return self.job.pipeline.linger_ms if self.settings.linger_ms is None else self.settings.linger_ms
+
+    def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+        pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
+        if self.steps is not None and self.generation is not None:
+            ref = GenerationRef(pipeline, self.generation)
+            return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))
+        return current_lease(ledger, pipeline, holder, self.patience, self.generation)
+
+    def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
+        """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
+        pipeline = self.job.pipeline
+        identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics, ledger.audits)
+        newest, planned = ledger.snapshots.newest(storage.ref), ledger.plans.unpublished(storage.ref)
+        firsts = identity.check({} if newest is None else newest.positions, {} if planned is None else planned.ends)
+        partitions = partition_counts(self.settings.kafka, self.job.topics)
+        writer = Writer(storage.ref, pipeline.markers)
+        limits = self._make_topics(partitions, writer)
+        # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
+        writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
+        spark = started(self.spark)
+        if pipeline.file is not None:
+            send_to_executors(spark.sparkContext, pipeline.file)
+        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
+        direct = direct if self.steps is None else None  # a replay writes no output
+        storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
+        require_reachable(spark.sparkContext.master or "", storage.locations)
+        source = KafkaInput(spark, self.settings.kafka)
+        query = JobQuery(spark, storage, source, partitions, lease.epoch)
+        info, published = query.info, None if newest is None else newest.batch
+        before = None if newest is None else ledger.generations.get(storage.ref)
+        if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
+            log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
+            rest = replace(self, job=self.plan_without(missing), plan_without=None)
+            return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
+        require_compatible(before, info, lambda: newest is not None and planned is not None)
+        with writing as output:
+            if output is not None:
+                output.require_newest()
+                output.require_marker(ledger.audits.newest(storage.ref))
+            with _older_ledger(lease):
+                storage.prepare(ledger, None if output is None else output.last, lease.epoch)
+            sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
+            last = _last_published(ledger, newest) if sinks and newest is not None else None
+            for table_sink in sinks.values():
+                table_sink.begin(last)
+            # A driver that lost its lease before `begin` would otherwise fence off its successor.
+            lease.require()
+            self._register(ledger, before, info, lease.epoch)
+            publisher = query.publisher(
+                ledger, lease, identity, output, published=published,
+                auditor=Auditor(storage, self.settings.run, lease.epoch), limits=limits, at_least_once=direct,
+                table_sinks=sinks, headers_at=source.headers_at,
+            )  # fmt: skip
+            batches = Batches(query, publisher, ledger, lease, firsts)
+            with query_errors(publisher, storage, lease):
+                if self.steps is not None:
+                    batches.repeat(joined(self.job, query.frames.types, self.steps, firsts, self.max_records))
+                    return publisher.read, False
+                linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
+                standbys = StandbyCopies(ledger, lease)
+                news: News | None = "records"
+                while news == "records":
+                    compile_for(spark, linger.unread(ledger.positions(pipeline.name)))
+                    batches.run_all(self.settings.kafka, self.max_records)
+                    ledger.failures.clear(pipeline.name)
+                    standbys.refresh_if_due()
+                    news = linger.wait(ledger.positions(pipeline.name))
+        return publisher.read, news == "partitions"
+
+    def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
+        if before is not None and (changed := changed_functions(before, info)):
+            log.warning("functions changed", pipeline=info.pipeline, functions=changed)
+            ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
+        ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
+
+    def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
+        """Create the missing topics. Returns the records that each output topic accepts."""
+        kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
+        widest = max(partitions[source.topic] for source in self.job.streams)
+        ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
+        limits = topic_limits(kafka, (*self.job.outputs, *self.job.topics))
+        own = {
+            dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
+            writer.markers: {"cleanup.policy": "compact"},
+        }
+        ensure_topics(kafka, dict.fromkeys(own, 1), own)
+        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
+
+
+@contextmanager
+def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
+    """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
+
+    Its rest would otherwise be built on empty shards. A removal after this ends the lease.
+    """
+    with lease:
+        if not ledger.sources.get(lease.ref):
+            raise LeaseError(
+                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another command.",
+                next_step="Repeat the command.",
+            )
+        yield lease
+
+
+def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
+    """What the tables outside Kafka have to show after the last published batch of a generation."""
+    newest = ledger.history.recent(snapshot.ref, 1)
+    begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    return Published(BatchId(snapshot.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)
+
+
+def require_reachable(master: str, locations: Sequence[str]) -> None:
+    """Raise SettingsError if a shard is a SQLite file, and executors run in other processes, or on other hosts."""
+    files = [] if is_local(master) else [location for location in locations if is_file(location)]
+    if files:
+        raise SettingsError(
+            f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",
+            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker.",
+        )
+
+
+def send_to_executors(spark: SparkContext, file: Path) -> None:
+    """Copy a pipeline's file to executors on other hosts, only once because Spark warns if it is added again."""
+    if not is_local(spark.master or ""):
+        uri = file.absolute().as_uri()  # in a path, Spark would take `#` for the end of the file's name
+        name = uri.rpartition("/")[2]
+        if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):
+            spark.addPyFile(uri)
+
+
+@contextmanager
+def _older_ledger(lease: Lease) -> Iterator[None]:
+    """Raise StateError if a shard refuses this driver, although it holds the lease."""
+    try:
+        yield
+    except LeaseError:
+        lease.require()  # raises the error of a driver that has lost its lease
+        name = lease.ref.pipeline
+        raise StateError(
+            f"A shard of {name} was written under a newer lease than this driver's, the newest in the ledger: the "
+            "ledger is older than the shards.",
+            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or rebuild the state "
+            f"from the topics: sluice rebuild {name}.",
+        ) from None
+
+
+@contextmanager
+def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
+    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error.
+
+    Errors of a file system, such as a full disk, become EngineErrors too.
+    """
+    try:
+        yield
+    except StreamingQueryException as failed:
+        # A driver that has taken the lease over changes the shards, so the lost lease is the real cause.
+        lease.require()
+        if publisher.error is not None:
+            raise publisher.error from None
+        message = str(failed)
+        if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
+            raise error from None
+        retry = "Nothing from the batch was published; the next run retries it."
+        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
+        advice = f"{full if _FULL_DISK in message else ''}{retry}"
+        cause = _cause(message).rstrip(".")
+        raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
+    except OSError as failed:
+        raise EngineError(
+            f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",
+            next_step="Nothing from the batch was published. Check the free space, then run again.",
+        ) from failed
+
+
+def _task_error(storage: Storage, message: str) -> SluiceError | None:
+    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
+    if (lost := _LEASE_LOST.search(message)) is not None:
+        return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
+    if (damaged := _DAMAGED.search(message)) is not None:
+        worker = int(damaged[2])
+        error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
+        error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
+        return error
+    return worker_error(storage.job, message)
+
+
+_FULL_DISK = "No space left on device"
+_LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
+_DAMAGED = re.compile(
+    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",
+    re.MULTILINE,
+)
+
+
+def _cause(message: str) -> str:
+    """The innermost cause in Spark's message, without the stack trace."""
+    lines = [line.strip() for line in message.splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
+    return (causes or raised or summary or lines)[-1][:500]
+
+
+_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")

@@ -1,0 +1,112 @@
+"""Builds a generation's entry in the ledger: stores, workers, topics, drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.run.compatibility import IN_ANY_ORDER
+from sluice.plan import Job
+from sluice.plan.operator_parameters import Process
+from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
+from sluice.values.sql_types import compact
+
+
+def generation_info(storage: Storage, types: Mapping[str, str], input_types: Mapping[int, str]) -> GenerationInfo:
+    """The generation's description for readers.
+
+    `types`: store → the type of its values; `input_types`: step of a store or operator → the types of its inputs.
+    """
+    job = storage.job
+    pipeline = job.pipeline
+    stores = (*_group_stores(job, types, input_types), *_operator_stores(job, types), *_processor_stores(job))
+    return GenerationInfo(
+        pipeline=pipeline.name,
+        generation=storage.generation,
+        workers=tuple(
+            WorkerInfo(pipeline=pipeline.name, generation=storage.generation, number=number, location=address)
+            for number, address in enumerate(storage.locations)
+        ),
+        stores=(*stores, *_table_stores(job)),
+        topics=job.topics,
+        operators=dict(_operators(job, input_types)),
+        functions={name: function.fingerprint() for name, function in job.state_functions},
+        description=pipeline.text,
+        drawing=pipeline.mermaid,
+        picture=pipeline.svg,
+    )
+
+
+def _group_stores(job: Job, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
+    for group in job.groups:
+        for number, store_column in enumerate(group.store_columns):
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                name=store_column.store,
+                kind="window" if group.window else "key-value",
+                group_id=group.number,
+                store_column=number,
+                key=group.grouped_by,
+                window_ms=group.window.size_ms if group.window else None,
+                grace_ms=group.window.grace_ms if group.window else None,
+                retention_ms=group.retention_ms,
+                value=types[store_column.store],
+                made=f"{store_column.made} > of {input_types[store_column.step]}{IN_ANY_ORDER}",
+            )
+
+
+def _operator_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+    for operator in job.operators:
+        if operator.store is not None:
+            window = operator.window
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                name=operator.store,
+                kind="window" if window else "key-value",
+                group_id=operator.number,
+                store_column=0,
+                key=operator.grouped_by,
+                window_ms=window.size_ms if window else None,
+                grace_ms=window.grace_ms if window else None,
+                retention_ms=operator.retention_ms,
+                value=types[operator.store],
+                made=f"{operator.made} > {operator.does}",
+            )
+
+
+def _processor_stores(job: Job) -> Iterator[StoreInfo]:
+    for operator in job.operators:
+        for name, store in operator.stores.items():
+            assert store.group_id is not None
+            yield StoreInfo(
+                pipeline=job.pipeline.name,
+                name=name,
+                kind="key-value",
+                group_id=store.group_id,
+                store_column=0,
+                key="_key",
+                value=store.sql_type,
+                made=f"{operator.made} > {operator.step.title}",
+            )
+
+
+def _operators(job: Job, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
+    for operator in job.operators:
+        made = f"number {operator.number} > {operator.made} > {operator.does} > of {input_types[operator.number]}"
+        # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
+        is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
+        yield operator.name, f"{made} > not queryable" if is_hidden else made
+
+
+def _table_stores(job: Job) -> Iterator[StoreInfo]:
+    for table in job.tables:
+        yield StoreInfo(
+            pipeline=job.pipeline.name,
+            name=table.source.topic,
+            kind="global",
+            group_id=table.group,
+            store_column=0,
+            key=table.source.key or "_key",
+            value=compact(table.value),
+        )

@@ -1,0 +1,94 @@
+"""The steps of a replay: batches with given end offsets and a given clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.engine.read.source_identity import Positions
+from sluice.plan import Job, Transformation
+from sluice.state.ledger.history import Batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch to run again, with its end offsets and clock."""
+
+    ends: Positions
+    """The batch's end offsets, for the partitions that existed at that time."""
+    begun: int | None = None
+    """The time at which the batch began, epoch ms; None for now."""
+    partitions: Mapping[str, int] | None = None
+    """Topic → its number of partitions at that time; None for the current numbers."""
+    by_clock: bool = False
+    """Whether the batch's result depended on the clock."""
+
+
+def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
+    """The steps that replay a history, whose batches are sorted from oldest to newest."""
+    ends: dict[str, dict[str, int]] = {}
+    for batch in history:
+        ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in {*ends, *batch.ends}}
+        yield Step(ends, batch.begun, batch.partitions, batch.by_clock)
+
+
+def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
+    """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
+    moves = [(topic, number, int(begin.get(topic, {}).get(number, 0)), end)
+             for topic, partitions in target.items() for number, end in partitions.items()]  # fmt: skip
+    count = math.ceil(sum(end - start for _, _, start, end in moves) / most)
+    steps = []
+    for step in range(1, count + 1):
+        ends: dict[str, dict[str, int]] = {}
+        for topic, number, start, end in moves:
+            ends.setdefault(topic, {})[number] = start + math.ceil((end - start) * step / count)
+        steps.append(Step(ends))
+    return steps
+
+
+def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Positions, most: int) -> list[Step]:
+    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
+
+    Many small batches replay much faster when joined. `types` has the DDL type of each store's values.
+    """
+    if not _is_independent_of_batches(job, types):
+        return list(steps)
+    larger: list[Step] = []
+    start = begin
+    for step in steps:
+        last = larger[-1] if larger else None
+        if (
+            last is not None
+            and not last.by_clock
+            and not step.by_clock
+            and last.partitions == step.partitions
+            and moved(start, step.ends) <= most
+        ):
+            larger[-1] = replace(step, begun=max(last.begun or 0, step.begun or 0) or None)
+        else:
+            start = last.ends if last is not None else begin
+            larger.append(step)
+    return larger
+
+
+def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
+    """Whether all results are exact and independent of the time of processing."""
+    return (
+        not job.has_operators
+        and not any(isinstance(layer, Transformation) for layer in job.layers)
+        and job.pipeline.idle_timeout_ms is None
+        and not job.pipeline.depends_on_clock
+        and not any(source.on_time == "clock" for source in job.streams)
+        and not any(re.search("double|float", types[store]) for store in job.stores)
+    )
+
+
+def moved(begin: Positions, ends: Positions) -> int:
+    """The number of offsets between two positions."""
+    return sum(
+        max(end - int(begin.get(topic, {}).get(number, 0)), 0)
+        for topic, partitions in ends.items()
+        for number, end in partitions.items()
+    )

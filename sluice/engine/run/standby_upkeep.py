@@ -1,0 +1,70 @@
+"""Standbys in a run: refreshed when records have been published, and promoted when a worker's shard is lost."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from sluice.engine.run.driver_lease import Lease, current_lease, this_process
+from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.remote.standby_copies import Failed, promote_lost, refresh
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS = 60.0
+_SHARE = 10
+"""A lingering run refreshes standbys for at most one part in so many of its time."""
+
+
+class StandbyCopies:
+    """Refreshes the standbys of a run's generation. Errors are logged: the run's results are published already."""
+
+    def __init__(self, ledger: Ledger, lease: Lease) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._due_at = time.monotonic() + PAUSE_SECONDS
+
+    def refresh_if_due(self) -> None:
+        """Refresh the standbys of a lingering run, unless they were refreshed recently."""
+        if time.monotonic() >= self._due_at:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Refresh the standbys that do not hold the newest snapshot."""
+        ref, begun = self._lease.ref, time.monotonic()
+        of = {"pipeline": ref.pipeline}
+        try:
+            for done in refresh(self._ledger, ref, self._lease.epoch, only_behind=True):
+                if isinstance(done, Failed):
+                    log.warning("standby not refreshed", **of, worker=done.worker, why=str(done.error))
+                    continue
+                snapshot = f"{ref.generation}.{done.batch}"
+                log.info("standby refreshed", **of, worker=done.worker, snapshot=snapshot, versions=done.copied)
+                if done.why_whole:
+                    log.warning("standby copied anew", **of, worker=done.worker, why=done.why_whole)
+        except (StateError, LeaseError) as error:
+            log.warning("standbys not refreshed", **of, why=str(error))
+        took = time.monotonic() - begun
+        self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
+
+
+def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
+    """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
+
+    Returns why they cannot take the workers' places; empty if they have.
+    """
+    if not ledger.standbys.of(pipeline):
+        return "There is no standby."
+    lost = why.workers if isinstance(why, DamagedState) else None
+    if lost is not None and not lost:
+        return "The damage is not in a worker's shard."
+    try:
+        with current_lease(ledger, pipeline, this_process(run)) as lease:
+            notes = promote_lost(ledger, lease.ref, lease.epoch, lost, run, why.detail)
+    except (NotFound, Refused, StateError) as error:
+        return str(error)
+    for note in notes:
+        log.warning("standby promoted", pipeline=pipeline, note=note)
+    return ""

@@ -1,0 +1,60 @@
+"""Describes the tasks that Spark runs for a batch, for `sluice explain --master`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from sluice.engine.batch.job_topics import partition_counts
+from sluice.engine.batch.storage import Storage
+from sluice.engine.read.kafka_input import KafkaInput
+from sluice.engine.run.streaming_query import JobQuery
+from sluice.plan import Job
+from sluice.settings import Settings
+from sluice.spark_submit import is_local
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.addresses import shown
+from sluice.values.counts import counted
+
+_JOIN_SECONDS = 3.0
+"""How long to wait for further executors after the first one."""
+
+
+def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
+    """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
+
+    If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
+    """
+    with Ledger.open(settings.ledger) as ledger:
+        generation = ledger.generations.current_number(job.pipeline.name) or 1
+        storage = Storage.of(job, generation, settings).placed(ledger.placements)
+        servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
+    partitions = partition_counts(settings.kafka, job.topics)
+    JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions, checked=True)
+    cores = _cores(spark)
+    lines = [f"tasks of a batch on {spark.sparkContext.master}, {counted(cores, 'core')}"]
+    lines += [
+        f"  reads   {topic}: {counted(count, 'partition')}, a task for each" for topic, count in partitions.items()
+    ]
+    lines += _stage_tasks(job)
+    lines.append(f"  shards  {counted(job.pipeline.workers, 'worker')}, a task for each")
+    for worker, location in enumerate(storage.locations):
+        server = f", queried at {servers[worker]}" if worker in servers else ""
+        lines.append(f"          worker {worker}: {shown(location)}{server}")
+    return "\n".join(lines)
+
+
+def _stage_tasks(job: Job) -> Iterator[str]:
+    """The tasks between reading the topics and writing the shards."""
+    for stage in range(1, job.stages + 1):
+        yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
+
+
+def _cores(spark: SparkSession) -> int:
+    """The cores of all executors, after a first job, for which Spark waits until there is an executor."""
+    spark.range(1).collect()
+    if not is_local(spark.sparkContext.master or ""):
+        time.sleep(_JOIN_SECONDS)
+    return int(spark.sparkContext.defaultParallelism)

@@ -1,0 +1,236 @@
+"""The stages of a job: their tasks, the columns of the rows that they pass on, and the types of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sluice.engine.batch.arrow_tasks import Task
+from sluice.engine.batch.parcels import Pack
+from sluice.engine.batch.row_schemas import OFFSET_BITS
+from sluice.engine.batch.storage import Storage
+from sluice.engine.stages.advances import Gather
+from sluice.engine.stages.build import stage_operator
+from sluice.engine.stages.foreign_keys import Moves
+from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.stage_task import Stage
+from sluice.errors import TopologyError
+from sluice.operators.base import AHEAD
+from sluice.plan import Column, Edge, Job, Layers, OrderedOperator
+from sluice.plan.arrow_support import on_arrow
+from sluice.plan.jobs import STORE, result_column
+from sluice.plan.operator_parameters import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
+from sluice.settings import settings
+from sluice.sql.aggregate_expressions import result_type
+from sluice.values.shapes import Shape
+from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_types import compact, struct_fields, struct_type
+
+assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
+
+START = "X'00'"
+"""SQL of the path of a record."""
+
+Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
+"""Tells the types of columns, by name, as `sql_types.compact` writes them."""
+
+
+@dataclass
+class Stages:
+    """The stages of a job. They are asked for in sequence, because a stage's types follow from those before it."""
+
+    job: Job
+    storage: Storage
+    ingest: Ingest
+    epoch: int
+    """Epoch of the lease under which states are written."""
+    arguments: dict[int, list[str]] = field(default_factory=dict)
+    """Aggregate → the types of its functions' arguments."""
+    types: dict[str, str] = field(default_factory=dict)
+    """Column of an operator's results, such as `v9` → its type; empty if unknown."""
+    _values: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Target and side of an edge → the type of the edge's values."""
+
+    def first_edges(self, kinds: Kinds) -> Layers:
+        """The columns of the edges from the stateless steps."""
+        edges = self.job.feeds_of(0)
+        paths = [
+            Column(edge.path_column, edge.path_from(START), edge.target)
+            for edge in edges
+            if edge.path_column is not None
+        ]
+        return (*self.edges(0, kinds), *([tuple(paths)] if paths else []))
+
+    def edges(self, stage: int, kinds: Kinds) -> Layers:
+        """The columns of the edges from a stage; also records the types of their values."""
+        edges = self.job.feeds_of(stage)
+        values = [
+            Column(f"{edge.column}_{i}", sql, edge.target)
+            for edge in edges
+            if edge.raw is None
+            for i, sql in enumerate(edge.values)
+        ]
+        types = kinds(values) if values else {}
+        columns: list[Column] = []
+        for edge in edges:
+            own = [] if edge.raw is not None else [types[f"{edge.column}_{i}"] for i in range(len(edge.values))]
+            if edge.arguments:
+                self.arguments[edge.target] = own
+            self._values[edge.target, edge.side] = own[0] if edge.raw is None else self.types.get(edge.raw, "")
+            value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
+            columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
+            columns.append(Column(edge.value_column, value, edge.target))
+            if edge.foreign is not None:
+                columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
+        return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
+
+    def operators(self, number: int) -> list[OrderedOperator]:
+        return [operator for operator in self.job.operators if operator.stage == number]
+
+    def task(self, number: int) -> Stage:
+        """The task that runs the operators of a stage; also records the types of their results."""
+        job, only_stored = self.job, self.job.only_stored
+        operators = self.operators(number)
+        stage = Stage(
+            number,
+            self.ingest.stream_times,
+            self.storage.side_outputs,
+            self.storage.locations,
+            tuple(
+                stage_operator(
+                    each, self.arguments, is_read=each.result in each.read, only_last=each.number in only_stored
+                )
+                for each in operators
+            ),
+            only_stored,
+            {source.number: source.topic for source in job.streams},
+            self.epoch,
+            settings().server_token,
+        )
+        for operator in operators:
+            self.types |= dict(self._result_types(operator))
+        return stage
+
+    def results(self, number: int) -> tuple[tuple[OrderedOperator, str], ...]:
+        """The operators of a stage whose results later expressions read, each with the column of the results."""
+        return tuple((each, column) for each in self.operators(number) for column in sorted(each.read))
+
+    def last_tasks(self, number: int) -> tuple[Task, ...]:
+        """The tasks after a stage's results have become rows for their targets."""
+        gather, moves = Gather.of(self.job, number), Moves.of(self.job, number)
+        needed: list[Task] = [gather] if gather.operators else []
+        needed += [moves] if moves.joins else []
+        return (*needed, Pack(self.job.pipeline.workers, self.storage.side_outputs))
+
+    def store_types(self) -> dict[str, str]:
+        """Store → the type of its values."""
+        return {
+            operator.store: self._values.get((operator.number, STORE), "")
+            for operator in self.job.operators
+            if operator.store is not None
+        }
+
+    def input_types(self) -> dict[int, str]:
+        """Operator → the types of its inputs on all sides."""
+        return {
+            operator.number: "; ".join(
+                ", ".join(self.arguments[operator.number]) if edge.arguments else self._values[edge.target, edge.side]
+                for edge in operator.edges
+                if edge.side < AHEAD
+            )
+            for operator in self.job.operators
+        }
+
+    def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
+        """The columns of an operator's results, with their types."""
+        match operator.action:
+            case Process(outputs=outputs):
+                for output in outputs.values():
+                    yield output.column, compact(output.shape.kind)
+            case PythonAggregate(shape=shape):
+                yield operator.result, compact(shape.kind)
+            case Aggregate() as aggregate:
+                yield operator.result, self._aggregate_type(operator, aggregate)
+            case StreamJoin() | TableJoin():
+                left, right = (self._values[operator.number, side] for side in (0, 1))
+                yield operator.result, f"struct<left:{left},right:{right}>" if left and right else ""
+            case Merge():
+                kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
+                yield operator.result, _one_type(operator, kinds)
+            case _ if operator.inline is not None:
+                yield operator.result, self.types[result_column(operator.inline)]
+            case _:
+                yield operator.result, self._values[operator.number, 0]
+
+    def _aggregate_type(self, operator: OrderedOperator, action: Aggregate) -> str:
+        kinds = self.arguments[operator.number]
+        results = [result_type(name, kind) for (name, _, _), kind in zip(action.functions, kinds, strict=True)]
+        if action.scalar and action.plain:
+            return results[0]
+        names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
+        return compact(struct_type(dict(zip(names, results, strict=True))))
+
+
+def parsed(operator: OrderedOperator, kind: str) -> str:
+    """SQL that decodes an operator's results from JSON."""
+    result = f"IF(emitted AND target = {operator.number}, value, NULL)"
+    if not kind:
+        return f"parse_json({result})"
+    if struct_fields(kind):
+        return f"from_json({result}, {literal(kind)})"
+    return Shape.single(kind).parsed(result)
+
+
+def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
+    """The common type of a merge's streams; empty if the type of any stream is unknown.
+
+    Raises TopologyError if the types differ.
+    """
+    if not all(kinds):
+        return ""
+    first, *rest = kinds
+    other = next((kind for kind in rest if _fields(kind) != _fields(first)), None)
+    if other is not None:
+        raise TopologyError(
+            f"{operator.step}: one stream has values of type {first}, another of type {other}.",
+            next_step="Convert them to the same type with CAST in select or map_values.",
+        )
+    return first
+
+
+def _fields(kind: str) -> frozenset[tuple[str, str]]:
+    """A struct's fields and their types, regardless of order; for any other type, the type without a name."""
+    return frozenset((struct_fields(kind) or {"": kind}).items())
+
+
+_JOINED = ", ',', "
+"""SQL between the parts of a list."""
+_WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
+
+
+def _json(edge: Edge, kinds: list[str]) -> str:
+    """SQL for an edge's value as JSON text."""
+    if edge.raw is not None:
+        return "value"
+    if edge.arguments:
+        parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
+        return f"concat('[', {_JOINED.join(parts)}, ']')"
+    return (VALUE_JSON if edge.scalar else TO_JSON).format(edge.values[0])
+
+
+def _argument(sql: str, kind: str) -> str:
+    if kind == "void":
+        return "'null'"
+    if kind in _WRITTEN_AS_TEXT or kind.startswith("decimal"):
+        return f"coalesce(CAST({sql} AS STRING), 'null')"
+    return VALUE_JSON.format(sql)
+
+
+def kinds_by_name(types: Mapping[str, str]) -> Kinds:
+    """Tells the types of columns that read columns of these types. Raises NeedsSparkError for those of other steps."""
+
+    def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
+        return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}
+
+    return kinds

@@ -1,0 +1,155 @@
+"""Sends the results of a stage's operators to their targets on Arrow, in the stage's task, without Spark SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.row_schemas import REJECTED, ROW, SCHEMA
+from sluice.engine.stages.job_stages import Stages, kinds_by_name
+from sluice.engine.steps.arrow_steps import ArrowSteps
+from sluice.engine.steps.python_calls import functions_of
+from sluice.plan import Column, Edge
+from sluice.plan.arrow_support import NeedsSparkError, types_of
+from sluice.sql.arrow_parsing import array_of_json
+from sluice.sql.arrow_types import arrow_type
+from sluice.values import row_order
+from sluice.values.sql_types import canonical
+
+
+@dataclass(frozen=True)
+class Result:
+    """Results of an operator that the steps behind it read."""
+
+    operator: int
+    column: str
+    type: pa.DataType
+    output: str
+    """Which of a processor's outputs these are; other operators have one."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way of results to one target. The fields without a type are names of columns."""
+
+    target: int
+    side: int | None
+    passed: str
+    key: str
+    value: str
+    foreign: str | None
+    path: str | tuple[bytes, bytes]
+    """What precedes and follows the result's path, or the column of the path."""
+
+    @classmethod
+    def of(cls, edge: Edge) -> Self:
+        foreign = None if edge.foreign is None else edge.foreign_column
+        path = edge.path_column or row_order.around(edge.path, rekeyed=edge.rekeyed)
+        assert path is not None, "an edge whose path differs from row to row has a column for it"
+        return cls(edge.target, edge.side, edge.column, edge.key_column, edge.value_column, foreign, path)
+
+    @classmethod
+    def of_failure(cls, number: int) -> Self:
+        """The route of the rejected rows of a stage's failure with this number."""
+        name = f"failure{number}"
+        return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
+
+    def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
+        """The rows for the target, or None if no result goes there."""
+        passed = pa.array(np.flatnonzero(truth(columns[self.passed])))
+        count = len(passed)
+        if not count:
+            return None
+        if isinstance(self.path, str):
+            path = columns[self.path].take(passed)
+        else:
+            before, after = (pa.scalar(part, pa.binary()) for part in self.path)
+            base = columns["path"].take(passed)
+            path = pc.binary_join_element_wise(before, base, after, pa.scalar(b"", pa.binary()))
+        changed = {
+            "target": pa.repeat(pa.scalar(self.target, pa.int32()), count),
+            "emitted": pa.repeat(False, count),
+            "key": columns[self.key].take(passed),
+            "value": columns[self.value].take(passed),
+            "path": path,
+            **{name: pa.nulls(count, SCHEMA.field(name).type) for name in ("output", "foreign", "worker")},
+        }
+        if self.side is not None:
+            changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)
+        if self.foreign is not None:
+            changed["foreign"] = columns[self.foreign].take(passed)
+        arrays = [changed[name] if name in changed else columns[name].take(passed) for name in SCHEMA.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Creates the rows for the targets of a stage: operators of the next stages, stores and sinks."""
+
+    results: tuple[Result, ...]
+    steps: ArrowSteps
+    """The steps behind the stage's operators, and the columns of the routes."""
+    routes: tuple[Route, ...]
+
+    @classmethod
+    def of(cls, stages: Stages, number: int) -> Self:
+        """The routes after a stage. Raises NeedsSparkError if Spark must compute them."""
+        job = stages.job
+        types: dict[str, str] = dict(ROW)
+        results = []
+        for operator, column in stages.results(number):
+            if not stages.types[column]:
+                raise NeedsSparkError(f"{operator.step} has results of an unknown type")
+            types[column] = canonical(stages.types[column])
+            results.append(Result(operator.number, column, arrow_type(types[column]), operator.output_of(column)))
+        layers, before = job.later_layers.get(number, ()), types
+        types = types_of(layers, types)
+        layers = (*layers, *stages.edges(number, kinds_by_name(types)))
+        edges = job.feeds_of(number)
+        routes = [Route.of(edge) for edge in edges]
+        last = [
+            Column(route.path, edge.path_from("path"), edge.target)
+            for edge, route in zip(edges, routes, strict=True)
+            if isinstance(route.path, str)
+        ]
+        for place, failure in enumerate(failure for failure in job.failures if failure.stage == number):
+            route, step = Route.of_failure(place), failure.step.number
+            value = rejection(step, failure.error, failure.value)
+            last += [
+                Column(route.passed, failure.once, step),
+                Column(route.key, f"IF({failure.once}, {failure.key}, NULL)", step),
+                Column(route.value, f"IF({failure.once}, {value}, NULL)", step),
+            ]
+            routes.append(route)
+        layers = (*layers, tuple(last))
+        types_of(layers, before)  # raises the error here, not in a task
+        return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(routes))
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            emitted = truth(batch.column("emitted"))
+            if not emitted.any():
+                yield batch
+                continue
+            yield batch.filter(pa.array(~emitted))
+            columns = self._columns(batch.filter(pa.array(emitted)))
+            for route in self.routes:
+                if (rows := route.rows(columns)) is not None:
+                    yield rows
+
+    def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """All columns of the routes."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for result in self.results:
+            is_result = pc.equal(columns["target"], result.operator)
+            is_result = pc.and_(is_result, pc.equal(columns["output"], result.output))
+            texts = pc.if_else(is_result, columns["value"], None)
+            columns[result.column] = array_of_json(texts, result.type)
+        return self.steps.columns_from(columns, batch.num_rows)

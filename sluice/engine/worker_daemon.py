@@ -1,0 +1,13 @@
+"""Spark's Python daemon. It imports the modules that tasks need before it forks workers, which then start in ms."""
+
+from sluice.support.startup import importing
+
+# Workers collect garbage after every task. If collections scanned the modules, they would take longer than a task.
+with importing():
+    # pyarrow imports pandas for the first array that is made of a list: in every worker, if the daemon has not.
+    import pandas  # noqa: F401
+    from pyspark.daemon import manager
+
+
+if __name__ == "__main__":
+    manager()

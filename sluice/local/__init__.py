@@ -1,0 +1,1 @@
+"""Kafka and Airflow as local processes, for the demo and for tests."""

@@ -1,0 +1,1 @@
+"""What pipelines have done and still have to do: audits, health, unread records, metrics."""

@@ -1,0 +1,148 @@
+"""Prints audits for `sluice audit`: the fate of every record that was read, and whether the shards are intact."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sluice.errors import DamagedState, NotFound, StateError
+from sluice.state.ledger.audits import Audit, SourceAudit, total
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
+from sluice.state.remote.opening import open_shard
+from sluice.state.shard.checksums import NO_CHECKSUM
+from sluice.state.shard.interface import Shard
+
+_COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
+
+
+def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
+    """Print the audits of a run or a snapshot, or of all runs if `run` is empty.
+
+    Returns True if every audit balances and no shard is damaged. Raises NotFound for an unknown pipeline or run.
+    """
+    with Ledger.open(ledger_url) as ledger:
+        info = ledger.generations.current(pipeline)
+        if info is None:
+            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+        for note in ledger.notes.all(pipeline):
+            out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
+        audits = _chosen(ledger, info, run)
+        if not audits:
+            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.")
+        balances = _print(audits, out)
+        damaged = verify and _damaged(ledger, info, audits[-1], out)
+    return balances and not damaged
+
+
+def _chosen(ledger: Ledger, info: GenerationInfo, run: str) -> list[Audit]:
+    audits = ledger.audits.all(info.ref)
+    # The ledger stores a run as DAG/RUN/TASK; `run` may be only the middle part.
+    return [
+        audit
+        for audit in audits
+        if run in ("", f"{audit.generation}.{audit.batch}", audit.run, *audit.run.split("/")[1:2])
+    ]
+
+
+def _print(audits: list[Audit], out: Console) -> bool:
+    """Print the sums of audits, and return whether they balance."""
+    first, last = audits[0], audits[-1]
+    title = f"{first.pipeline}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
+    table = Table(title=title, title_justify="left", caption=_caption(audits), caption_justify="left")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
+    for source in total(audits):
+        table.add_row(*map(Text, _row(source)))  # a reason may contain brackets, which are markup
+    out.print(table)
+    for source in total(audits):
+        for name, number in sorted(source.passed_over.items()):
+            reason, _, store = name.partition("/")
+            partition = f"{source.topic} partition {source.partition}"
+            out.print(f"skipped by {store}, {reason}: {number:,} of {partition}", markup=False)
+    mistakes = [sentence for audit in audits for sentence in audit.wrong]
+    for sentence in mistakes:
+        out.print(f"✗ {sentence}", markup=False)
+    out.print("✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for.")
+    return not mistakes
+
+
+def _row(source: SourceAudit) -> tuple[str, ...]:
+    numbers = (f"{number:,}" for number in (source.read, source.applied, source.filtered, source.late))
+    reasons = (_reasons(counts) for counts in (source.dropped, source.dead_letters))
+    place = (source.topic, str(source.partition), f"{source.start:,} to {source.end:,}")
+    return *place, *numbers, *reasons, "✗" if source.wrong else "✓"
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {number:,}" for reason, number in sorted(counts.items()))
+
+
+def _caption(audits: list[Audit]) -> str:
+    written: dict[str, int] = {}
+    for audit in audits:
+        for topic, number in audit.outputs.items():
+            written[topic] = written.get(topic, 0) + number
+    lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
+    checksums, states = audits[-1].checksums, audits[-1].states
+    for worker in sorted(checksums, key=int):
+        operator_states = (
+            f", operator states {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
+        )
+        lines.append(f"checksums of worker {worker}: state rows {checksums[worker]}{operator_states}")
+    return "\n".join(lines)
+
+
+def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
+    """Read every shard and quarantine damaged shards, so that no query reads them."""
+    damaged = False
+    before = ledger.quarantine.inspect(info.ref)
+    info = ledger.generations.get(info.ref) or info  # where the shards are since then
+    for worker in info.workers:
+        try:
+            with open_shard(worker.location) as shard:
+                shard.verify(last.batch, last.published(worker.number))
+                _verify_states(ledger, info.ref, shard, worker.number)
+            ledger.quarantine.settle(before, worker.number)
+            out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
+        except StateError as error:
+            damaged = True
+            # An unreachable shard may be intact, so only shards with detected damage are quarantined.
+            if isinstance(error, DamagedState):
+                ledger.quarantine.settle(before, worker.number, error.detail)
+            out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
+        damaged |= _is_standby_damaged(ledger, info, worker, out)
+    return damaged
+
+
+def _is_standby_damaged(ledger: Ledger, info: GenerationInfo, worker: WorkerInfo, out: Console) -> bool:
+    """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
+    if (standby := worker.standby) is None or standby.batch < 0:
+        return False
+    audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
+    published = audits[standby.batch].published(worker.number) if standby.batch in audits else None
+    copy = f"worker {worker.number}'s standby, at snapshot {info.generation}.{standby.batch}"
+    try:
+        with open_shard(standby.server) as shard:
+            shard.verify(standby.batch, published)
+            shard.verify_states(standby.batch, published)
+    except StateError as error:
+        out.print(f"✗ {copy}: {error.detail}", markup=False)
+        return True
+    out.print(f"✓ {copy}: all state rows and operator states match their checksums")
+    return False
+
+
+def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int) -> None:
+    """Verify the operator states of the newest snapshot, the only one for which they are kept."""
+    newest = ledger.audits.newest(ref)
+    while newest is not None:
+        try:
+            return shard.verify_states(newest.batch, newest.published(worker))
+        except DamagedState:
+            # A run may have published a newer snapshot meanwhile, which removes the states of this one.
+            before, newest = newest, ledger.audits.newest(ref)
+            if newest is None or newest.batch == before.batch:
+                raise
+    return None

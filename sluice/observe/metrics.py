@@ -1,0 +1,98 @@
+"""Gauges of pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sluice.kafka.offsets import Lag
+from sluice.observe import monitoring
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, WorkerInfo
+from sluice.state.shard.sizes import size_of
+
+Labels = tuple[tuple[str, str], ...]
+
+HELP = {
+    "lag_records": "Records of a partition that the pipeline has not read.",
+    "held_records": "Records of a partition that an open transaction of a producer holds back.",
+    "snapshot_age_seconds": "Age of the newest snapshot.",
+    "batch_records": "Records that the newest batch read.",
+    "batch_late": "Records of the newest batch that were too late for a store, once for each window.",
+    "batch_rejected": "Records of the newest batch that were rejected, by reason.",
+    "batch_seconds": "Duration of the newest batch, the sum of its phases.",
+    "batch_phase_seconds": "Duration of a phase of the newest batch.",
+    "state_rows_written": "State rows that the newest batch wrote.",
+    "state_bytes": "Size of a worker's shard on this machine.",
+    "dead_letters_24h": "Dead letters of the last 24 hours, by reason.",
+    "failed": "1 if the last run failed or the pipeline's file cannot be loaded, else 0.",
+    "overdue": "1 if the data have become older than the pipeline's deadline, else 0.",
+}
+"""Name of each gauge, without the prefix `sluice_`, and its meaning."""
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A value of a gauge."""
+
+    name: str
+    value: float
+    labels: Labels = ()
+
+
+def gauges(
+    ledger: Ledger,
+    pipeline: str,
+    lag: Lag | None = None,
+    now: datetime | None = None,
+    location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
+) -> Iterator[Gauge]:
+    """A pipeline's gauges, including the lag if given. `location` returns the address of a local worker's shard."""
+    now = now or datetime.now(UTC)
+    for topic, ends in sorted(lag.ends.items()) if lag else ():
+        for partition in sorted(ends):
+            labels = (("topic", topic), ("partition", str(partition)))
+            yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, labels)
+            yield Gauge("held_records", lag.held_back(topic, partition) if lag else 0, labels)
+    if (current := ledger.generations.current(pipeline)) is not None:
+        yield from _newest_batch(ledger, current, now)
+        for worker in current.workers:
+            place = location(worker)
+            if place is not None and (size := size_of(place)) is not None:
+                yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
+    for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
+        yield Gauge("dead_letters_24h", count, (("reason", reason),))
+    kinds = {failure.kind for failure in ledger.failures.all() if failure.pipeline == pipeline}
+    yield Gauge("failed", bool(kinds - {"overdue"}))
+    yield Gauge("overdue", "overdue" in kinds)
+
+
+def _newest_batch(ledger: Ledger, info: GenerationInfo, now: datetime) -> Iterator[Gauge]:
+    for batch in monitoring.batches(ledger, info, 1):
+        yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
+        yield Gauge("batch_records", batch.records)
+        yield from (Gauge("batch_late", count, (("store", store),)) for store, count in batch.late.items())
+        for reason, count in (batch.dead_letters | batch.dropped).items():
+            yield Gauge("batch_rejected", count, (("reason", reason),))
+        if batch.seconds is not None:
+            yield Gauge("batch_seconds", batch.seconds)
+        yield from (Gauge("batch_phase_seconds", took, (("phase", name),)) for name, took in batch.phases.items())
+        yield Gauge("state_rows_written", batch.rows)
+
+
+def prometheus(found: Mapping[str, Iterable[Gauge]]) -> str:
+    """Pipeline name → gauges, as Prometheus' text format."""
+    lines: dict[str, list[str]] = {}
+    for pipeline, of_pipeline in found.items():
+        for gauge in of_pipeline:
+            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in (("pipeline", pipeline), *gauge.labels))
+            lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{labels}}} {float(gauge.value):g}")
+    text = []
+    for name, samples in sorted(lines.items()):
+        text += [f"# HELP sluice_{name} {HELP[name]}", f"# TYPE sluice_{name} gauge", *samples]
+    return "\n".join([*text, ""])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,259 @@
+"""Fills the shards of a new generation with the kept state of the old one and the computed state of changed stores.
+
+Both have their own numbers of groups and operators. A group with stores of both kinds has rows with values from both.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, repeat
+
+import msgspec
+
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, OWN_TIMES, StreamTimes
+from sluice.engine.batch.worker_shards import worker_shard
+from sluice.engine.combine.windowing import closed
+from sluice.engine.run.compatibility import StoreChanges, number_of
+from sluice.plan import Job
+from sluice.plan.operator_parameters import Suppress
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, StoreInfo
+from sluice.state.remote.copying import NewShard, in_pages, newest_rows, newest_states
+from sluice.state.remote.opening import create_shard
+from sluice.state.shard.checksums import row_digest, state_digest
+from sluice.state.shard.interface import Checksums, Shard, Version
+from sluice.state.shard.operator_states import StateVersion
+
+_SIDES = (".any", ".0", ".1")
+"""Suffixes of an operator's name in the names of its stream times."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The job of the changed stores, and its generation."""
+
+    job: Job
+    info: GenerationInfo
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A group of the old generation, or of the changed stores, from which a new group gets values."""
+
+    kept: bool
+    """Whether it is a group of the old generation."""
+    group: int
+    stores: int
+    """Its number of stores. Values of a group with outputs end with an event time."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of the new generation, and where its values come from."""
+
+    number: int
+    inputs: tuple[_Input, ...]
+    """Several if stores share their rows now that did not before."""
+    columns: tuple[tuple[int, int], ...]
+    """For each store: the number of the input that it comes from, and its column there."""
+    missing: tuple[bytes, ...]
+    """The stores' values without records."""
+
+    def value(self, of_inputs: Mapping[int, str]) -> str:
+        """The value of a row from its values in the inputs that have the row."""
+        if len(self.inputs) == 1 and [column for _, column in self.columns] == [*range(self.inputs[0].stores)]:
+            return of_inputs[0]
+        decoded = {number: _decode(text) for number, text in of_inputs.items()}
+        values = [
+            bytes(decoded[number][column]) if number in decoded else missing
+            for (number, column), missing in zip(self.columns, self.missing, strict=True)
+        ]
+        times = [int(bytes(time)) for number, row in decoded.items() for time in row[self.inputs[number].stores :]]
+        return f"[{b','.join([*values, *([str(max(times)).encode()] if times else [])]).decode()}]"
+
+
+_decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Merge:
+    """Fills the shards of a new generation from those of the old one and of the changed stores."""
+
+    def __init__(
+        self, job: Job, old: GenerationInfo, part: Part | None, new: GenerationInfo, changes: StoreChanges
+    ) -> None:
+        self.job, self.old, self.part, self.new = job, old, part, new
+        operators = dict(changes.operators)
+        if part is not None:
+            # Results that are held back are computed again, because a changed step may also need the values before.
+            held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
+            operators = {before: now for before, now in operators.items() if now not in held_back}
+        self.kept_operators = operators
+        # A processor's stores are kept with its state. A store that it has gained is empty in it.
+        of_processor = processors_of(job)
+        self.kept_stores = (changes.stores - of_processor.keys()) | {
+            store for store, operator in of_processor.items() if operator in operators.values()
+        }
+        self.groups = [*self._groups()]
+
+    def _groups(self) -> Iterator[_Group]:
+        sources = {True: _by_name(self.old), False: {} if self.part is None else _by_name(self.part.info)}
+        sizes = {is_kept: Counter(store.group_id for store in of.values()) for is_kept, of in sources.items()}
+        of_group: dict[int, list[StoreInfo]] = defaultdict(list)
+        for store in sorted(self.new.stores, key=lambda each: each.store_column):
+            of_group[store.group_id].append(store)
+        for number, stores in of_group.items():
+            inputs: list[_Input] = []
+            columns = []
+            for store in stores:
+                is_kept = store.name in self.kept_stores
+                source = sources[is_kept].get(store.name)
+                if source is None:
+                    break
+                of_store = _Input(is_kept, source.group_id, sizes[is_kept][source.group_id])
+                if of_store not in inputs:
+                    inputs.append(of_store)
+                columns.append((inputs.index(of_store), source.store_column))
+            else:
+                missing = tuple(self._missing(number, store.name) for store in stores)
+                yield _Group(number, tuple(inputs), tuple(columns), missing)
+
+    def _missing(self, group: int, store: str) -> bytes:
+        """A store's value without records: 0 for counts, otherwise null."""
+        of_job = self.job.groups_by_number.get(group)
+        if of_job is None:
+            return b"null"
+        column = next(column for column in of_job.store_columns if column.store == store)
+        values = {name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns}
+        return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
+
+    def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
+        """Fill the shards with the state of `batch`. Returns their checksums.
+
+        Raises DamagedState if the state of the old generation is not as published.
+        """
+        checksums = []
+        for worker in self.new.workers:
+            with ExitStack() as stack:
+                target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
+                location = self.old.workers[worker.number].location
+                old = stack.enter_context(worker_shard(worker.number, location))
+                published = None if audit is None else audit.published(worker.number)
+                old.verify(batch, published)
+                old.verify_states(batch, published)
+                part: Shard | None = None
+                if self.part is not None:
+                    location = self.part.info.workers[worker.number].location
+                    part = stack.enter_context(worker_shard(worker.number, location))
+                    part.verify(sys.maxsize)
+                for group in self.groups:
+                    for rows in in_pages(_merged(group, old, part, batch)):
+                        target.add(rows)
+                for states in in_pages(self._states(old, part, batch)):
+                    target.add_states(states)
+                checksums.append(target.finish(batch, epoch))
+        return checksums
+
+    def _states(self, old: Shard, part: Shard | None, batch: int) -> Iterator[StateVersion]:
+        now = {name: number_of(definition) for name, definition in self.new.operators.items()}
+        numbers = {number_of(self.old.operators[before]): now[name] for before, name in self.kept_operators.items()}
+        for state in newest_states(old):
+            if (number := numbers.get(state.operator)) is not None:
+                yield _renumbered(state, number, state.batch)
+        if part is None or self.part is None:
+            return
+        kept = {*self.kept_operators.values()}
+        computed = {number_of(text): now[name] for name, text in self.part.info.operators.items() if name not in kept}
+        for state in newest_states(part):
+            if (number := computed.get(state.operator)) is not None:
+                yield _renumbered(state, number, batch)
+
+    def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
+        """The stream times from which the next batch continues."""
+        kept, computed = ledger.snapshots.times_before(self.old.ref, batch + 1), dict[str, int]()
+        if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
+            computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
+        times: dict[str, int] = {}
+        for is_kept, of_source in ((False, computed), (True, kept)):
+            names = self._names(is_kept=is_kept)
+            for key, at in of_source.items():
+                for name in _renamed(key, names):
+                    times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
+        groups = [group for group in self.job.groups if group.window is not None]
+        windows = {column.store in self.kept_stores for group in groups for column in group.store_columns}
+        if self.part is not None and False in windows:
+            # The windows of all groups close together, and the computed ones may be behind the kept ones.
+            snapshot = ledger.snapshots.get(self.old.ref, batch)
+            partitions = {topic: len(of_topic) for topic, of_topic in (snapshot.positions if snapshot else {}).items()}
+            of_part = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
+            times[CLOSED] = min(of_part, kept.get(CLOSED, BEFORE_ALL)) if True in windows else of_part
+        return times
+
+    def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
+        """Name of an operator or group in the old generation, or among the changed stores → its names now.
+
+        A group has the name of its first store.
+        """
+        info = self.old if is_kept else None if self.part is None else self.part.info
+        if info is None:
+            return {}
+        operators = self.kept_operators if is_kept else {name: name for name in info.operators}
+        names: dict[str, set[str]] = defaultdict(set, {before: {now} for before, now in operators.items()})
+        before, now = (
+            {store.group_id: store.name for store in each.stores if not store.store_column} for each in (info, self.new)
+        )
+        for group in self.groups:
+            for source in group.inputs if group.number in self.job.groups_by_number else ():
+                if source.kept == is_kept:
+                    names[before[source.group]].add(now[group.number])
+        return names
+
+
+def processors_of(job: Job) -> dict[str, str]:
+    """The stores of processors that can be queried → the names of their processors."""
+    return {store: operator.name for operator in job.operators for store in operator.stores}
+
+
+def _merged(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
+    """The rows of a group in the new generation, sorted, from those of its inputs."""
+    shards = [old if source.kept else part for source in group.inputs]
+    sources = [
+        zip(repeat(number), newest_rows(shard, source.group))
+        for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True))
+        if shard is not None
+    ]
+    for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
+        rows = dict(same)
+        value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
+        newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
+        row = (group.number, key, begin, next(iter(rows.values())).window_end, value)
+        yield Version(*row[:4], newest, value, row_digest(row))
+
+
+def _place(row: tuple[int, Version]) -> tuple[str, int]:
+    return row[1].key, row[1].window_start
+
+
+def _renumbered(state: StateVersion, operator: int, batch: int) -> StateVersion:
+    digest = state_digest(operator, bool(state.shared), state.key, state.due, state.wall, state.state)
+    return msgspec.structs.replace(state, operator=operator, batch=batch, digest=digest)
+
+
+def _by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
+    return {store.name: store for store in info.stores}
+
+
+def _renamed(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
+    """The names of a stream time in the new generation; none if its operator is gone."""
+    name, _, rest = key.partition("/")
+    if name == CLOSED and rest:
+        return [f"{CLOSED}/{now}" for now in names.get(rest, ())]
+    if name in OWN_TIMES:
+        return [key]
+    suffix = next((side for side in _SIDES if name not in names and name.endswith(side)), "")
+    return [f"{now}{suffix}/{rest}" for now in names.get(name.removesuffix(suffix), ())]

@@ -1,0 +1,151 @@
+"""The aggregate functions, their argument types and their accumulators."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.operators.aggregation import accumulators
+from sluice.operators.aggregation.accumulators import Accumulator
+from sluice.operators.aggregation.statistics import Pair, statistic
+from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO
+
+_STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
+
+SUBTRACTABLE = _STATISTICS | {
+    "count", "sum", "avg", "collect_list", "bool_and", "bool_or", "percentile", "percentiles", "mode",
+}  # fmt: skip
+"""Functions that can subtract a table's old value."""
+
+_NUMBERS = (int, float, Decimal)
+_ORDERED = (*_NUMBERS, str, bool)
+
+_ARGUMENTS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("sum", "avg", "percentile", "percentiles", "approx_percentile", "approx_percentiles"), _NUMBERS),
+    **dict.fromkeys(STATISTICS_OF_ONE, _NUMBERS),
+    **dict.fromkeys(("min", "max", "top"), _ORDERED),
+    **dict.fromkeys(("bool_and", "bool_or"), (bool,)),
+    **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), (int,)),
+}
+"""The types of arguments of functions that do not take any type."""
+NAMES = _ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
+    "collect_set", "count_distinct", "approx_count_distinct", "first", "last",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Function:
+    """An aggregate function with its argument's type: `top(amount, 3)` is `Function("top", Decimal, (3,))`."""
+
+    name: str
+    argument: type | None = None
+    """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None for `count(*)`."""
+    parameters: tuple[float, ...] = ()
+    """The number of values that `top` keeps, or the parts of all values below percentiles, such as 0.5."""
+    bigint: bool = False
+    """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
+    maps: bool = False
+    """Whether the argument contains maps, which are equal whatever the order of their entries."""
+    second: type | None = None
+    """The type of the second argument, for a function of two columns."""
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise TopologyError(
+                f"Unknown aggregate function {self.name}.", next_step=f"Use {', '.join(sorted(NAMES))}."
+            )
+        _require(self.name, self.argument, _ARGUMENTS.get(self.name))
+        if self.name in ("min_by", "max_by"):
+            _require(f"The second argument of {self.name}", self.second, _ORDERED)
+        if self.name == "top" and self.parameters[:1] < (1,):
+            raise TopologyError(f"top needs the number of values to keep, at least 1, not {self.parameters}.")
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether the argument is an object of two columns, `x` and `y`."""
+        return self.name in OF_PAIRS
+
+    @property
+    def json_type(self) -> Any:
+        """The type of the argument in JSON."""
+        argument = self.argument
+        kind: Any = Any if argument is None else argument if argument is msgspec.Raw else argument | None
+        if not self.takes_pairs:
+            return kind
+        # A parametrized type for each pair of types: msgspec decodes numbers as the types of their fields.
+        fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
+        return msgspec.defstruct("TypedPair", fields, bases=(Pair,), frozen=True) | None
+
+
+def _require(what: str, argument: type | None, allowed: tuple[type, ...] | None) -> None:
+    if allowed and argument not in allowed:
+        needed, given = " or ".join(kind.__name__ for kind in allowed), _NAMES_OF_TYPES.get(argument, str(argument))
+        raise TopologyError(
+            f"{what} needs {needed}, not {given}.",
+            next_step="Aggregate another field or one of its fields, convert it with CAST, or use Python functions.",
+        )
+
+
+_NAMES_OF_TYPES: dict[type | None, str] = {
+    msgspec.Raw: "an object or a list",
+    str: "a text or a time",
+    bool: "a Boolean",
+    None: "nothing",
+}
+
+
+_SUMS: dict[Any, Callable[[], Accumulator]] = {float: accumulators.ExactSum, Decimal: accumulators.DecimalSum}
+_AVERAGES: dict[Any, Callable[[], Accumulator]] = {
+    float: accumulators.ExactAverage,
+    Decimal: accumulators.DecimalAverage,
+}
+
+
+def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
+    """The function's accumulator. Objects and lists are accumulated as JSON text."""
+    name, parameters = function.name, function.parameters
+    kind: Any = str if function.argument is msgspec.Raw else function.argument
+    if name in _STATISTICS:
+        return statistic(name, kind)
+    match name:
+        case "count":
+            return accumulators.Count(kind is None)
+        case "sum":
+            return _SUMS.get(kind, accumulators.BigintSum if function.bigint else accumulators.Sum)()
+        case "avg":
+            return _AVERAGES.get(kind, accumulators.Average)()
+        case "min" | "max":
+            return accumulators.Extreme(kind, operator.lt if name == "min" else operator.gt)
+        case "min_by" | "max_by":
+            return accumulators.ByOrder(kind, function.second, operator.lt if name == "min_by" else operator.gt)
+        case "first":
+            return accumulators.First(kind | None)
+        case "last":
+            return accumulators.Last(kind | None)
+        case "top":
+            return accumulators.Top(kind, int(parameters[0]))
+        case "collect_list":
+            return accumulators.CollectList(list[kind])
+        case "collect_set":
+            return accumulators.CollectSet(dict[kind, None])
+        case "count_distinct":
+            return accumulators.CountDistinct(dict[kind, None])
+        case "approx_count_distinct":
+            return accumulators.ApproximateCountDistinct()
+        case "mode":
+            return accumulators.Mode(kind)
+        case "percentile" | "percentiles":
+            return accumulators.Percentile(kind, parameters, many=name == "percentiles")
+        case "approx_percentile" | "approx_percentiles":
+            return accumulators.ApproximatePercentile(kind, parameters, many=name == "approx_percentiles")
+        case "bool_and" | "bool_or":
+            return accumulators.Truths(all_true=name == "bool_and")
+        case "bit_and" | "bit_or" | "bit_xor":
+            return accumulators.Bits({"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}[name])
+    raise AssertionError(f"{name} has no accumulator")

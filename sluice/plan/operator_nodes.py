@@ -1,0 +1,110 @@
+"""Decide which nodes are operators, which take each key's records in order, and why.
+
+All other aggregates are combinable: tasks aggregate the records that they read, in any order, and the shards add up
+what the tasks have. That takes an aggregate whose result does not depend on the order of the records, which reads
+records directly, and of whose changes later steps need only the last one of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sluice.plan.combinable import why_not_combinable
+from sluice.plan.node_steps import topics_of
+from sluice.topology import nodes
+from sluice.topology.graph import Graph
+from sluice.values.windows import Window
+
+
+def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
+    """The nodes that take this node's output."""
+    return [child for child in pipeline.nodes if node in nodes.parents(child)]
+
+
+def is_ordered(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether a node is an operator that gets each key's records in order."""
+    return node.number in _order(pipeline).reasons
+
+
+def after_ordered(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether this node or an upstream node is ordered."""
+    return node.number in _order(pipeline).after
+
+
+def why_ordered(pipeline: Graph, node: nodes.Node) -> str:
+    """The reason why a node is an operator, for `sluice explain`."""
+    return _order(pipeline).reasons.get(node.number, "merges streams from before and after a stateful step")
+
+
+@dataclass(frozen=True)
+class _Order:
+    reasons: Mapping[int, str]
+    """Number of each operator's node → why it takes records in order."""
+    after: frozenset[int]
+    """The numbers of the operators' nodes and of all nodes behind them."""
+
+
+def _order(pipeline: Graph) -> _Order:
+    """The operators of the whole pipeline, so that a part of it is computed in the same way."""
+    return _order_of(pipeline.whole, len(pipeline.whole.nodes))
+
+
+@lru_cache(maxsize=16)
+def _order_of(pipeline: Graph, size: int) -> _Order:
+    """The operators of a pipeline, cached until the number of nodes changes."""
+    reasons: dict[int, str] = {}
+    after: set[int] = set()
+    for node in pipeline.nodes:
+        is_behind = any(parent.number in after for parent in nodes.parents(node))
+        if reason := _why(pipeline, node, is_behind=is_behind):
+            reasons[node.number] = reason
+        if reason or is_behind:
+            after.add(node.number)
+    return _Order(reasons, frozenset(after))
+
+
+def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
+    """Why a node is an operator; empty if it is not. `is_behind`: another operator is upstream."""
+    match node:
+        case nodes.Aggregate():
+            return _why_aggregated_in_order(pipeline, node, is_behind=is_behind)
+        case nodes.ToTable():
+            return "stores each key's latest value"
+        case nodes.Suppress():
+            return "holds results back"
+        case nodes.Join(kind="lookup") if not is_behind:
+            return ""
+        case nodes.Join():
+            return "stores both sides and joins them in order"
+        case nodes.Process() | nodes.Deduplicate():
+            return "needs each key's records in order"
+        case _:
+            return ""
+
+
+def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
+    """Why an aggregate is an operator; empty if it is combinable."""
+    window = node.window
+    if node.python is not None:
+        return "Python functions need records in order"
+    if window is not None and len(topics_of(node)) > 1:
+        return "windows over several topics close when all topics have reached their end"
+    if window is not None and not isinstance(window, Window):
+        return f"{str(window).split('(')[0]} windows depend on the records"
+    if nodes.is_table(node.parent):
+        return "subtracts a table's old values"
+    if is_behind:
+        return "follows a step that needs each key's records in order"
+    if reason := why_not_combinable(node):
+        return reason
+    if not all(_ends_plainly(pipeline, child) for child in children(pipeline, node)):
+        return "a later step needs every change"
+    return ""
+
+
+def _ends_plainly(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether the table's changes go only to topics, after no other steps than maps and joins with global tables."""
+    plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
+    return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))

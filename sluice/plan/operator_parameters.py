@@ -1,0 +1,137 @@
+"""The parameters of operators, from which the engine builds the operators of `sluice.operators`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.record_metadata import How
+from sluice.values.references import Reference
+from sluice.values.shapes import Shape
+from sluice.values.windows import AnyWindow, JoinWindow
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Aggregates the records of each key (and window) with functions that Sluice implements."""
+
+    window: AnyWindow | None
+    functions: tuple[AggregateFunction, ...]
+    columns: tuple[str, ...]
+    """Names of the store's columns."""
+    scalar: bool
+    """Whether the store's value is the value of its only column."""
+    plain: bool
+    """Whether each column is one function's result, without further computation."""
+    subtracts: bool
+    """Whether the input is a table, whose old values are subtracted."""
+    retention_ms: int | None
+
+
+@dataclass(frozen=True)
+class PythonAggregate:
+    """Aggregates the records of each key (and window) with the author's functions."""
+
+    window: AnyWindow | None
+    initializer: Reference | None
+    """None for `reduce`, where the first value is the first aggregate."""
+    adder: Reference
+    subtractor: Reference | None
+    merger: Reference | None
+    takes: Reference | None
+    returns: Reference | None
+    shape: Shape
+    """The shape of the results."""
+    subtracts: bool
+    retention_ms: int | None
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Merges streams that come from different stages."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """Keeps the latest value of each key as a table."""
+
+
+@dataclass(frozen=True)
+class Suppress:
+    """Holds a table's results back for `wait_ms` after their window's end or after a key's first update."""
+
+    until: Literal["window_close", "time_limit"]
+    wait_ms: int
+    max_records: int | None
+    max_bytes: int | None
+    when_full: Literal["emit_early", "shut_down"]
+    filtered: bool = False
+    """Whether the input is a filtered table; old values then show which deletions are updates."""
+
+
+@dataclass(frozen=True)
+class StreamJoin:
+    """Joins two streams by key within a window."""
+
+    how: How
+    window: JoinWindow
+
+
+@dataclass(frozen=True)
+class TableJoin:
+    """Joins a stream with a table, or two tables: by key, by a foreign key, or with a global table (`lookup`)."""
+
+    how: How
+    kind: Literal["stream-table", "table-table", "foreign-key", "lookup"]
+    mapped: bool
+    """Whether the left side's key for the join is an expression."""
+    filtered: tuple[bool, bool] = (False, False)
+    """Whether the left and the right side are filtered tables, possibly mapped."""
+
+
+@dataclass(frozen=True)
+class Deduplicate:
+    """Passes on the first record of each id within `within_ms`."""
+
+    within_ms: int
+
+
+@dataclass(frozen=True)
+class ProcessorStore:
+    """A store of an author's processor."""
+
+    type: Reference
+    ttl_ms: int | None
+    sql_type: str
+    """The type of the values as shown by queries."""
+    group_id: int | None
+    """The group number of the store's state rows; None if the store cannot be queried."""
+
+
+@dataclass(frozen=True)
+class ProcessorOutput:
+    """An output of an author's processor."""
+
+    type: Reference | None
+    column: str
+    """The column of the values."""
+    shape: Shape
+    """The shape of the values."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Runs an author's processor, with stores and timers."""
+
+    processor: Reference
+    stores: Mapping[str, ProcessorStore]
+    takes: Reference | None
+    outputs: Mapping[str, ProcessorOutput]
+    queryable: bool
+
+
+Action: TypeAlias = (
+    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Deduplicate | Process
+)

@@ -1,0 +1,368 @@
+"""A state server's HTTP interface, `/local`: executes queries over its shards, and writes from runs and moves."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.api.auth.permissions import Principal, authenticate, unauthorized
+from sluice.api.http.bodies import read_body
+from sluice.api.http.problems import problem, problem_of
+from sluice.api.http.request_headers import header
+from sluice.errors import NotFound, QueryError, SluiceError
+from sluice.query.scan_slots import Gate
+from sluice.server.http_protocol import PROVEN
+from sluice.server.served_shards import OwnShards
+from sluice.state.model import GenerationRef
+from sluice.state.queries.worker_queries import AnyQuery
+from sluice.state.remote import server_identity
+from sluice.state.remote.server_identity import Card
+from sluice.state.shard.addresses import drop
+from sluice.state.shard.interface import Checksums, Journal, Version
+from sluice.state.shard.local_shard import LocalShard
+from sluice.state.shard.operator_states import State, StateVersion
+from sluice.state.shard.ranges import Range
+from sluice.state.shard.schema import Row, RowId
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHARD = "/local/{pipeline}/{generation:small}/{number:small}"
+MAX_QUERY_BYTES = 4 * 2**20
+MAX_WRITE_BYTES = 4 * 2**30
+"""Size limit of one worker's share of a batch."""
+QUERY_BODY_SECONDS = 10.0
+WRITE_BODY_SECONDS = 600.0
+"""Time limits for receiving the body of a query and of a write."""
+
+_QUERY = msgspec.json.Decoder(AnyQuery)
+_ROWS = msgspec.msgpack.Decoder(list[Row])
+_IDS = msgspec.msgpack.Decoder(list[RowId])
+_VERSIONS = msgspec.msgpack.Decoder(list[Version])
+_KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
+_STATES = msgspec.msgpack.Decoder(tuple[list[int], list[State]])
+_STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_AFTER_STATE = msgspec.json.Decoder(tuple[int, tuple[int, int, str, int] | None, int])
+
+
+class _Small(IntegerConvertor):
+    """Path parameter: a number that fits an INTEGER column."""
+
+    regex = "[0-9]{1,9}"
+
+
+class _Large(IntegerConvertor):
+    """Path parameter: a number that fits a BIGINT column."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("small", _Small())
+register_url_convertor("large", _Large())
+
+
+class _Page(msgspec.Struct, frozen=True):
+    group_id: int
+    as_of: int
+    within: Range
+    after: tuple[str, int] | None
+    limit: int
+    checked: bool = False
+
+
+class TokenRequired(Principal):
+    """ASGI middleware: 401 for every request without the servers' token. The token grants access to everything."""
+
+    def __init__(self, app: ASGIApp, token: str, card: Card) -> None:
+        self._app = app
+        self._token = token
+        self._card = card
+        self._expected = f"bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401."""
+        given = header(scope, b"authorization")
+        scheme, _, token = given.partition(b" ")
+        if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
+            if (number := self._challenge(scheme, token)) is not None:
+                content, proof = server_identity.answer(self._token, number, self._card)
+                await Response(content, headers={server_identity.PROOF: proof}, media_type=_JSON)(scope, receive, send)
+                return
+            how = "Send the token that the server was started with as Authorization: Bearer."
+            refusal = unauthorized(how)
+            refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
+            await refusal(scope, receive, send)
+            return
+        if (proven := scope.get(PROVEN)) is not None:
+            proven()
+        authenticate(scope, self, self._again)
+        await self._app(scope, receive, send)
+
+    def _challenge(self, scheme: bytes, credentials: bytes) -> str | None:
+        """The random number of a challenge whose sender knows the token."""
+        if scheme.lower() != server_identity.SCHEME.lower().encode():
+            return None
+        return server_identity.asked(self._token, credentials.decode("latin-1"))
+
+    @property
+    def name(self) -> str:
+        """The holder of the token has no name of their own."""
+        return "state-server"
+
+    async def may_read(self, pipeline: str) -> bool:
+        """Whether the holder of the token may read a pipeline."""
+        return True
+
+    async def may_edit(self, pipeline: str) -> bool:
+        """Whether the holder of the token may change a pipeline."""
+        return True
+
+    async def _again(self) -> Principal:
+        return self
+
+
+class LocalApp:
+    """The routes over one server's shards. No route calls another server."""
+
+    def __init__(self, shards: OwnShards) -> None:
+        self._shards = shards
+        self._gate = Gate()
+        routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
+            ("GET", "/local", self._identify),
+            ("POST", f"{SHARD}/query", self._query),
+            ("POST", f"{SHARD}/state_rows", self._state_rows),
+            ("GET", f"{SHARD}/batches", self._batches),
+            ("PUT", f"{SHARD}/batches/{{batch:large}}", self._write),
+            ("POST", f"{SHARD}/batches/{{batch:large}}/before", self._before),
+            ("POST", f"{SHARD}/batches/{{batch:large}}/expire", self._expire),
+            ("POST", f"{SHARD}/compact", self._compact),
+            ("POST", f"{SHARD}/begin", self._begin),
+            ("POST", f"{SHARD}/checksums", self._checksums),
+            ("POST", f"{SHARD}/verify", self._verify),
+            ("POST", f"{SHARD}/states", self._read_states),
+            ("POST", f"{SHARD}/states/due", self._due),
+            ("POST", f"{SHARD}/states/verify", self._verify_states),
+            ("POST", f"{SHARD}/states/versions", self._state_versions),
+            ("PUT", f"{SHARD}/states/versions", self._absorb_states),
+            ("PUT", f"{SHARD}/states/{{batch:large}}", self._write_states),
+            ("PUT", SHARD, self._create),
+            ("DELETE", SHARD, self._drop),
+            ("POST", f"{SHARD}/versions", self._versions),
+            ("PUT", f"{SHARD}/versions", self._absorb),
+            ("GET", f"{SHARD}/last", self._last),
+            ("POST", f"{SHARD}/settle", self._settle),
+            ("POST", f"{SHARD}/seal", self._seal),
+        ]
+        self.app = Starlette(
+            routes=[Route(path, _answered(answer), methods=[how]) for how, path, answer in routes],
+            exception_handlers={HTTPException: _no_route},
+        )
+
+    async def _identify(self, _request: Request) -> Card:
+        return self._shards.card
+
+    async def _query(self, request: Request) -> Any:
+        query = _decoded(_QUERY, await _body(request))
+        worker = await self._shards.worker(*_shard(request))
+        if query.is_quick:
+            return await worker.execute(query)
+        async with self._gate:
+            return await worker.execute(query)
+
+    async def _state_rows(self, request: Request) -> Any:
+        asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
+        return await self._on(
+            request,
+            lambda shard: shard.scan(
+                asked.group_id, asked.as_of, asked.within, after=asked.after, limit=asked.limit, checked=asked.checked
+            ),
+        )
+
+    async def _batches(self, request: Request) -> Any:
+        return await self._on(request, lambda shard: shard.journal())
+
+    async def _before(self, request: Request) -> Response:
+        rows = _decoded(_IDS, await _rows(request))
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
+        return _packed(await self._on(request, lambda shard: shard.before(batch, rows, epoch)))
+
+    async def _write(self, request: Request) -> Any:
+        rows = _decoded(_ROWS, await _rows(request))
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
+        replaced = _checksum(request, "replaced")
+        return await self._on(request, lambda shard: shard.write(batch, rows, epoch, replaced))
+
+    async def _expire(self, request: Request) -> Any:
+        ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
+        epoch, batch = _number(request, "epoch"), request.path_params["batch"]
+        return await self._on(request, lambda shard: shard.expire(batch, ends, epoch))
+
+    async def _begin(self, request: Request) -> Any:
+        epoch, as_of = _decoded(msgspec.json.Decoder(tuple[int, int]), await _body(request))
+        return await self._on(request, lambda shard: shard.begin(epoch, as_of))
+
+    async def _checksums(self, request: Request) -> Any:
+        as_of = _decoded(msgspec.json.Decoder(int), await _body(request))
+        return await self._on(request, lambda shard: shard.checksums(as_of))
+
+    async def _verify(self, request: Request) -> None:
+        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify(as_of, published))
+
+    async def _read_states(self, request: Request) -> Response:
+        operator, keys, before, epoch, shared = _decoded(_KEYS, await _rows(request))
+        return _packed(
+            await self._on(request, lambda shard: shard.read_states(operator, keys, before, epoch, shared=shared))
+        )
+
+    async def _due(self, request: Request) -> Any:
+        kind = tuple[int, int, int, int, Literal["due", "wall"]]
+        asked = _decoded(msgspec.json.Decoder(kind), await _body(request))
+        return await self._on(request, lambda shard: shard.due(*asked))
+
+    async def _write_states(self, request: Request) -> None:
+        (numbers, states), epoch = _decoded(_STATES, await _rows(request)), _number(request, "epoch")
+        batch = request.path_params["batch"]
+        await self._on(request, lambda shard: shard.write_states(batch, numbers, states, epoch))
+
+    async def _verify_states(self, request: Request) -> None:
+        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        await self._on(request, lambda shard: shard.verify_states(as_of, published))
+
+    async def _state_versions(self, request: Request) -> Response:
+        since, after, limit = _decoded(_AFTER_STATE, await _body(request))
+        return _packed(await self._on(request, lambda shard: shard.state_versions(since, after, limit)))
+
+    async def _absorb_states(self, request: Request) -> None:
+        versions = _decoded(_STATE_VERSIONS, await _rows(request))
+        await self._on(request, lambda shard: shard.absorb_states(versions))
+
+    async def _drop(self, request: Request) -> None:
+        place = await self._shards.location(*_shard(request))
+        await asyncio.to_thread(drop, place)
+
+    async def _compact(self, request: Request) -> Any:
+        keep_from = _number(request, "keep_from")
+        return await self._on(request, lambda shard: shard.compact(keep_from))
+
+    async def _create(self, request: Request) -> None:
+        anew, continued = (request.query_params.get(name) == "true" for name in ("anew", "continued"))
+        place = await (self._shards.expect if anew or continued else self._shards.location)(*_shard(request))
+        await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew, continued=continued).close())
+
+    async def _versions(self, request: Request) -> Response:
+        since, after, limit = _decoded(
+            msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
+        )
+        return _packed(await self._on(request, lambda shard: shard.versions(since, after, limit)))
+
+    async def _absorb(self, request: Request) -> None:
+        versions = _decoded(_VERSIONS, await _rows(request))
+        await self._on(request, lambda shard: shard.absorb(versions))
+
+    async def _last(self, request: Request) -> Any:
+        return await self._on(request, lambda shard: shard.last())
+
+    async def _settle(self, request: Request) -> None:
+        since, journal = _decoded(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))
+        await self._on(request, lambda shard: shard.settle(since, journal))
+
+    async def _seal(self, request: Request) -> None:
+        sealed = request.query_params.get("sealed") == "true"
+        await self._on(request, lambda shard: shard.seal(sealed=sealed))
+
+    async def _on(self, request: Request, do: Callable[[LocalShard], T]) -> T:
+        place = await self._shards.location(*_shard(request))
+
+        def run() -> T:
+            with LocalShard.open(place, to_write=True) as shard:
+                return do(shard)
+
+        return await asyncio.to_thread(run)
+
+
+def _packed(found: Any) -> Response:
+    return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
+
+
+def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        try:
+            found = await answer(request)
+        except SluiceError as error:
+            return problem_of(error)
+        except ClientDisconnect:
+            return problem(400, "The connection was closed before the request was complete.")
+        except OverflowError:
+            return problem_of(QueryError("A number is too large for a database column."))
+        except Exception:
+            log.exception("A request failed")
+            return problem(500, "The request failed.", "See the server's log.")
+        return found if isinstance(found, Response) else Response(msgspec.json.encode(found), media_type=_JSON)
+
+    return respond
+
+
+_JSON = "application/json"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+
+def _shard(request: Request) -> tuple[GenerationRef, int]:
+    path = request.path_params
+    if not _NAME.fullmatch(path["pipeline"]):
+        raise NotFound("No such shard: the name of the pipeline is invalid.")
+    return GenerationRef(path["pipeline"], path["generation"]), path["number"]
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not re.fullmatch(_Large.regex, text):
+        raise QueryError(f"{name} is not a number.")
+    return int(text)
+
+
+def _checksum(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is not None and not re.fullmatch("[0-9a-f]{16}", text):
+        raise QueryError(f"{name} is not a checksum.")
+    return None if text is None else int(text, 16)
+
+
+async def _rows(request: Request) -> bytes:
+    return await _body(request, MAX_WRITE_BYTES, WRITE_BODY_SECONDS)
+
+
+async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = QUERY_BODY_SECONDS) -> bytes:
+    return await read_body(request, most, seconds)
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise QueryError(f"The request is invalid: {error}") from None
+
+
+async def _no_route(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "There is nothing at this path." if error.status_code == HTTPStatus.NOT_FOUND else error.detail
+    return problem(error.status_code, f"{what.rstrip('.')}.", headers=error.headers)
+
+
+def not_found() -> Response:
+    return problem(404, "There is nothing at this path.")

@@ -1,0 +1,286 @@
+"""The process of a state server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
+from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.mounted import freeze_imports
+from sluice.api.routes.access import ApiState
+from sluice.errors import Refused, SettingsError, StateError
+from sluice.query import Reader
+from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
+from sluice.server.http_protocol import PatientProtocol
+from sluice.server.local_routes import LocalApp, TokenRequired, not_found
+from sluice.server.metrics_route import MetricsApp
+from sluice.server.served_shards import OwnShards, identity_of
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Placement
+from sluice.state.model import GenerationRef
+from sluice.state.remote import server_identity
+from sluice.state.shard.addresses import location
+from sluice.state.shard.local_shard import LocalShard
+from sluice.values.host_ports import address_of, is_host
+
+_BACKLOG = 512
+_GIVE_A_NAME = "Give the name by which the other hosts reach this one: --host."
+
+
+@dataclass(frozen=True)
+class Options:
+    """A state server's start-up options."""
+
+    port: int
+    bind: str = "127.0.0.1"
+    """The address to listen on."""
+    host: str = ""
+    """The host name by which other hosts reach the server; if empty, `bind`."""
+    certificate: Path | None = None
+    key: Path | None = None
+    rest: bool = False
+    """Whether to serve the REST API too, to holders of the token."""
+    take_over: bool = False
+    """Whether to take the address over from another server."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError unless the name is a host name or the address of one host."""
+        if _leads_anywhere(self.name):
+            raise SettingsError(
+                f"{self.name!r} stands for all addresses of a host, so callers cannot reach this server by it.",
+                next_step=_GIVE_A_NAME,
+            )
+        if not is_host(self.name):
+            raise SettingsError(
+                f"{self.name!r} is neither the name of a host nor an IP address.",
+                next_step=f"{_GIVE_A_NAME} It has no port and no brackets.",
+            )
+
+    @property
+    def name(self) -> str:
+        """The host name by which other hosts reach the server."""
+        return self.host or self.bind
+
+    def place(self, pipeline: str, number: int) -> Placement:
+        """The placement of a worker on this server."""
+        return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
+
+
+def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
+    """Place workers on this server, which listens already: readers send their token to the address.
+
+    Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
+    """
+    generations = ledger.generations.all(pipeline)
+    most = max((len(info.workers) for info in generations), default=None)
+    placed = ledger.placements.of(pipeline)
+    for number in numbers:
+        is_here = number in placed and placed[number].address == (options.name, options.port)
+        if most is not None and number >= most:
+            raise Refused(
+                f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
+            )
+        for info in generations:
+            if ledger.snapshots.last_batch(info.ref) is not None:
+                place = location(known.shards, info.ref, number)
+                try:
+                    if is_here:  # a damaged shard does not keep its server from starting
+                        LocalShard.open(place).close()
+                    else:
+                        _require_published(ledger, info.ref, number, place)
+                except StateError as error:
+                    raise Refused(
+                        f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
+                        next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
+                        f"{options.place(pipeline, number).shown}{' --tls' if options.certificate else ''}",
+                    ) from None
+        ledger.placements.claim(options.place(pipeline, number))
+
+
+def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
+    """Raise StateError unless there is a shard that was not moved away and, by its journal, has the published state."""
+    audit = ledger.audits.newest(ref)
+    published = None if audit is None else audit.published(worker)
+    with LocalShard.open(address) as shard:
+        if shard.is_sealed():
+            raise StateError("The shard here has been moved away.")
+        if audit is None or published is None:
+            return
+        if reason := shard.checksums(audit.batch).difference(published):
+            raise StateError(f"The shard here is another one. {reason}")
+
+
+def register(ledger: Ledger, known: Settings, options: Options) -> None:
+    """Register this server, which listens already, as the one that has its address.
+
+    Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
+    address, and both reach only themselves by it.
+    """
+    place, own = options.place("", 0), identity_of(known.shards)
+    try:
+        # The server need not trust its own certificate. The answer is a proof without it.
+        found = server_identity.ask(place.url, place.shown, verify_certificate=False)
+    except StateError as error:
+        raise StateError(
+            f"This server does not reach itself at {place.shown}, so other hosts may not, either. {error.detail}",
+            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is ready: "
+            "publishNotReadyAddresses: true.",
+        ) from None
+    if found.server != own:
+        raise Refused(f"{place.shown} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
+    # The proof shows that no other server is there, unless every host has this address.
+    takes_over = options.take_over or not _is_loopback(options.name)
+    ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
+
+
+def _leads_anywhere(host: str) -> bool:
+    return any(ip_address(address).is_unspecified for address in _addresses(host))
+
+
+def _is_loopback(host: str) -> bool:
+    return any(ip_address(address).is_loopback for address in _addresses(host))
+
+
+def _addresses(host: str) -> set[str]:
+    """The addresses that a name has on this host; none if it has none here."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return set()
+    return {str(address[0]).partition("%")[0] for *_, address in found}
+
+
+def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
+    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all behind the token."""
+    if not known.server_token:
+        raise SettingsError(
+            "A state server needs a token, which its clients must send.",
+            next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
+            "secrets; print(secrets.token_urlsafe())'",
+        )
+    shards = OwnShards(ledger, known.shards, options.name, options.port)
+    mounted: dict[str, ASGIApp] = {
+        "/local": LocalApp(shards).app,
+        "/metrics": MetricsApp(ledger, known.kafka, shards.here),
+    }
+    if options.rest:
+        state = ApiState(ledger, Reader(ledger, shards.here))
+        mounted |= {
+            "/sluice": _With(generic_app(known.pipelines), state, "/sluice"),
+            "/v1": _With(own_routes_app(known.pipelines), state, "/v1"),
+        }
+    return TokenRequired(_Mounts(mounted), known.server_token, shards.card)
+
+
+def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
+    """Serve until the process receives a signal to stop. Calls `started` once the server listens.
+
+    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address cannot be used.
+    """
+    config = configuration(app, options)
+    try:
+        config.load()
+    except OSError as error:
+        raise SettingsError(
+            f"The server cannot read its certificate {options.certificate} and key {options.key}: {error}.",
+            next_step="Give PEM files that belong together: --certificate and --key.",
+        ) from None
+    freeze_imports()
+    server = _Server(config, started)
+    try:
+        server.run()
+    except SystemExit:
+        if server.started:
+            raise
+        raise StateError(  # Uvicorn has logged the error
+            f"The server cannot listen on {address_of(options.bind, options.port)}.",
+            next_step="Choose a free port with --port, and an address of this host with --bind.",
+        ) from None
+
+
+def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
+    """The configuration of the Uvicorn server."""
+    return _Configuration(
+        app,
+        host=options.bind,
+        port=options.port,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+        http=PatientProtocol,
+        loop="uvloop",
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_level="error",  # Anyone can send invalid requests, which Uvicorn logs as warnings.
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=10,
+    )
+
+
+class _Configuration(uvicorn.Config):
+    """Uvicorn's configuration of a server that counts connections when they arrive, before TLS."""
+
+    @override
+    def load(self) -> None:
+        super().load()
+        tls, self.ssl = self.ssl, None
+        admission = Admission(min(MOST_UNPROVEN, raise_file_limit() // 2))
+
+        def arrival(**of_connection: Any) -> Arrival:
+            return Arrival(admission, tls, lambda: PatientProtocol(**of_connection))
+
+        self.http_protocol_class = arrival  # type: ignore[assignment]
+
+
+class _Server(uvicorn.Server):
+    """Calls `started` once the server accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = started
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started:
+            # It asks this server, so it must not keep the event loop waiting.
+            await asyncio.to_thread(self._on_started)
+
+
+class _With:
+    """Passes the process's state to an app that is mounted under a prefix."""
+
+    def __init__(self, app: ASGIApp, state: ApiState, prefix: str) -> None:
+        self._app = app
+        self._state = state
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["sluice_state"] = self._state
+        scope["root_path"] = scope.get("root_path", "") + self._prefix
+        await self._app(scope, receive, send)
+
+
+class _Mounts:
+    """Dispatches a request to the app mounted under the first segment of its path."""
+
+    def __init__(self, apps: dict[str, ASGIApp]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefix = "/" + scope["path"][1:].partition("/")[0]
+        app = self._apps.get(prefix)
+        await (app or not_found())(scope, receive, send)

@@ -1,0 +1,126 @@
+"""The shards that one state server serves, and their addresses."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from sluice.errors import Refused
+from sluice.query.execution import LocalWorker, OpenWorkers
+from sluice.query.ledger_reads import read_ledger
+from sluice.state.database import database_url
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.placement import Placement
+from sluice.state.model import GenerationRef, WorkerInfo
+from sluice.state.remote.server_identity import Card
+from sluice.state.shard.addresses import location
+from sluice.support.file_modes import make_file, make_folder
+
+IDENTITY_FILE = ".state-server"
+REFRESH_SECONDS = 2.0
+"""How often the server reads from the ledger which workers it serves. It serves a worker that was moved away for the
+same time longer, because other processes may not know of the move yet."""
+
+
+class OwnShards:
+    """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
+
+    def __init__(
+        self, ledger: Ledger, base_url: str, host: str, port: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.database = database_url(base_url).get_backend_name()
+        self.identity = identity_of(base_url)
+        self._ledger = ledger
+        self._is_own_address = True
+        self._base_url = base_url
+        self._clock = clock
+        self._refreshed_at = float("-inf")
+        self._served: set[tuple[str, int]] = set()
+        self._served_before: set[tuple[str, int]] = set()
+        self._arriving: set[tuple[GenerationRef, int]] = set()
+        self._open = OpenWorkers[LocalWorker](clock)
+
+    @property
+    def card(self) -> Card:
+        """What this server says about itself."""
+        return Card(self.host, self.port, self.database, self.identity)
+
+    async def location(self, ref: GenerationRef, number: int) -> str:
+        """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
+        if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
+            raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
+        return location(self._base_url, ref, number)
+
+    async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
+        """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
+        address = await self.location(ref, number)
+        await self._open.close_unused()
+        worker = self._open.get((ref, number))
+        return worker or self._open.add(
+            (ref, number), LocalWorker(address, partial(self._ledger.audits.checksum, ref, number))
+        )
+
+    async def expect(self, ref: GenerationRef, number: int) -> str:
+        """Accept a shard that is about to be moved here. Returns its address.
+
+        Raises Refused if the ledger has no such worker.
+        """
+        info = await read_ledger(lambda: self._ledger.generations.get(ref))
+        if info is None or number >= len(info.workers):
+            raise Refused(f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}.")
+        self._arriving.add((ref, number))
+        return location(self._base_url, ref, number)
+
+    def here(self, worker: WorkerInfo) -> str | None:
+        """Address of a worker's shard if this server serves it, else None."""
+        if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
+            return None
+        generation = int(worker.server.split("/")[-2])
+        return location(self._base_url, GenerationRef(worker.pipeline, generation), worker.number)
+
+    async def _is_served(self, pipeline: str, number: int) -> bool:
+        worker = pipeline, number
+        if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
+            self._refreshed_at = self._clock()
+            served = await read_ledger(self._at_this_server)
+            before = self._served if self._is_own_address else set[tuple[str, int]]()
+            self._served, self._served_before = {(one.pipeline, one.number) for one in served}, before
+            # From now on, the ledger decides whether this server has the shards that have arrived.
+            self._arriving = {
+                (ref, number) for ref, number in self._arriving if (ref.pipeline, number) not in self._served
+            }
+        return worker in self._served | self._served_before
+
+    def _at_this_server(self) -> list[Placement]:
+        # Another host may call itself the same: without this check, the server would serve the other's workers.
+        self._is_own_address = self._ledger.servers.identity(self.host, self.port) in ("", self.identity)
+        if not self._is_own_address:
+            return []
+        ledger = self._ledger
+        return [*ledger.placements.at(self.host, self.port), *ledger.standbys.at(self.host, self.port)]
+
+
+def identity_of(base_url: str) -> str:
+    """The identity of the server of these shards: a random number in their folder, or their database's address."""
+    url = database_url(base_url)
+    if url.get_backend_name() != "sqlite":
+        return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()
+    folder = Path(url.database or "")
+    make_folder(folder)
+    file = folder / IDENTITY_FILE
+    if not file.exists():
+        new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+        make_file(new)
+        new.write_text(secrets.token_hex(32))
+        # Another server of this folder may have made the file meanwhile: the first one stays.
+        with suppress(FileExistsError):
+            file.hardlink_to(new)
+        new.unlink()
+    return file.read_text()

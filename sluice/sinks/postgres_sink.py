@@ -1,0 +1,425 @@
+"""Writes the rows of a pipeline's batches to tables of a PostgreSQL database, each batch once, in one transaction.
+
+The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's epoch, and the last
+batch with its numbers of rows. Every transaction updates this row. It also has the pipeline's tables, because a table
+has one writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import psycopg
+import structlog
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError
+from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
+from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
+from sluice.state.postgres_connection import connect
+from sluice.values.sink_tables import PostgresTable, connection_variable
+
+log = structlog.get_logger()
+
+BATCHES = "sluice_batches"
+_CREATE_BATCHES = SQL(
+    "CREATE TABLE IF NOT EXISTS {} (pipeline text PRIMARY KEY, epoch bigint NOT NULL, generation integer, "
+    "batch bigint, begun bigint, rows jsonb, tables text[], written_at timestamp with time zone)"
+).format(Identifier(BATCHES))
+_BEFORE_RELEASE = SQL(
+    "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT attisdropped"
+).format(Literal(BATCHES))
+_PREPARE = (
+    "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
+    # Ends the transaction of a driver that is paused while it holds locks, before others give up waiting for them.
+    "set_config('idle_in_transaction_session_timeout', '30s', false)"
+)
+_NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
+
+
+@dataclass(frozen=True)
+class PostgresTarget(Target):
+    """A table of a database to which a pipeline writes."""
+
+    table: PostgresTable
+
+    @property
+    def created(self) -> dict[str, str]:
+        """Column → its PostgreSQL type if Sluice creates the table; empty if unknown."""
+        return {
+            name: self.table.types.get(name) or created_type(kind) or ("text" if name == self.table.key else "")
+            for name, kind in self.wanted.items()
+        }
+
+    @property
+    def declared(self) -> tuple[PostgresColumn, ...]:
+        """The columns of the table if Sluice creates it."""
+        return tuple(PostgresColumn(name, kind) for name, kind in self.created.items())
+
+    @property
+    def name(self) -> Identifier:
+        return Identifier(*self.table.name.split("."))
+
+
+@dataclass
+class PostgresTables:
+    """The tables of one database to which a pipeline writes. Implements `TableSink`, whose promise it keeps.
+
+    Each call opens a connection of its own, so that none is open between batches.
+    """
+
+    connection: str
+    url: str = field(repr=False)
+    pipeline: str
+    targets: Sequence[PostgresTarget]
+    epoch: int = 0
+    columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
+
+    def begin(self, published: Published | None) -> None:
+        """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
+        self.fence()
+        with self._transaction("Checking the tables") as database:
+            last = self._last(database)
+            written = last[1] if last is not None else {}
+            self.columns = {
+                target.output: _made(database, target, written.get(target.output)) for target in self.targets
+            }
+            self._claim(database)
+        if published is None:
+            return
+        generation, number, _ = published.batch
+        if last is None:
+            if published.outputs.isdisjoint(target.output for target in self.targets):
+                return
+            end = "have no batch"
+        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and writes no rows.
+        elif last[0].generation != generation or last[0].number >= number:
+            return
+        else:
+            end = f"end at batch {generation}.{last[0].number}"
+        raise EngineError(
+            f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
+            f"{generation}.{number} is published. Either the database has lost data, or it is another one, or the "
+            "pipeline ran without these tables.",
+            next_step=f"Restore the database. To continue without the missing rows: UPDATE {BATCHES} SET generation = "
+            f"{generation}, batch = {number}, begun = 0, rows = '{{}}' WHERE pipeline = '{self.pipeline}'.",
+        )
+
+    def _claim(self, database: psycopg.Connection) -> None:
+        """Note the pipeline's tables. Raises EngineError if two outputs, or two pipelines, have one table."""
+        # Two pipelines that begin at the same time would not see each other's tables.
+        database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
+        writers: dict[str, PostgresTarget] = {}
+        for target in self.targets:
+            name = _qualified(database, target)
+            if (other := writers.setdefault(name, target)) is not target:
+                raise EngineError(
+                    f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) are one table: {name}.",
+                    next_step="Write to the table once, after a merge.",
+                )
+        taken = database.execute(
+            SQL("SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND name = ANY(%s)").format(
+                Identifier(BATCHES)
+            ),
+            [self.pipeline, [*writers]],
+        ).fetchone()
+        if taken is not None:
+            pipeline, name = taken
+            raise EngineError(
+                f"The pipeline {pipeline} writes the table {name}, too ({writers[name].at}). Each would replace the "
+                "other's rows.",
+                next_step=f"Give one of them another table. If {pipeline} no longer writes it: UPDATE {BATCHES} SET "
+                f"tables = array_remove(tables, '{name}') WHERE pipeline = '{pipeline}'.",
+            )
+        database.execute(
+            SQL("UPDATE {} SET tables = %s WHERE pipeline = %s").format(Identifier(BATCHES)),
+            [[*writers], self.pipeline],
+        )
+
+    def fence(self) -> None:
+        """Take the next epoch, so that earlier writers can no longer commit."""
+        with self._transaction("Taking over the tables") as database:
+            if database.execute("SELECT to_regclass(%s)", [BATCHES]).fetchone() == (None,):
+                database.execute(_CREATE_BATCHES)
+            elif database.execute(_BEFORE_RELEASE).fetchone() is not None:
+                raise EngineError(
+                    f"The table {BATCHES} in the database of {self.connection} is from before the first release of "
+                    "Sluice.",
+                    next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
+                )
+            taken = database.execute(
+                SQL(
+                    "INSERT INTO {0} (pipeline, epoch) VALUES (%s, 1) "
+                    "ON CONFLICT (pipeline) DO UPDATE SET epoch = {0}.epoch + 1 RETURNING epoch"
+                ).format(Identifier(BATCHES)),
+                [self.pipeline],
+            ).fetchone()
+            assert taken is not None
+            self.epoch = taken[0]
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
+        with self._transaction("Writing the tables") as database:
+            last = self._last(database)
+            written = last[1] if last is not None and last[0] == batch else {}
+            repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
+            self._require_same(batch, written, repeated)
+            new = [target for target in self.targets if target.output not in written]
+            # Rows go to temporary tables first, which lock nothing: a driver that is paused here does not block others.
+            merges = [
+                merge
+                for number, target in enumerate(new)
+                for merge in self._copied(database, number, target, rows[target.output])
+            ]
+            self._require_epoch(database)
+            for merge in merges:
+                database.execute(merge)
+            written_now = {output: repeated[output] for output in repeated if output not in written}
+            now = {**written, **written_now}
+            database.execute(
+                SQL(
+                    "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at = now() "
+                    "WHERE pipeline = %s"
+                ).format(Identifier(BATCHES)),
+                [*batch, msgspec.json.encode(now).decode(), self.pipeline],
+            )
+        if written:
+            log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
+        return {output: of_output.count for output, of_output in now.items()}
+
+    def _require_same(self, batch: BatchId, written: Mapping[str, Written], now: Mapping[str, Written]) -> None:
+        """Raise BatchDiffers unless a repeated batch has the rows that were written."""
+        differences = [written[output].difference(output, now[output]) for output in now if output in written]
+        if differences := [*filter(None, differences)]:
+            raise BatchDiffers.of(self.pipeline, batch.number, differences)
+
+    def _copied(
+        self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows
+    ) -> Iterator[Composed]:
+        """Copy rows to temporary tables, and yield the statements that merge them into the target."""
+        columns = self.columns[target.output]
+        # The lock keeps the table's columns as they are until the transaction ends.
+        database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
+        if _checked(database, target) != columns:
+            raise EngineError(
+                f"The columns of the table {target.output} ({target.at}) changed during the run.", next_step=_NEXT_STEP
+            )
+        names = [Identifier(column.name) for column in columns]
+        identity = names[: len(target.identity)]
+        with _at(target):
+            if rows.deleted:
+                deleted = Identifier(f"sluice_deleted_{number}")
+                _copy(database, deleted, target, identity, rows.deleted)
+                same = SQL(" AND ").join(SQL("t.{0} = d.{0}").format(name) for name in identity)
+                yield SQL("DELETE FROM {} t USING {} d WHERE {}").format(target.name, deleted, same)
+            if rows.written:
+                new = Identifier(f"sluice_new_{number}")
+                _copy(database, new, target, names, rows.written)
+                changes = [SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]]
+                action = SQL("UPDATE SET {}").format(SQL(", ").join(changes)) if changes else SQL("NOTHING")
+                yield SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}").format(
+                    target.name, _list(names), _list(names), new, _list(identity), action
+                )
+
+    def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
+        """The last batch, and what it wrote to each table; None before the first batch."""
+        row = database.execute(
+            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
+            [self.pipeline],
+        ).fetchone()
+        if row is None or row[0] is None:
+            return None
+        return BatchId(*row[:3]), msgspec.convert(row[3], dict[str, Written])
+
+    def _require_epoch(self, database: psycopg.Connection) -> None:
+        """Lock the pipeline's row until the transaction ends. Raises LeaseError if another driver has taken over."""
+        row = database.execute(
+            SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
+            [self.pipeline],
+        ).fetchone()
+        if row != (self.epoch,):
+            raise LeaseError(
+                f"This driver has lost its lease and can no longer write the tables in the database of "
+                f"{self.connection}: another driver has begun to write them.",
+                next_step="Wait until the other driver has finished.",
+            )
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
+        """A transaction. Raises EngineError for the database's errors."""
+        try:
+            with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
+                database.execute(_PREPARE)
+                yield database
+        except psycopg.Error as error:
+            raise EngineError(
+                f"{doing} in the database of {self.connection} failed: {_reason(error)}", next_step=_NEXT_STEP
+            ) from None
+
+
+_NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
+
+
+@contextmanager
+def _at(target: PostgresTarget) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise EngineError(
+            f"The rows for {target.output} ({target.at}) were not written: {_reason(error)}", next_step=_NEXT_STEP
+        ) from None
+
+
+def _reason(error: psycopg.Error) -> str:
+    """The database's message with its detail, on one line. A message never contains the password."""
+    parts = [error.diag.message_primary or str(error), error.diag.message_detail, error.diag.context]
+    return " ".join(" ".join(part.split()).rstrip(".") + "." for part in parts if part)[:500]
+
+
+def _copy(
+    database: psycopg.Connection,
+    name: Identifier,
+    target: PostgresTarget,
+    columns: Sequence[Identifier],
+    rows: Sequence[Row],
+) -> None:
+    """Copy rows to a new temporary table, whose columns have the target's types but not its constraints."""
+    database.execute(
+        SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+            name, _list(columns), target.name
+        )
+    )
+    with database.cursor().copy(SQL("COPY {} FROM STDIN").format(name)) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _list(parts: Sequence[Composable]) -> Composed:
+    return SQL(", ").join(parts)
+
+
+def _made(database: psycopg.Connection, target: PostgresTarget, written: Written | None) -> tuple[PostgresColumn, ...]:
+    """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
+
+    `written` are the rows of the last batch, None if no batch has written the table.
+    """
+    with _at(target):
+        if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
+            if written is not None:
+                raise EngineError(
+                    f"The table {target.output} ({target.at}) is gone, with the rows of earlier batches.",
+                    next_step="Restore it. To continue with an empty table: UPDATE "
+                    f"{BATCHES} SET rows = rows - '{target.output}', and then run again.",
+                )
+            _create(database, target)
+        return _checked(database, target)
+
+
+def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
+    if unknown := [name for name, kind in target.created.items() if not kind]:
+        raise EngineError(
+            f"The table {target.output} ({target.at}) does not exist, and the types of its columns "
+            f"{', '.join(unknown)} are unknown.",
+            next_step=f'Give them: types={{"{unknown[0]}": "text"}}. Or create the table.',
+        )
+    columns = [SQL("{} {}").format(Identifier(name), SQL(kind)) for name, kind in target.created.items()]
+    key = SQL("PRIMARY KEY ({})").format(_list([Identifier(name) for name in target.identity]))
+    database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list([*columns, key])))
+    log.info("table created", table=target.output)
+
+
+def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
+    """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
+    table = target.name.as_string(database)
+    columns: dict[str, tuple[str, bool, int, bool, bool]] = {
+        name: (kind, required, oid, is_exact, is_filled)
+        for name, kind, required, oid, is_exact, is_filled in database.execute(
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atttypid::bigint, "
+            "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true), "
+            "atthasdef OR attidentity <> '' OR attgenerated <> '' "
+            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            [table],
+        )
+    }
+    problems = []
+    for name, spark in target.wanted.items():
+        if name not in columns:
+            kind = target.created[name] or "TYPE"
+            problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {Identifier(name).as_string()} {kind})")
+        elif name in target.table.types and not _is_type(database, target.table.types[name], columns[name][2]):
+            problems.append(f"the column {name} is {columns[name][0]}, not {target.table.types[name]}")
+        elif not fits(spark, columns[name][0]):
+            problems.append(f"the column {name} is {columns[name][0]}, but the field is {spark}")
+        elif name in target.identity and not (columns[name][3] and tells_keys_apart(columns[name][0])):
+            problems.append(
+                f"the column {name} is {columns[name][0]}, in which different keys can be equal "
+                f'(ALTER TABLE {table} ALTER {Identifier(name).as_string()} TYPE text COLLATE "C")'
+            )
+    for name, (_, required, _, _, is_filled) in columns.items():
+        if required and not is_filled and name not in target.wanted:
+            problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
+    identity = [*target.identity]
+    if (relation := _NO_TABLES.get(_kind(database, table))) is not None:
+        problems.append(f"it is a {relation}, and only a table can have the primary key that writing needs")
+    elif {*identity} <= columns.keys() and not _is_unique(database, table, identity):
+        names = _list([Identifier(name) for name in identity]).as_string(database)
+        problems.append(f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))")
+    if problems:
+        raise EngineError(
+            f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
+            next_step="Change the table, or what the pipeline writes. Nothing was read.",
+        )
+    return tuple(
+        PostgresColumn(name, columns[name][0], is_key=name in target.identity, required=columns[name][1])
+        for name in target.wanted
+    )
+
+
+def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
+    """The name of an existing table with its schema, which two names of one table share."""
+    row = database.execute(
+        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+        "WHERE pg_class.oid = to_regclass(%s)",
+        [target.name.as_string(database)],
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
+    statement = SQL("SELECT to_regtype({})::oid::bigint").format(Literal(declared))
+    return database.execute(statement).fetchone() == (oid,)
+
+
+def _kind(database: psycopg.Connection, table: str) -> str:
+    row = database.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [table]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:
+    """Whether the table has a primary key or a unique index of exactly these columns."""
+    indexes: Any = database.execute(
+        "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
+        "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL "
+        "AND indexprs IS NULL AND indimmediate AND indnkeyatts = indnatts",
+        [table],
+    ).fetchall()
+    return any(sorted(names) == sorted(columns) for (names,) in indexes)
+
+
+def checked_url(connection: str, url: str) -> str:
+    """The URL of a connection. Raises SettingsError, without the URL, if libpq cannot parse it."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise SettingsError(
+            f"The URL of connection {connection!r} cannot be parsed.",
+            next_step=f"Set {connection_variable(connection)} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+        ) from None
+    return url

@@ -1,0 +1,165 @@
+"""What the engine requires of the tables outside Kafka to which it writes a batch's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+import msgspec
+import pyarrow as pa
+
+from sluice.values.counts import counted
+from sluice.values.sink_tables import OutputTable
+
+Row = tuple[Any, ...]
+"""The values of a row's columns, as its `Column`s encode them."""
+
+
+class Column(Protocol):
+    """A column of a table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str:
+        """The column's type, for messages."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the column holds any text, also that of numbers."""
+
+    def encode(self, json: bytes) -> Any:
+        """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table to which a pipeline writes: its output name, and the columns of its rows with their Spark SQL types."""
+
+    output: str
+    at: str
+    """The author's `file:line`."""
+    table: OutputTable
+    is_windowed: bool
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The columns that identify a row, with the Spark SQL types of those that Sluice fills itself."""
+        return self.table.identity(is_windowed=self.is_windowed)
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """Column → its Spark SQL type, empty if unknown; those that identify a row come first.
+
+        A key that is no field has no type, because a key can be the text of a number.
+        """
+        fields = dict(self.fields)
+        identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
+        return identity | {name: kind for name, kind in self.fields if name not in identity}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch for one table, at most one per identity."""
+
+    written: Sequence[Row]
+    deleted: Sequence[Row]
+    """The identities of the rows to delete."""
+    records: pa.Table
+    """The records of these rows, with `key` and `value` as for a topic."""
+
+    @property
+    def count(self) -> int:
+        """The number of rows to write or delete."""
+        return len(self.written) + len(self.deleted)
+
+
+class BatchId(NamedTuple):
+    """Identifies a pipeline's batch. A batch that is repeated after a crash has the same id, and the same records."""
+
+    generation: int
+    number: int
+    begun: int
+    """When Spark logged the batch, in epoch ms, so that a batch with other records has another id."""
+
+    @property
+    def snapshot(self) -> str:
+        """The id of the snapshot with which the batch is published."""
+        return f"{self.generation}.{self.number}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The ledger's last batch when a run begins."""
+
+    batch: BatchId
+    outputs: AbstractSet[str]
+    """The outputs that the batch wrote, also if it wrote no records to them."""
+    positions: Mapping[str, Mapping[str, int]]
+    """Topic → partition as text → offset after the last record."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a batch has written to a table or a topic. A repeated batch compares it with what it would write."""
+
+    count: int
+    checksum: str = ""
+    """A sum of checksums, because the order of records may differ; empty if unknown."""
+
+    def difference(self, output: str, now: Written) -> str:
+        """Describe how a repeated batch differs; empty if it does not."""
+        if self.count != now.count:
+            return f"{output} got {counted(self.count, 'record')}, and would get {now.count:,} now"
+        if self.checksum and now.checksum and self.checksum != now.checksum:
+            return f"the {counted(self.count, 'record')} for {output} have other contents"
+        return ""
+
+
+def written_rows(rows: Rows) -> Written:
+    """What `rows` write to a table."""
+    total = sum(crc32(repr(row).encode()) for row in rows.written)
+    total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
+    return Written(rows.count, f"{total:x}")
+
+
+class TableSink(Protocol):
+    """Writes the rows of batches to tables that one transaction can cover, each batch exactly once.
+
+    **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a database, or in one
+    Delta table. The publisher calls it after the shards are written, and before the Kafka transaction with the batch's
+    marker and before the snapshot. The tables may therefore be one batch ahead of the output topics and of queries, and
+    never behind.
+
+    **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
+    and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,
+    without writing. It raises BatchDiffers if the rows differ from those that were written. Tables that were added to
+    the pipeline in the meantime get their rows.
+
+    **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between `write` and the marker,
+    and the state is then rebuilt instead of the batch being repeated, the batch's records are written again in a batch
+    with another id. Each row then replaces itself or is left out, because its identity is its key, or its record's
+    position.
+
+    **One writer.** `begin` gives the writer an epoch above all earlier ones. A writer with an older epoch cannot commit
+    afterwards: its transaction compares the stored epoch, and `write` raises LeaseError.
+    """
+
+    @property
+    def columns(self) -> Mapping[str, Sequence[Column]]:
+        """Output → the columns of its table, of which the first ones identify a row."""
+
+    def begin(self, published: Published | None) -> None:
+        """Create or check the tables, and fence off earlier writers.
+
+        `published` is the last batch of the ledger's current generation, None before the first.
+
+        Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
+        """
+
+    def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        """Write a batch's rows per output. Returns the number of rows written and deleted per output."""

@@ -1,0 +1,407 @@
+"""Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
+
+A small run spends most of its time loading Java classes. The driver's JVM therefore uses only its fast compiler (C1),
+unless the run has many records to read, and shares an archive of loaded classes, which the first run writes next to the
+jars.
+
+To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself adds
+the pipeline's file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+from sluice.errors import SettingsError
+from sluice.provision.machine_checks import LOOPBACK, find_java
+from sluice.settings import Settings
+
+_PACKAGE = Path(__file__).parent
+_ENGINE = _PACKAGE / "engine"
+APPLICATION = _PACKAGE / "driver.py"
+"""The program that spark-submit starts. Its arguments are options and a pipeline's name."""
+_LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+_BUSY_JVM = (
+    "-XX:TieredStopAtLevel=4", "-XX:Tier4InvocationThreshold=200000", "-XX:Tier4MinInvocationThreshold=100000",
+    "-XX:Tier4CompileThreshold=400000", "-XX:Tier4BackEdgeThreshold=1000000", "-Xmn400m",
+)  # fmt: skip
+"""Options that replace those of `QUICK_JVM` if there is much to read.
+
+The JVM has the optimizing compiler too, but only for code that runs for each record: by default, Spark's planner would
+also be optimized, which takes longer than it saves. Its young generation is large, so that what tasks read is garbage
+before it is copied.
+"""
+QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
+"""Options for a JVM that does not log that an archive of classes cannot be used."""
+QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
+"""Options for a JVM that starts quickly. A small young generation uses the same memory again instead of new pages."""
+QUIET_JVM = (*QUICK_JVM, _LOGGING)
+"""Options for a short-lived JVM that starts quickly and logs only warnings."""
+DELTA_CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A table's log is read in two tasks rather than 50, which take seconds on two cores.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # The driver has the rows of a MERGE, which are the same whenever Spark reads them.
+    "spark.databricks.delta.merge.materializeSource": "none",
+}
+"""Spark settings for a session that writes Delta tables."""
+LARGE_BACKLOG = 3_000_000
+"""The number of unread records from which a run is faster with the JVM's optimizing compiler."""
+READING_AGAIN = {"--rebuild", "--replay"}
+"""Options of the application for a run that reads its topics from the beginning."""
+CODE = "sluice.zip"
+"""The archive of this package on executors."""
+FINISHED = "SLUICE_FINISHED"
+"""The environment variable with the path of the file that a driver makes after it has done everything."""
+UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WRITE = "-XX:ArchiveClassesAtExit="
+FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One spark-submit command. Jars, files and class path are empty if not needed."""
+
+    master: str
+    arguments: tuple[str, ...]
+    """Arguments of the application."""
+    environment: dict[str, str]
+    jars: str = ""
+    files: str = ""
+    driver_class_path: str = ""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Spark settings that must be known before the driver's JVM or the executors start."""
+    application: str = str(APPLICATION)
+    is_first: bool = False
+    """Whether the run also writes the archive of Java classes."""
+    finished: Path | None = None
+    """The file that a driver makes after it has done everything; None if the command is not a driver."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the driver has done everything. Code that ends its process may also end it with status 0."""
+        return self.finished is None or self.finished.exists()
+
+    @property
+    def command(self) -> list[str]:
+        """The command line; spark-submit comes from this Python's pyspark."""
+        options = {
+            "--master": self.master,
+            "--jars": self.jars,
+            "--files": self.files,
+            "--driver-class-path": self.driver_class_path,
+        }
+        return [
+            str(Path(sys.executable).parent / "spark-submit"),
+            *(word for option, value in options.items() if value for word in (option, value)),
+            *(word for name, value in self.conf.items() for word in ("--conf", f"{name}={value}")),
+            self.application,
+            *self.arguments,
+        ]
+
+    def for_backlog(self, records: int) -> Submission:
+        """The same command, with the JVM's optimizing compiler too if the run has many records to read."""
+        options = "spark.driver.extraJavaOptions"
+        if records < LARGE_BACKLOG or options not in self.conf:
+            return self
+        busy = " ".join(f'"{option}"' for option in _BUSY_JVM)
+        return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
+
+    def run(self, patience_s: float = 5.0) -> int:
+        """Run the command and return its status, 1 for a driver that ends with 0 before it has done everything.
+
+        Java's warning about incubator modules is filtered out.
+
+        If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, after
+        `patience_s` with SIGKILL, and raise Interrupted.
+        """
+        if self.is_first:
+            sys.stderr.write(FIRST_RUN)
+        environment = os.environ | self.environment
+        with _interruptible() as begin:
+            process = subprocess.Popen(
+                self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+            )
+            with process:
+                assert process.stderr is not None
+                try:
+                    begin()
+                    for line in process.stderr:
+                        if not is_noise(line):
+                            sys.stderr.write(line)
+                    process.wait()
+                except Interrupted:
+                    from sluice.support import processes  # takes 15 ms to import
+
+                    started = processes.with_descendants(process.pid)
+                    processes.end(lambda: [each for each in started if not processes.has_ended(each)], patience_s)
+                    raise
+        if process.returncode == 0 and not self.is_finished:
+            sys.stderr.write(f"{UNFINISHED}\n")
+            return 1
+        return process.returncode
+
+
+class Interrupted(BaseException):
+    """This process got the signal `number` while it waited for a command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Raise Interrupted for signals that end this process, once the block has called the yielded function.
+
+    The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would print a traceback.
+    """
+    received: list[int] = []
+    has_begun = False
+
+    def receive(number: int, frame: object) -> None:
+        received.append(number)
+        if has_begun:
+            raise Interrupted(number)
+
+    def begin() -> None:
+        nonlocal has_begun
+        if signal.SIGINT in handled:
+            signal.signal(signal.SIGINT, receive)
+        has_begun = True
+        if received:
+            raise Interrupted(received[0])
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    try:
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else receive)
+        yield begin
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+@contextmanager
+def submission(
+    settings: Settings, kafka: Mapping[str, str], master: str, arguments: Sequence[str], *, delta: bool = False
+) -> Iterator[Submission]:
+    """Yield the spark-submit command of a run; the block must last until the command has ended.
+
+    `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and settings.
+
+    Raises SettingsError if there are no jars, or if the settings ask for the deploy mode cluster.
+    """
+    if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
+        raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
+    folders = [settings.jars, *([settings.delta_jars] if delta else [])]
+    jars = [jar for folder in folders for jar in jars_in(folder)]
+    variables = environment(settings, kafka)
+    with ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        variables[FINISHED] = str(folder / "finished")
+        # The archive can only hold classes from the class path.
+        archive = stack.enter_context(class_archive(settings.jars.parent, jars))
+        options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
+        submitted = Submission(
+            master,
+            tuple(arguments),
+            variables,
+            driver_class_path=os.pathsep.join(f"{folder}/*" for folder in folders),
+            conf={
+                "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
+                **(delta_conf(settings) if delta else {}),
+            },
+            is_first=archive.startswith(_WRITE),
+            finished=folder / "finished",
+        )
+        if is_local(master):
+            variables["SPARK_LOCAL_IP"] = LOOPBACK  # binds the driver's ports to this machine only
+            yield submitted
+        else:
+            variables["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
+            yield replace(
+                submitted,
+                jars=",".join(map(str, jars)),
+                files=str(package_archive(folder)),
+                conf={**submitted.conf, **executor_environment(settings)},
+            )
+
+
+def deploy_mode_error(cause: str) -> SettingsError:
+    """The error for settings that ask for the deploy mode cluster; `cause` says which."""
+    return SettingsError(
+        f"{cause}, but Sluice's driver only runs in client mode: in Airflow's task or in sluice run.",
+        next_step="Set the deploy mode to client, or remove the setting. Executors run on the cluster in either mode.",
+    )
+
+
+def is_local(master: str) -> bool:
+    """Whether the executor runs in the driver's JVM: `local` or `local[2]`, but not `local-cluster[2,1,1024]`."""
+    return master == "local" or master.startswith("local[")
+
+
+def package_archive(folder: Path) -> Path:
+    """Write this package's modules to a zip file in a folder."""
+    archive = folder / CODE
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for module in sorted(_PACKAGE.rglob("*.py")):
+            file.write(module, module.relative_to(_PACKAGE.parent))
+    return archive
+
+
+def executor_environment(settings: Settings) -> dict[str, str]:
+    """The Spark settings for the environment of executors. Executors need no secrets: tasks contain what they use."""
+    # Spark copies the archive to each executor's working directory, and starts Python's daemon there. Python searches
+    # PYTHONPATH first, so another version of Sluice that is installed on an executor's host is not used.
+    variables = {"PYTHONPATH": CODE}
+    if settings.server_ca is not None:
+        variables["SLUICE_SERVER_CA"] = str(settings.server_ca)
+    return {f"spark.executorEnv.{name}": value for name, value in variables.items()}
+
+
+def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
+    """The settings as environment variables for the driver, so that secrets do not appear in process lists."""
+    return {
+        "SLUICE_HOME": str(settings.home),
+        "SLUICE_PIPELINES": str(settings.pipelines),
+        "SLUICE_LEDGER": settings.ledger,
+        "SLUICE_SHARDS": settings.shards,
+        "SLUICE_JARS": str(settings.jars),
+        "SLUICE_DELTA_JARS": str(settings.delta_jars),
+        "SLUICE_KAFKA": json.dumps(dict(kafka)),
+        "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
+        "SLUICE_MAX_RECORDS": str(settings.max_records),
+        "SLUICE_LINGER_MS": "" if settings.linger_ms is None else str(settings.linger_ms),
+        "SLUICE_DELIVERY": settings.delivery,
+        "SLUICE_SERVER_TOKEN": settings.server_token,
+        "SLUICE_SERVER_CA": str(settings.server_ca or ""),
+        # Without these variables, Spark's Python workers may use another interpreter.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # Where PySpark is: spark-submit would start Python to find it.
+        **({} if "SPARK_HOME" in os.environ else _spark_home()),
+        # For the JVM that assembles the driver's command.
+        "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
+        # Keeps the application's folder off sys.path.
+        "PYTHONSAFEPATH": "1",
+        # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+    }
+
+
+def _spark_home() -> dict[str, str]:
+    pyspark = find_spec("pyspark")
+    return {"SPARK_HOME": str(Path(pyspark.origin).parent)} if pyspark is not None and pyspark.origin else {}
+
+
+def delta_conf(settings: Settings) -> dict[str, str]:
+    """The Spark settings for Delta tables, added to the extensions of SLUICE_SPARK_CONF."""
+    name = "spark.sql.extensions"
+    extensions = [settings.spark_conf[name]] if settings.spark_conf.get(name) else []
+    return {**DELTA_CONF, name: ",".join((*extensions, DELTA_CONF[name]))}
+
+
+def jars_in(folder: Path) -> list[Path]:
+    """The jars that set-up has downloaded to a folder. Raises SettingsError if there are none."""
+    jars = sorted(folder.glob("*.jar"))
+    if not jars:
+        raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
+    return jars
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
+    return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Filter Java's warning about incubator modules from the standard error of processes that start in the block.
+
+    Spark's launcher always adds the module, and no option of Java turns the warning off. A process that outlives the
+    block writes through the filter until it ends.
+    """
+    kept, (reader, writer) = os.dup(2), os.pipe()
+
+    def copy() -> None:
+        with os.fdopen(reader, "rb") as lines, os.fdopen(kept, "wb", buffering=0) as target:
+            for line in lines:
+                if not is_noise(line.decode(errors="replace")):
+                    target.write(line)
+
+    os.dup2(writer, 2)
+    os.close(writer)
+    Thread(target=copy, daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder for the driver's JVM, which Spark uses too and which is removed after the block.
+
+    A JVM removes its temporary files unless it is killed; then about 15 MB of libraries and all shuffle files remain.
+    """
+    with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
+    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
+
+    Spark's takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor write it.
+    """
+    archive = archive_file(folder, jars)
+    if archive.is_file():
+        yield f"-XX:SharedArchiveFile={archive}"
+        return
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(archive.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another run has the lock, or the folder is read-only
+            yield "-Xshare:auto"
+            return
+        for left in folder.glob(f"{archive.stem}.[0-9]*"):  # by a run that was killed
+            left.unlink()
+        unfinished = archive.with_suffix(f".{os.getpid()}")
+        try:
+            yield f"{_WRITE}{unfinished}"
+            if unfinished.is_file():
+                unfinished.replace(archive)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def archive_file(folder: Path, jars: list[Path]) -> Path:
+    """The archive of loaded classes in a folder. It exists after the first run."""
+    return folder / f"classes-{_fingerprint(jars)}.jsa"
+
+
+def _fingerprint(jars: list[Path]) -> str:
+    """A digest of everything that an archive depends on: Java, Spark and the jars."""
+    java = find_java()
+    parts = [str(java.path.resolve()), java.release, sys.executable, *jars, *(jar.stat().st_mtime_ns for jar in jars)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,94 @@
+"""Connects to PostgreSQL. No wait for its answer lasts for ever, whatever becomes of the server or the network.
+
+A network that loses packets sends no reset, and the kernel of a server that is frozen still acknowledges them. So a
+wait ends at the thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it
+takes, while the server accepts other connections.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+from typing_extensions import override
+
+from sluice.state.time_limits import wait_limit
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 5
+"""How long a connection may take, unless its address says otherwise."""
+_SHORTEST_CONNECT = 2
+"""The shortest time limit of a connection that psycopg knows."""
+SILENT_SECONDS = 30.0
+"""How long a server may be silent before it is asked for another connection."""
+_TCP = {
+    "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
+}  # fmt: skip
+"""The kernel gives a connection up after 30 s without the peer's acknowledgement."""
+
+
+class BoundedConnection(psycopg.Connection[TupleRow]):
+    """A connection that is closed, with an OperationalError, when the server no longer answers."""
+
+    address: dict[str, Any]
+
+    @override
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return super().wait(self._watched(gen), *args, **options)
+
+    def _watched(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        """The steps of a request. Psycopg resumes them each tenth of a second while it waits for the server."""
+        until = wait_limit()
+        heard = time.monotonic()
+        try:
+            waits_for = next(steps)
+            while True:
+                is_ready = yield waits_for
+                now = time.monotonic()
+                if until is not None and now >= until:
+                    raise self._given_up("the server has not answered in time")
+                if is_ready:
+                    heard = now
+                elif until is None and now - heard >= SILENT_SECONDS:
+                    if not _accepts_connections(self.address):
+                        raise self._given_up(f"the server has been silent for {now - heard:.0f} s and is not reachable")
+                    heard = now
+                waits_for = steps.send(is_ready)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _given_up(self, why: str) -> psycopg.OperationalError:
+        self.pgconn.finish()
+        return psycopg.OperationalError(why)
+
+
+def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) -> BoundedConnection:
+    """Connect to an address, given as libpq's text or as its parameters, which take precedence over the text's.
+
+    Parameters that the address sets, such as `connect_timeout`, replace those of this module.
+    """
+    address = {"connect_timeout": CONNECT_SECONDS, **_TCP, **conninfo_to_dict(conninfo), **parameters}
+    until = wait_limit()
+    if until is not None:
+        left = max(_SHORTEST_CONNECT, int(until - time.monotonic()))
+        address["connect_timeout"] = min(int(address["connect_timeout"]), left)
+    connection = BoundedConnection.connect(autocommit=autocommit, **address)
+    connection.address = address
+    return connection
+
+
+def _accepts_connections(address: dict[str, Any]) -> bool:
+    try:
+        psycopg.connect(**address | {"connect_timeout": CONNECT_SECONDS}).close()
+    except errors.ConnectionTimeout:
+        return False
+    except psycopg.Error:
+        pass  # The server refuses further connections, so it is there.
+    return True

@@ -1,0 +1,251 @@
+"""Copies shards: the one way in which state gets to another host, another database or another generation.
+
+A copy is filled in pages. It is sealed until it is complete: no run writes to it. A row brings its digest, which the
+copy compares before it takes the row. In the end, the copy gets its journal, and all of its rows are read and compared
+with the checksums of a snapshot. A copy of a whole shard that was interrupted continues after its last row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from typing import Self, TypeVar
+
+from sluice.errors import DamagedState
+from sluice.state.remote.opening import create_shard, open_shard
+from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
+from sluice.state.shard.interface import (
+    NOTHING,
+    STATE_ROWS,
+    UNFINISHED,
+    Checksums,
+    Journal,
+    JournalEntry,
+    Last,
+    Shard,
+    Version,
+)
+from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
+
+Progress = Callable[[str], None]
+Versions = TypeVar("Versions", Version, StateVersion)
+
+
+class WholeCopy:
+    """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
+
+    An unfinished copy that is there is continued, and a complete one brought up to date. If it then differs from the
+    source, it is replaced. `is_complete`: the ledger says that a complete copy is there, so that one that is lost is
+    replaced, too. `settled` is the newest batch that is published, and therefore is not written again.
+    """
+
+    def __init__(
+        self, source: Shard, place: str, progress: Progress = lambda _: None, *, until: int | None = None,
+        settled: int = -1, is_complete: bool = False,
+    ) -> None:  # fmt: skip
+        self.versions = 0
+        """The number of versions copied."""
+        self.why_anew = ""
+        """Why a copy that was there was replaced; empty if none was."""
+        self._source, self._place, self._progress = source, place, progress
+        self._until, self._settled = until, settled
+        self._target: Shard | None = None
+        try:
+            self._target = open_shard(place, to_write=True) if is_complete else create_shard(place, continued=True)
+            if is_complete:
+                self._target.seal()
+        except DamagedState as error:
+            self.why_anew = error.detail
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._target is not None:
+            self._target.close()
+
+    @property
+    def target(self) -> Shard:
+        """The copy, once it is filled."""
+        assert self._target is not None
+        return self._target
+
+    def fill(
+        self,
+        published: Checksums | None = None,
+        *,
+        hold: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
+        before_anew: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Copy what is missing, and compare the checksums. Raises DamagedState if a new copy differs, too.
+
+        `hold` keeps others from writing to the source, after most of it has been copied; without an `until`, the copy
+        would lack what they write. `release` lets them write again if the copy differs. `before_anew` is called before
+        a copy is replaced.
+        """
+        if self._target is not None:
+            was_there = bool(self._target.journal().batches)
+            try:
+                return self._fill(self._target, published, hold, release)
+            except DamagedState as error:
+                if not was_there:
+                    raise
+                self.why_anew = error.detail
+        self.close()
+        before_anew()
+        self._target = create_shard(self._place, anew=True)
+        return self._fill(self._target, published, hold, release)
+
+    def _fill(
+        self, target: Shard, published: Checksums | None, hold: Callable[[], None], release: Callable[[], None]
+    ) -> None:
+        missing = self._begin(target)
+        hold()
+        try:
+            if self._until is None or missing <= self._until:
+                self._copy_since(target, missing, target.journal())
+            journal = self._source.journal()
+            as_of = journal.newest if self._until is None else self._until
+            entries = [entry for entry in journal.batches if entry.batch <= as_of]
+            finish(target, Journal(journal.epoch, entries), as_of, published)
+        except DamagedState:
+            release()
+            raise
+
+    def _begin(self, target: Shard) -> int:
+        """Copy what is there while the source may be in use. Returns the first batch that is missing then."""
+        unsettled = max(self._source.journal().newest, self._settled + 1)
+        missing = unsettled if self._until is None else self._until + 1
+        journal = target.journal()
+        if not journal.batches:
+            # This tells a copy that continues what it lacks, besides the rows after its last one.
+            target.settle(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
+            self._copy_pages(target, 0, NOTHING)
+        elif (begun := journal.unfinished) is not None:
+            self._copy_pages(target, 0, target.last())
+            return min(begun, missing)
+        else:
+            # The newest batch may have been written again since it was copied.
+            complete = journal.newest - 1 if self._until is None else min(journal.newest, self._until)
+            self._copy_since(target, complete + 1, journal)
+        return missing
+
+    def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
+        """Copy batches, in place of those that an interrupted copy has begun."""
+        target.settle(since, journal)
+        self._copy_pages(target, since, NOTHING)
+
+    def _copy_pages(self, target: Shard, since: int, last: Last) -> None:
+        for versions in pages_of_versions(self._source, since, after=last.row):
+            target.absorb(versions)
+            self._count(len(versions))
+        for states in pages_of_states(self._source, since, after=last.state):
+            target.absorb_states(states)
+            self._count(len(states))
+
+    def _count(self, versions: int) -> None:
+        self.versions += versions
+        self._progress(f"{self.versions:,} versions copied")
+
+
+@dataclass
+class NewShard:
+    """A sealed shard that gets the state of one batch from others, divided or changed on the way."""
+
+    shard: Shard
+    rows: Counter[int] = field(default_factory=Counter)
+    totals: Counter[int] = field(default_factory=Counter)
+    """By operator, or STATE_ROWS: the number of rows, and the sum of their digests."""
+
+    def add(self, versions: Sequence[Version]) -> None:
+        """Add a page of state rows."""
+        self.shard.absorb(versions)
+        self._count(STATE_ROWS, versions)
+
+    def add_states(self, states: Sequence[StateVersion]) -> None:
+        """Add a page of operator states."""
+        self.shard.absorb_states(states)
+        for operator, of_operator in groupby(states, lambda state: state.operator):
+            self._count(operator, [*of_operator])
+
+    def _count(self, operator: int, versions: Sequence[Version | StateVersion]) -> None:
+        self.rows[operator] += len(versions)
+        self.totals[operator] += sum(version.digest for version in versions)
+
+    def finish(self, batch: int, epoch: int) -> Checksums:
+        """Write the journal, compare the checksums with the rows, and accept writes. Returns the checksums."""
+        entries = [
+            JournalEntry(operator, batch, rows, checksum_of(self.totals[operator]))
+            for operator, rows in self.rows.items()
+        ]
+        finish(self.shard, Journal(epoch, entries), batch, None)
+        self.shard.seal(sealed=False)
+        return self.shard.checksums(batch)
+
+
+def finish(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
+    """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
+
+    Raises DamagedState if they differ from the published checksums; without them, from those of the journal.
+    """
+    copy.settle(as_of + 1, journal)
+    copy.verify(as_of, published)
+    copy.verify_states(as_of, published)
+
+
+@dataclass
+class Origin:
+    """A shard from which the newest versions are read, and the sums of their digests."""
+
+    shard: Shard
+    total_of_rows: int = 0
+    total_of_states: int = 0
+
+    def rows(self) -> Iterator[list[Version]]:
+        """The newest version of each state row that has a value, in pages, sorted by group, key and window."""
+        for page in in_pages(newest_rows(self.shard)):
+            self.total_of_rows += sum(version.digest for version in page)
+            yield page
+
+    def states(self) -> Iterator[list[StateVersion]]:
+        """The newest version of each operator state that has not been removed, in pages, sorted."""
+        for page in in_pages(newest_states(self.shard)):
+            self.total_of_states += sum(version.digest for version in page)
+            yield page
+
+    def difference(self, published: Checksums | None) -> str:
+        """How what was read differs from the published checksums; empty if it does not."""
+        read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
+        return "" if published is None else read.difference(published)
+
+
+def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
+    """The newest version of each state row with a value, of all groups or of one, sorted by group, key and window."""
+    versions = chain.from_iterable(pages_of_versions(shard, group=group))
+    for _, of_row in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
+        *_, newest = of_row
+        if newest.value is not None:
+            yield newest
+
+
+def newest_states(shard: Shard) -> Iterator[StateVersion]:
+    """The newest version of each operator state that has not been removed, sorted."""
+    versions = chain.from_iterable(pages_of_states(shard))
+    for _, of_state in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
+        *_, newest = of_state
+        if newest.state is not None:
+            yield newest
+
+
+def in_pages(versions: Iterable[Versions]) -> Iterator[list[Versions]]:
+    """Group versions into lists of a moderate size."""
+    versions = iter(versions)
+    while page := list(islice(versions, PAGE)):
+        yield page

@@ -1,0 +1,45 @@
+"""Opens shards, in this process or through the state server that serves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.state.shard.addresses import drop, is_remote
+from sluice.state.shard.interface import Shard
+from sluice.state.shard.local_shard import LocalShard
+
+if TYPE_CHECKING:
+    from sluice.state.remote.remote_shard import RemoteShard
+
+
+def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
+    """Open a shard. Raises StateError if it does not exist, because a lost shard must not look like an empty one.
+
+    `token` is sent to a state server and defaults to the token from the settings.
+    """
+    return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
+
+
+def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:
+    """Open a shard for writing, and create it if it does not exist.
+
+    With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard already,
+    `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
+    """
+    kind = _remote_shard() if is_remote(url) else LocalShard
+    return kind.create(url, anew=anew, continued=continued)
+
+
+def drop_shard(url: str) -> None:
+    """Delete a shard. Does nothing if it does not exist."""
+    if is_remote(url):
+        _remote_shard().drop(url)
+    else:
+        drop(url)
+
+
+def _remote_shard() -> type[RemoteShard]:
+    # This imports an HTTP client, which processes without state servers need not load.
+    from sluice.state.remote.remote_shard import RemoteShard
+
+    return RemoteShard

@@ -1,0 +1,204 @@
+"""A shard on another host, read and written through the state server there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from typing_extensions import override
+
+from sluice.errors import StateError, Unreachable
+from sluice.state.model import StateRow
+from sluice.state.remote.connection import NotAStateServer, client_options, response_content, time_limits
+from sluice.state.shard.checksums import checksum_of
+from sluice.state.shard.interface import Checksums, Journal, Last, Shard, Version
+from sluice.state.shard.operator_states import State, StateVersion, StoredState
+from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.schema import Row, RowId, StoredRow
+
+ANSWER_SECONDS = 60.0
+"""How long a busy server may take to say that it has a shard. A paused server accepts connections and never answers."""
+_WRITE_SECONDS = 600.0
+_VERSIONS = msgspec.msgpack.Decoder(list[Version])
+_STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_STORED = msgspec.msgpack.Decoder(list[StoredRow])
+_STATES = msgspec.msgpack.Decoder(dict[str, StoredState])
+_KEYS_AT_ONCE = 10_000
+
+
+class RemoteShard(Shard):
+    """A shard that a state server reads and writes. Raises Unreachable if the server does not respond."""
+
+    def __init__(self, address: str, client: httpx.Client) -> None:
+        self._address = address
+        self._client = client
+
+    @classmethod
+    def open(cls, url: str, *, token: str = "") -> Self:
+        """Open a shard. Raises StateError if the server does not have it. `token` defaults to the settings' token."""
+        client = httpx.Client(**client_options(ANSWER_SECONDS, token))
+        shard = cls(url, client)
+        try:
+            shard.journal()
+        except BaseException:
+            shard.close()
+            raise
+        client.timeout = time_limits(_WRITE_SECONDS)
+        return shard
+
+    @classmethod
+    def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
+        """Open a shard; create it if it does not exist. `anew` and `continued` are those of `LocalShard.create`."""
+        shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
+        try:
+            shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
+        except BaseException:
+            shard.close()
+            raise
+        return shard
+
+    @override
+    def close(self) -> None:
+        self._client.close()
+
+    @override
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        stored: list[StoredRow] = []
+        for start in range(0, len(rows), _KEYS_AT_ONCE):
+            content = msgspec.msgpack.encode(list(rows[start : start + _KEYS_AT_ONCE]))
+            stored += _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
+        return stored
+
+    @override
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+        content = msgspec.msgpack.encode(list(rows))
+        known = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
+        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{known}", content))
+        return written
+
+    @override
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+        self._call("POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends)))
+
+    @override
+    def read_states(
+        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+    ) -> dict[str, StoredState]:
+        states: dict[str, StoredState] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            content = msgspec.msgpack.encode(
+                (operator, list(keys[start : start + _KEYS_AT_ONCE]), before, epoch, shared)
+            )
+            states |= _STATES.decode(self._call("POST", "/states", content))
+        return states
+
+    @override
+    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        content = msgspec.json.encode((operator, until, before, epoch, clock))
+        return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
+
+    @override
+    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+        content = msgspec.msgpack.encode((list(numbers), states))
+        self._call("PUT", f"/states/{batch}?epoch={epoch}", content)
+
+    @override
+    def begin(self, epoch: int, as_of: int) -> Checksums:
+        return msgspec.json.decode(self._call("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums)
+
+    @override
+    def journal(self) -> Journal:
+        return msgspec.json.decode(self._call("GET", "/batches"), type=Journal)
+
+    @override
+    def checksums(self, as_of: int) -> Checksums:
+        return msgspec.json.decode(self._call("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums)
+
+    @override
+    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+        self._call("POST", "/verify", msgspec.json.encode((as_of, published)))
+
+    @override
+    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
+        self._call("POST", "/states/verify", msgspec.json.encode((as_of, published)))
+
+    @classmethod
+    def drop(cls, url: str) -> None:
+        """Delete a shard. Does nothing if it does not exist."""
+        with cls(url, httpx.Client(**client_options(_WRITE_SECONDS))) as shard:
+            shard._call("DELETE", "")
+
+    @override
+    def scan(
+        self,
+        group_id: int,
+        as_of: int,
+        within: Range = EVERYTHING,
+        *,
+        after: tuple[str, int] | None = None,
+        limit: int = 1_000,
+        checked: bool = False,
+    ) -> list[StateRow]:
+        page = {
+            "group_id": group_id,
+            "as_of": as_of,
+            "within": within,
+            "after": after,
+            "limit": limit,
+            "checked": checked,
+        }
+        content = msgspec.json.encode(page)
+        return msgspec.json.decode(self._call("POST", "/state_rows", content), type=list[StateRow])
+
+    @override
+    def compact(self, keep_from: int) -> int:
+        removed: int = msgspec.json.decode(self._call("POST", f"/compact?keep_from={keep_from}"))
+        return removed
+
+    @override
+    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+        content = msgspec.json.encode([since, after, limit])
+        return _VERSIONS.decode(self._call("POST", "/versions", content))
+
+    @override
+    def absorb(self, versions: Iterable[Version]) -> None:
+        self._call("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
+
+    @override
+    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+        content = msgspec.json.encode((since, after, limit))
+        return _STATE_VERSIONS.decode(self._call("POST", "/states/versions", content))
+
+    @override
+    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
+        self._call("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
+
+    @override
+    def last(self) -> Last:
+        return msgspec.json.decode(self._call("GET", "/last"), type=Last)
+
+    @override
+    def settle(self, since: int, journal: Journal) -> None:
+        self._call("POST", "/settle", msgspec.json.encode((since, journal)))
+
+    @override
+    def seal(self, *, sealed: bool = True) -> None:
+        self._call("POST", f"/seal?sealed={str(sealed).lower()}")
+
+    def _call(self, method: str, path: str, content: bytes = b"") -> bytes:
+        try:
+            response = self._client.request(method, self._address + path, content=content)
+            return response_content(response.status_code, response.content)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                f"The state server at {self._server} cannot be reached ({type(error).__name__})."
+            ) from None
+        except NotAStateServer:
+            raise StateError(f"The server at {self._server} is not a state server.") from None
+
+    @property
+    def _server(self) -> str:
+        return urlsplit(self._address).netloc

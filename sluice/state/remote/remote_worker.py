@@ -1,0 +1,96 @@
+"""A worker on another host, whose state server executes the queries."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from sluice.errors import Refused, StateError
+from sluice.state.queries.worker_queries import RESULTS, Query, Value, Values
+from sluice.state.remote.connection import NotAStateServer, response_content, server_token, tls_context
+from sluice.state.remote.http_client import HttpClient
+
+T = TypeVar("T")
+
+CALLS_AT_ONCE = 1
+"""Concurrent calls for single keys per worker. Keys requested in the meantime share the next call."""
+
+
+class RemoteWorker:
+    """A worker at a state server's URL. The server executes queries itself and never calls another server."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._client: HttpClient | None = None
+        self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def execute(self, query: Query[T]) -> T:
+        """The query's result. Raises StateError if the server is unreachable or cannot read the shard."""
+        if isinstance(query, Value):
+            return cast("T", await self._value(query))
+        return await self._call(query)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _value(self, query: Value) -> msgspec.Raw | None:
+        """The value of one key, fetched in one call together with other waiting keys."""
+        of = query.group_id, query.store_column, query.as_of
+        future = self._waiting.setdefault(of, {}).get(query.key)
+        if future is None:
+            future = self._waiting[of][query.key] = asyncio.get_running_loop().create_future()
+            if len(self._calls) < CALLS_AT_ONCE:
+                self._start()
+        return await asyncio.shield(future)
+
+    def _start(self) -> None:
+        call = asyncio.get_running_loop().create_task(self._send())
+        self._calls.add(call)
+        call.add_done_callback(self._done)
+
+    def _done(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._waiting and len(self._calls) < CALLS_AT_ONCE:
+            self._start()
+
+    async def _send(self) -> None:
+        if not self._waiting:
+            return
+        of = next(iter(self._waiting))
+        futures = self._waiting.pop(of)
+        try:
+            values = await self._call(Values(*of, list(futures)))
+        except Exception as error:
+            for future in futures.values():
+                _fail(future, error)
+        else:
+            for key, future in futures.items():
+                if not future.done():
+                    future.set_result(values.get(key))
+
+    async def _call(self, query: Query[T]) -> T:
+        if self._client is None:
+            self._client = HttpClient(self._address, server_token(), tls_context())
+        try:
+            status, content = await self._client.post("/query", msgspec.json.encode(query))
+        except OSError as error:
+            raise StateError(f"The worker's state server cannot be reached ({type(error).__name__}).") from None
+        try:
+            result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
+            if isinstance(query, Values) and not result.keys() <= set(query.keys):
+                raise NotAStateServer
+            return cast("T", result)
+        except Refused as error:  # another server has the worker
+            raise StateError(error.detail) from None
+        except (NotAStateServer, msgspec.DecodeError, RecursionError):
+            raise StateError("The worker's state server returned an unexpected response.") from None
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # marks the error as retrieved, since the caller may be gone

@@ -1,0 +1,85 @@
+"""How a state server proves who it is, before anybody sends it the token.
+
+The asker sends a random number, and proves that it knows the token. The server answers with its card and proves the
+same, for this number and this card. Neither proof contains the token, and a server without it can only be silent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+
+import httpx
+import msgspec
+
+from sluice.errors import Refused, StateError
+from sluice.state.database import first_line
+from sluice.state.remote.connection import SAME_TOKEN, client_options, server_token
+
+SCHEME = "Challenge"
+"""The scheme of the Authorization header."""
+PROOF = "X-Sluice-Proof"
+"""The header of an answer with the server's proof."""
+_ANSWER_SECONDS = 5.0
+_ASKED = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
+
+
+class Card(msgspec.Struct, frozen=True):
+    """What a state server says about itself."""
+
+    host: str
+    port: int
+    """The address by which it is known."""
+    database: str
+    """The kind of database that has its shards."""
+    server: str
+    """The identity of the server, which stays the same as long as it has its shards."""
+
+
+def asked(token: str, credentials: str) -> str | None:
+    """The random number in a challenge's Authorization header; None unless the asker knows the token."""
+    parts = _ASKED.fullmatch(credentials)
+    return parts[1] if parts is not None and hmac.compare_digest(_mac(token, "ask", parts[1]), parts[2]) else None
+
+
+def answer(token: str, number: str, card: Card) -> tuple[bytes, str]:
+    """A server's answer to a challenge, and its proof."""
+    content = msgspec.json.encode(card)
+    return content, _mac(token, "answer", number, content.decode())
+
+
+def ask(url: str, address: str, *, verify_certificate: bool = True) -> Card:
+    """The proved card of the state server at a URL. `address` names it in errors.
+
+    Raises StateError if none answers, and Refused if it does not accept or know the token of this process.
+    """
+    token, number = server_token(), secrets.token_hex(32)
+    options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
+    options["headers"] = {"Authorization": f"{SCHEME} {number}.{_mac(token, 'ask', number)}"}
+    try:
+        with httpx.Client(**options) as client:
+            answered = client.get(url)
+    except httpx.HTTPError as error:
+        raise _no_answer(address, error) from None
+    if answered.status_code == httpx.codes.UNAUTHORIZED:
+        raise Refused(f"The state server at {address} rejected the token of this process.", next_step=SAME_TOKEN)
+    try:
+        card = msgspec.json.decode(answered.content, type=Card)
+    except msgspec.DecodeError as error:
+        raise _no_answer(address, error) from None
+    expected = _mac(token, "answer", number, answered.content.decode())
+    if not hmac.compare_digest(answered.headers.get(PROOF, "").encode(), expected.encode()):
+        raise Refused(f"The server at {address} did not prove that it knows the token of the state servers.")
+    return card
+
+
+def _no_answer(address: str, error: Exception) -> StateError:
+    return StateError(
+        f"No state server answers at {address} ({first_line(error).rstrip('.') or type(error).__name__}).",
+        next_step="Check the address, and that the server runs. Give --tls if it has a certificate, and only then.",
+    )
+
+
+def _mac(token: str, *parts: str) -> str:
+    return hmac.digest(token.encode(), "\n".join(("sluice", *parts)).encode(), "sha256").hex()

@@ -1,0 +1,238 @@
+"""Refreshes and promotes standbys: copies of workers' shards at second state servers.
+
+Both need the generation's lease, so that no batch is written meanwhile, and a standby is never refreshed while it is
+promoted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.standbys import Standby
+from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
+from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.opening import drop_shard, open_shard
+from sluice.state.shard.addresses import is_file, is_remote, shown
+from sluice.state.shard.interface import Checksums, Shard
+
+RETRY_SECONDS = 10.0
+"""How long a run waits for an unreachable state server, which may be restarting, before it promotes a standby."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A standby that was not refreshed, and why."""
+
+    worker: int
+    error: StateError | Refused
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
+
+    worker: int
+    batch: int
+    copied: int
+    why_whole: str
+    """Why the whole shard was copied anew; empty if only new versions were."""
+
+
+def refresh(
+    ledger: Ledger,
+    ref: GenerationRef,
+    epoch: int,
+    *,
+    only_behind: bool = False,
+    progress: Progress = lambda _: None,
+) -> Iterator[Refreshed | Failed]:
+    """Bring the copies of a generation's standbys up to its newest snapshot, one after the other.
+
+    The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
+    read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. The copy
+    is kept if a server does not answer, or if the worker's own shard is damaged; the next standby is refreshed then.
+    """
+    if not (standbys := ledger.standbys.of(ref.pipeline)):
+        return
+    info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
+    if info is None or batch is None:
+        return
+    for worker in info.workers:
+        standby = standbys.get(worker.number)
+        if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):
+            continue
+        try:
+            require_copyable(worker)
+            done: Refreshed | Failed = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+        except (StateError, Refused) as error:
+            done = Failed(worker.number, error)
+        yield done
+
+
+def _refresh(
+    ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
+) -> Refreshed:
+    place, published = standby.shard(ref), _published(ledger, ref, worker.number)
+    has_copy = standby.copied == ref
+    with open_shard(worker.location) as source:
+        with _damage_of(worker):
+            _compare_journal(source, batch, published)
+
+        def empty() -> None:
+            """Let readers no longer use the copy. A server rejects queries for a copy that is not complete yet."""
+            nonlocal standby
+            copied = standby.copied
+            standby = ledger.standbys.record_copy(standby, ref, None, epoch)
+            if copied is not None:
+                drop_shard(standby.shard(copied))
+
+        def before_anew() -> None:
+            with _damage_of(worker):
+                _verify(source, batch, published)
+            empty()
+
+        if not has_copy:
+            empty()
+        with WholeCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
+            copy.fill(published, before_anew=before_anew)
+    ledger.standbys.record_copy(standby, ref, batch, epoch)
+    why = copy.why_anew or ("" if has_copy else "There was no copy yet.")
+    return Refreshed(worker.number, batch, copy.versions, why)
+
+
+def promote(
+    ledger: Ledger, ref: GenerationRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
+) -> str:
+    """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
+
+    The lease of the generation must be held in `epoch`. The copy must hold the newest snapshot and match its published
+    checksums. With `accept_stale`, an older copy is promoted too: it is quarantined, and the next run restores the
+    state from the topics.
+
+    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if the worker's place
+    or its standby has changed meanwhile, and DamagedState if the copy is damaged.
+    """
+    place = ledger.placements.epochs(ref.pipeline).get(number, 0)
+    info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
+    standby = ledger.standbys.of(ref.pipeline).get(number)
+    if info is None or batch is None or standby is None or number >= len(info.workers):
+        raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
+    held = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
+    is_stale = (standby.copied, standby.batch) != (ref, batch)
+    if is_stale and not accept_stale:
+        raise Refused(
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.shown} has {held}, but "
+            f"{ref.generation}.{batch} is published.",
+            next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
+            f"topics: sluice standby promote {ref.pipeline} {number} --stale",
+        )
+    old, quarantined = info.workers[number].location, ""
+    if is_stale:
+        quarantined = f"The standby that took the worker's place had {held}."
+        if standby.copied == ref:
+            with open_shard(standby.shard(ref), to_write=True) as copy:
+                copy.seal(sealed=False)
+    else:
+        published = _published(ledger, ref, number)
+        try:
+            with open_shard(standby.shard(ref), to_write=True) as copy:
+                _verify(copy, batch, published)
+                copy.seal(sealed=False)
+        except DamagedState as error:
+            raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
+    note = (
+        f"Worker {number}: the standby at {standby.shown}, which had {held}, took the place of the shard "
+        f"at {shown(old)}. {why}"
+    )
+    try:
+        place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
+    except (LeaseError, Refused):
+        if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied == ref:
+            with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
+                copy.seal()
+        raise
+    # The ledger's placement decides which shard is used. The seal only helps those who do not ask the ledger.
+    with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
+        if ledger.placements.epochs(ref.pipeline).get(number) == place:
+            shard.seal()
+    return note
+
+
+def promote_lost(
+    ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
+) -> list[str]:
+    """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
+
+    Returns the notes. Raises the errors of `promote`.
+    """
+    info = ledger.generations.get(ref)
+    if lost is None:
+        lost = () if info is None else _unreachable(info)
+    return [promote(ledger, ref, number, epoch, run=run, why=why) for number in lost]
+
+
+def require_copyable(worker: WorkerInfo) -> None:
+    """Raise Refused if a worker's shard is in PostgreSQL."""
+    if not (is_remote(worker.location) or is_file(worker.location)):
+        raise Refused(
+            f"The shard of worker {worker.number} of {worker.pipeline!r} is in PostgreSQL: {shown(worker.location)}.",
+            next_step="Use a replica of the PostgreSQL server instead of a standby.",
+        )
+
+
+def _unreachable(info: GenerationInfo) -> list[int]:
+    """The workers whose state servers do not answer for `RETRY_SECONDS`."""
+    until, lost = time.monotonic() + RETRY_SECONDS, [*info.workers]
+    while lost := [worker for worker in lost if not _answers(worker)]:
+        if time.monotonic() >= until:
+            break
+        time.sleep(0.5)
+    return [worker.number for worker in lost]
+
+
+def _answers(worker: WorkerInfo) -> bool:
+    try:
+        open_shard(worker.location).close()
+    except Unreachable:
+        return False
+    except StateError:
+        pass
+    return True
+
+
+def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
+    """Read all rows of a shard. Raises DamagedState if its rows or its journal differ from the published checksums."""
+    _compare_journal(shard, batch, published)
+    shard.verify(batch, published)
+    shard.verify_states(batch, published)
+
+
+def _compare_journal(shard: Shard, batch: int, published: Checksums | None) -> None:
+    if published is not None and (reason := shard.checksums(batch).difference(published)):
+        raise DamagedState(f"The shard is damaged: {reason}")
+
+
+@contextmanager
+def _damage_of(worker: WorkerInfo) -> Iterator[None]:
+    """Name the worker, and the next step, in an error of the worker's own shard."""
+    try:
+        yield
+    except DamagedState as error:
+        reason = error.detail.removeprefix("The shard is damaged: ")
+        raise DamagedState(
+            f"Worker {worker.number}'s shard is damaged: {reason} Its address is {shown(worker.location)}. Its "
+            "standby's copy is kept.",
+            next_step=f"To exclude the shard from queries: sluice audit {worker.pipeline} --verify. The next run then "
+            f"promotes the standby or restores the state from the topics: sluice run {worker.pipeline}",
+            workers={worker.number: shown(worker.location)},
+        ) from error
+
+
+def _published(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
+    audit = ledger.audits.newest(ref)
+    return None if audit is None else audit.published(worker)

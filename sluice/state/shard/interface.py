@@ -1,0 +1,213 @@
+"""The operations on a shard that runs, audits, retention and moves need, locally or through a state server.
+
+Queries need more operations and are always executed by the process that opens the shard itself: see `LocalShard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, Self
+
+import msgspec
+
+from sluice.state.model import StateRow
+from sluice.state.shard.operator_states import State, StateVersion, StoredState
+from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.schema import Row, RowId, StoredRow
+
+
+class Version(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a state row, in the form in which shards copy it."""
+
+    group_id: int
+    key: str
+    window_start: int
+    window_end: int
+    batch: int
+    value: str | None
+    digest: int
+
+    @property
+    def row(self) -> Row:
+        """The version without its batch."""
+        return self.group_id, self.key, self.window_start, self.window_end, self.value
+
+
+STATE_ROWS, UNFINISHED = -1, -2
+"""Numbers in a journal that are no operator's: of the state rows, and of a copy that is not finished."""
+
+
+class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's record of one batch of state rows, or of one batch of an operator's states."""
+
+    operator: int
+    """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
+    batch: int
+    """For an unfinished copy, the first batch whose versions it may lack, wherever they are."""
+    rows: int
+    checksum: str
+
+
+class Journal(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's records of its batches, oldest first, and the epoch of its last writer."""
+
+    epoch: int
+    batches: list[JournalEntry]
+
+    @property
+    def newest(self) -> int:
+        """The newest batch; 0 before the first."""
+        return max((entry.batch for entry in self.batches), default=0)
+
+    @property
+    def unfinished(self) -> int | None:
+        """The first batch that an unfinished copy lacks, besides the rows after its last one; None for other shards."""
+        return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
+
+
+class Last(msgspec.Struct, frozen=True, array_like=True):
+    """The places of a shard's last versions in the order in which they are copied; None without any."""
+
+    row: tuple[int, str, int, int] | None
+    """Group, key, window start and batch."""
+    state: tuple[int, int, str, int] | None
+    """Operator, whether all keys share it, key and batch."""
+
+
+NOTHING = Last(None, None)
+
+
+class Checksums(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's checksums at a batch."""
+
+    state_rows: str
+    states: str
+    """Checksum of the operator states."""
+
+    def difference(self, published: Checksums) -> str:
+        """Describes the first checksum that differs from the published one; empty if none does."""
+        for what, actual, expected in (
+            ("state rows", self.state_rows, published.state_rows),
+            ("operator states", self.states, published.states),
+        ):
+            if actual != expected:
+                return f"The checksum of its {what} is {actual}, but {expected} was published."
+        return ""
+
+
+class Shard(Protocol):
+    """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.
+
+    A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older writers get a LeaseError
+    and nothing is written. A writer writes its batches in order. Rows have digests; reading a row that was altered
+    since it was written raises DamagedState.
+
+    Every method raises StateError if the shard cannot be reached. Methods may be called from any thread.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None: ...
+
+    def begin(self, epoch: int, as_of: int) -> Checksums:
+        """Fence off older writers, and remove batches after `as_of`, which were never published.
+
+        Returns the checksums at batch `as_of`.
+        Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
+        """
+
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        """The newest versions of these state rows before a batch. Omits rows without a value."""
+
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+        """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
+
+        Raises EngineError if the shard has a newer batch.
+
+        No two rows may have the same group, key and window. Writing is fastest if the rows are sorted. `replaced` is
+        the sum of the digests of the versions that these rows replace, if the writer knows it from `before`.
+        """
+
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+        """Add tombstones to a written batch for windows that ended before `ends`: group id → epoch ms.
+
+        Idempotent.
+        """
+
+    def read_states(
+        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+    ) -> dict[str, StoredState]:
+        """An operator's states of these keys as of the batch before `before`. Omits keys without a state.
+
+        The state that all keys of the worker share (`shared`) has the empty key.
+        """
+
+    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
+
+    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+        """Write states of the operators with these numbers in one transaction. A retry replaces the batch.
+
+        Raises EngineError if one of the operators has a newer batch.
+        """
+
+    def journal(self) -> Journal:
+        """The shard's records of the written batches."""
+
+    def checksums(self, as_of: int) -> Checksums:
+        """The checksums recorded with batch `as_of`, or with the last batch before it."""
+
+    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+        """Read and check all state rows as of a batch. Raises DamagedState if the checksum or the database is wrong.
+
+        Compares with the published checksum if given, otherwise with the recorded one.
+        """
+
+    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
+        """Like `verify`, for operator states. Only their newest two batches are kept."""
+
+    def scan(
+        self,
+        group_id: int,
+        as_of: int,
+        within: Range = EVERYTHING,
+        *,
+        after: tuple[str, int] | None = None,
+        limit: int = 1_000,
+        checked: bool = False,
+    ) -> list[StateRow]:
+        """A page of state rows sorted by key and window start, starting after `after` (key, window start).
+
+        With `checked`, raises DamagedState if a row was altered since it was written.
+        """
+
+    def compact(self, keep_from: int) -> int:
+        """Remove the versions that no snapshot since batch `keep_from` can show. Returns the number removed.
+
+        Uses small transactions, so that a writer can work at the same time, and may be interrupted at any time.
+        """
+
+    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+        """A page of all versions since batch `since`, sorted, that come after (group, key, window start, batch)."""
+
+    def absorb(self, versions: Iterable[Version]) -> None:
+        """Insert another shard's versions into a sealed shard, in one transaction."""
+
+    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+        """Like `versions`, for operator states that come after (operator, shared, key, batch)."""
+
+    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
+        """Like `absorb`, for operator states."""
+
+    def last(self) -> Last:
+        """The places of the last versions, after which an interrupted copy continues."""
+
+    def settle(self, since: int, journal: Journal) -> None:
+        """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
+
+    def seal(self, *, sealed: bool = True) -> None:
+        """Reject writes from now on because the shard moves away; with `sealed=False`, accept them again."""

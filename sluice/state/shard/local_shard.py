@@ -1,0 +1,416 @@
+"""A shard that this process opens itself, in SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self
+
+from typing_extensions import override
+
+from sluice.errors import DamagedState, EngineError, LeaseError, Refused
+from sluice.state.model import NO_WINDOW, StateRow
+from sluice.state.shard import operator_states, statements
+from sluice.state.shard.addresses import drop, exists, open_driver, shown
+from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
+from sluice.state.shard.expiry import expire
+from sluice.state.shard.interface import STATE_ROWS, Checksums, Journal, JournalEntry, Last, Shard, Version
+from sluice.state.shard.operator_states import State, StateVersion, StoredState
+from sluice.state.shard.ranges import EVERYTHING, Range, conditions
+from sluice.state.shard.schema import Driver, Row, RowId, StoredRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SORT = ("group_id", "key", "window_start")
+_COMPACT_ROWS = 5_000
+_KEYS_AT_ONCE = 500
+FEW_KEYS = 32
+"""Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
+_PAGE_ROWS = 20_000
+READ_AT_BEGIN = 100_000
+"""When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it reads only the rows
+that it uses."""
+_BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
+_SEALED = "The shard has been moved away from this server."
+_ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
+
+
+class LocalShard(Shard):
+    """A shard that this process opens itself. Adds to `Shard` the operations that queries need."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.blocking = driver.blocking
+        self.is_current = driver.is_current
+        self.is_sealed = driver.is_sealed
+        self.pinned = driver.pinned
+        self.hold = driver.hold
+        self.release = driver.release
+
+    @classmethod
+    def open(cls, url: str, *, to_write: bool = False) -> Self:
+        """Open a shard. Raises StateError if it does not exist, because a lost shard must not look empty."""
+        return cls(open_driver(url, "write" if to_write else "read"))
+
+    @classmethod
+    def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
+        """Open a shard for writing, and create it if it does not exist. Only for generations without a snapshot.
+
+        With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard
+        already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
+        """
+        if anew or (continued and not _is_copy(url)):
+            discard_sealed(url)
+        shard = cls(open_driver(url, "create"))
+        if anew or continued:
+            shard.seal()
+        return shard
+
+    @override
+    def close(self) -> None:
+        self._driver.close()
+
+    @override
+    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        if self._kept(STATE_ROWS, batch - 1) is None:
+            return []
+        found = list(self._driver.replaced(batch, rows))
+        for row in found:
+            _checked(*row)
+        self._demand_newest(epoch)
+        return found
+
+    @override
+    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+        ordered = sorted(rows, key=itemgetter(0, 1, 2))
+        digests = [row_digest(row) for row in ordered]
+        with self._writing(epoch, batch, [STATE_ROWS]):
+            added = len(ordered)
+            if self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch)):
+                added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
+            before = self._kept(STATE_ROWS, batch - 1)
+            if replaced is None:
+                old = () if before is None else self._driver.replaced(batch, [row[:3] for row in ordered])
+                replaced = sum(_checked(*row) for row in old)
+            total = int(before or "0", 16) + sum(digests) - replaced
+            self._driver.insert(
+                "state_rows",
+                _ROW_COLUMNS,
+                ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True)),
+            )
+            self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, len(ordered), checksum_of(total)))
+            self._driver.execute(statements.GROWN, (added, 0))
+        return len(ordered)
+
+    @override
+    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+        with self._writing(epoch, batch, [STATE_ROWS]):
+            expired, added = expire(self._driver, batch, ends)
+            if expired:
+                total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in expired)
+                rows = self.batches().get(batch, 0) + len(expired)
+                self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch))
+                self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, rows, checksum_of(total)))
+                self._driver.execute(statements.GROWN, (added, 0))
+
+    @override
+    def read_states(
+        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+    ) -> dict[str, StoredState]:
+        states = operator_states.read(self._driver, operator, keys, before, shared)
+        self._demand_newest(epoch)
+        return states
+
+    @override
+    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        found = operator_states.due(self._driver, operator, until, before, clock)
+        self._demand_newest(epoch)
+        return found
+
+    @override
+    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+        by_operator: dict[int, list[State]] = {number: [] for number in numbers}
+        for state in states:
+            by_operator[state.operator].append(state)
+        with self._writing(epoch, batch, by_operator):
+            added = 0
+            for number, mine in by_operator.items():
+                if self._driver.execute(statements.FORGET_BATCH, (number, batch)):
+                    added -= operator_states.remove(self._driver, number, batch)
+                if mine:
+                    before = int(self._kept(number, batch - 1) or "0", 16)
+                    grown, more = operator_states.write(self._driver, batch, mine)
+                    self._driver.execute(statements.FORGET_BUT_LAST, (number, number))
+                    self._driver.execute(statements.WRITTEN, (number, batch, len(mine), checksum_of(before + grown)))
+                    added += more
+            self._driver.execute(statements.GROWN, (0, added))
+
+    @contextmanager
+    def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
+        """A write transaction of a lease's holder. It fences off holders of older leases.
+
+        Raises EngineError if one of the operators has already written a newer batch. Spark gives up a task whose
+        executor it cannot reach, but the executor may still reach the shard, even after the next batch has begun.
+        """
+        with self._driver.transaction():
+            if self._driver.is_sealed():
+                raise Refused(
+                    _SEALED,
+                    next_step="Run the pipeline again. A run looks up the workers' placements when it starts. If the "
+                    "error comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
+                    "sluice workers PIPELINE shows, with a move to that server.",
+                )
+            # The update locks the row until the end of the transaction, so writers take turns.
+            if not self._driver.execute(statements.FENCE, (epoch, epoch)):
+                self._demand_newest(epoch)
+            for operator in operators:
+                self._demand_in_order(operator, batch)
+            yield
+
+    def _demand_in_order(self, operator: int, batch: int) -> None:
+        newest = self._driver.fetch(statements.NEWEST_BATCH, (operator,))[0][0]
+        if newest is not None and newest > batch:
+            raise EngineError(
+                f"The shard already has batch {newest}, so a late task can no longer write batch {batch}.",
+                next_step="Nothing needs to be done: Spark has run the task again elsewhere.",
+            )
+
+    def _demand_newest(self, epoch: int) -> None:
+        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
+        epochs = self._driver.fetch("SELECT epoch FROM shard", ())
+        if not epochs:
+            raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
+        if epochs[0][0] > epoch:
+            raise LeaseError("This driver has lost its lease: another driver already writes to the shard.")
+
+    @override
+    def begin(self, epoch: int, as_of: int) -> Checksums:
+        with self._writing(epoch):
+            pass
+        rows = self._demand_all_rows()
+        with self._writing(epoch):
+            self._forget_since(as_of + 1)
+        checksums = self.checksums(as_of)
+        if rows <= READ_AT_BEGIN:
+            self._verify_rows(as_of, checksums.state_rows)
+            self.verify_states(as_of, checksums)
+        return checksums
+
+    def _forget_since(self, batch: int) -> None:
+        """Within a transaction, remove what a driver that stopped before publishing has written."""
+        if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
+            rows, states = (
+                self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (batch,))
+                for table in ("state_rows", "states")
+            )
+            self._driver.execute(statements.GROWN, (-rows, -states))
+
+    def _demand_all_rows(self) -> int:
+        """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
+        state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
+        for what, written, there in (
+            ("state rows", state_rows, rows_there),
+            ("operator states", states, states_there),
+        ):
+            if written != there:
+                raise DamagedState(f"The shard is damaged: {written} {what} were written, but it has {there}.")
+        return int(rows_there + states_there)
+
+    @override
+    def checksums(self, as_of: int) -> Checksums:
+        kept = {number: int(text, 16) for number, text in self._driver.fetch(statements.CHECKSUMS, (as_of,))}
+        return Checksums(checksum_of(kept.pop(STATE_ROWS, 0)), checksum_of(sum(kept.values())))
+
+    def checksum(self, as_of: int) -> str:
+        """The recorded checksum of the state rows."""
+        return self._kept(STATE_ROWS, as_of) or NO_CHECKSUM
+
+    @override
+    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+        self._driver.check()
+        self._demand_all_rows()
+        self._verify_rows(as_of, self.checksum(as_of) if published is None else published.state_rows)
+
+    def _verify_rows(self, as_of: int, checksum: str) -> None:
+        _demand_equal(sum(_checked(*row) for row in self._everything(as_of)), checksum, "state rows")
+
+    @override
+    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
+        wanted = (published or self.checksums(as_of)).states
+        _demand_equal(operator_states.total(self._driver, as_of, _PAGE_ROWS), wanted, "operator states")
+
+    def _everything(self, as_of: int) -> Iterator[tuple[Any, ...]]:
+        position: tuple[Any, ...] = (-1, "", NO_WINDOW)
+        while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
+            yield from page
+            position = page[-1][:3]
+
+    def _kept(self, operator: int, as_of: int) -> str | None:
+        """The checksum of an operator's states, or of the state rows, at batch `as_of`; None if there is no batch."""
+        rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
+        return rows[0][0] if rows else None
+
+    def batches(self) -> dict[int, int]:
+        """Batch → number of state rows written."""
+        return dict(self._driver.fetch(statements.BATCHES, (STATE_ROWS,)))
+
+    def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
+        """The value of a state row at a batch, or None."""
+        rows = self._driver.fetch(statements.GET, (group_id, key, window_start, as_of))
+        return rows[0][0] if rows else None
+
+    def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
+        """The values of several keys at a batch. Omits keys without a value."""
+        if len(keys) <= FEW_KEYS and not self.blocking:
+            values = ((key, self.get(group_id, key, as_of)) for key in keys)
+            return {key: value for key, value in values if value is not None}
+        by_key: dict[str, str] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            chunk = keys[start : start + _KEYS_AT_ONCE]
+            marks = ", ".join("?" * len(chunk))
+            sql = f"SELECT key, value {statements.AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
+        return by_key
+
+    def changed(self, group_id: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
+        """The sorted keys and window starts of state rows that changed in the batches after `since` up to `until`."""
+        return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))]
+
+    def windows(
+        self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
+    ) -> list[StateRow]:
+        """The windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        return self.scan(group_id, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
+
+    @override
+    def scan(
+        self,
+        group_id: int,
+        as_of: int,
+        within: Range = EVERYTHING,
+        *,
+        after: tuple[str, int] | None = None,
+        limit: int = 1_000,
+        checked: bool = False,
+    ) -> list[StateRow]:
+        where, values = conditions(within, after)
+        sql = (
+            f"SELECT key, window_start, window_end, value, digest {statements.AS_OF}{where} "
+            "ORDER BY key, window_start LIMIT ?"
+        )
+        rows = self._driver.fetch(sql, (group_id, as_of, as_of, *values, limit))
+        for row in rows if checked else ():
+            _checked(group_id, *row)
+        return [StateRow(group_id, *row[:4]) for row in rows]
+
+    def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
+        """The number of state rows in a range whose first value is not JSON's null, which is no entry of a store."""
+        where, values = conditions(within, None)
+        sql = f"SELECT count(*) {statements.AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
+        counted: int = self._driver.fetch(sql, (group_id, as_of, as_of, *values))[0][0]
+        return counted
+
+    @override
+    def compact(self, keep_from: int) -> int:
+        removed = 0
+        position: tuple[Any, ...] | None = _BEGIN
+        while position is not None:
+            since = (*position, keep_from, keep_from)
+            position = next(iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
+            with self._driver.transaction():
+                deleted = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
+                self._driver.execute(statements.GROWN, (-deleted, 0))
+                removed += deleted
+        return removed
+
+    @override
+    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+        return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]
+
+    @override
+    def absorb(self, versions: Iterable[Version]) -> None:
+        rows = [(*version.row, _checked(*version.row, version.digest), version.batch) for version in versions]
+        with self._driver.transaction():
+            self._demand_sealed()
+            self._driver.insert("state_rows", _ROW_COLUMNS, rows)
+
+    @override
+    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+        return operator_states.versions(self._driver, since, after, limit)
+
+    @override
+    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
+        with self._driver.transaction():
+            self._demand_sealed()
+            operator_states.absorb(self._driver, versions)
+
+    @override
+    def journal(self) -> Journal:
+        ((epoch,),) = self._driver.fetch("SELECT epoch FROM shard", ())
+        return Journal(epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
+
+    @override
+    def last(self) -> Last:
+        rows, states = (self._driver.fetch(sql, ()) for sql in (statements.LAST_ROW, statements.LAST_STATE))
+        return Last(rows[0] if rows else None, states[0] if states else None)
+
+    @override
+    def settle(self, since: int, journal: Journal) -> None:
+        with self._driver.transaction():
+            self._demand_sealed()
+            for table in ("state_rows", "states"):
+                self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (since,))
+            self._driver.execute("DELETE FROM batches")
+            for entry in journal.batches:
+                self._driver.execute(statements.WRITTEN, (entry.operator, entry.batch, entry.rows, entry.checksum))
+            self._driver.execute(statements.COUNTED, (journal.epoch,))
+
+    @override
+    def seal(self, *, sealed: bool = True) -> None:
+        self._driver.seal(sealed)
+
+    def _demand_sealed(self) -> None:
+        if not self._driver.is_sealed():
+            raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
+
+
+def _checked(group_id: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
+    """The digest of a state row. Raises DamagedState if the row was altered since it was written."""
+    if row_digest((group_id, key, start, end, value)) != digest:
+        raise DamagedState(f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered.")
+    return digest
+
+
+def _demand_equal(total: int, wanted: str, what: str) -> None:
+    if (checksum := checksum_of(total)) != wanted:
+        raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {wanted}.")
+
+
+def _is_copy(url: str) -> bool:
+    if not exists(url):
+        return False
+    with LocalShard.open(url) as shard:
+        return bool(shard.is_sealed())
+
+
+def discard_sealed(url: str) -> None:
+    """Remove a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
+    if not exists(url):
+        return
+    with LocalShard.open(url) as shard:
+        if not shard.is_sealed() and shard.batches():
+            raise Refused(
+                f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
+                next_step="If it is the shard in use, start the state server with --workers. If the worker's shard in "
+                "use is elsewhere and intact, which sluice audit PIPELINE --verify tells, delete this one.",
+            )
+    drop(url)
+
+
+def rows_of(table: pa.Table) -> Iterator[Row]:
+    """The rows of an Arrow table with the columns of `StateRow`, sorted for fast writing."""
+    ordered = table.sort_by([(name, "ascending") for name in _SORT])
+    return zip(*(ordered.column(name).to_pylist() for name in StateRow.__struct_fields__), strict=True)

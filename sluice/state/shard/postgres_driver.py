@@ -1,0 +1,283 @@
+"""A shard in a schema of a PostgreSQL database, through psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+from typing_extensions import override
+
+from sluice.errors import DamagedState, StateError
+from sluice.state.database import certificate_advice, first_line
+from sluice.state.shard.schema import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
+from sluice.state.time_limits import check_deadline, held, seconds_left, too_slow
+
+if TYPE_CHECKING:
+    import psycopg
+
+_BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[]) AS n (group_id, key, window_start),
+    LATERAL (SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
+        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
+        ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
+
+_SESSION = """SET search_path TO {schema}; SET idle_in_transaction_session_timeout = {silent};
+    SET lock_timeout = {patient}; SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10;
+    SET tcp_keepalives_count = 3"""
+
+_SEALED = "sealed"
+"""The comment on the table `shard` of a sealed shard."""
+
+WRITER_SILENT_S = 60
+"""PostgreSQL ends a transaction whose writer has been silent for this time.
+
+Otherwise a driver that was paused, or whose host is gone, would block its successors, which wait twice as long.
+"""
+
+_LOCKED_S = 3
+"""How long a reader waits for a program that has locked a table of the shard. Writers of shards never do."""
+_TOLERANCE = 0.1
+"""To save a round trip, the previous time limit stays in force if its relative error is at most this."""
+
+
+def escaped(text: str) -> str:
+    """Escape NUL, which PostgreSQL cannot store: U+0000 and U+0001 become two characters each.
+
+    Escaping preserves the order of texts, and which texts are prefixes of others.
+    """
+    if "\0" in text or "\1" in text:
+        return text.replace("\1", "\1\2").replace("\0", "\1\1")
+    return text
+
+
+def unescaped(text: str) -> str:
+    """The key that `escaped` has turned into this text."""
+    return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
+
+
+class PostgresDriver(Driver):
+    """A shard in its own schema, named by `?schema=` in the address."""
+
+    blocking = True
+
+    def __init__(self, url: URL, mode: Mode) -> None:
+        self._url = url
+        self._schema = str(url.query["schema"])
+        self._patience_s = _LOCKED_S if mode == "read" else 2 * WRITER_SILENT_S
+        self._lock = RLock()
+        self._limit_ms = 0
+        with self._errors():
+            self._connection = self._connect()
+            if mode == "create":
+                self._create()
+            demand_format(self._connection.execute(PROBE).fetchall())
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        from psycopg import sql
+
+        connection = _connect(self._url, autocommit=True)
+        write, read = _key_adapters()
+        connection.adapters.register_dumper(str, write)
+        connection.adapters.register_loader("varchar", read)
+        connection.execute(
+            sql.SQL(_SESSION).format(
+                schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{self._patience_s}s"
+            )
+        )
+        return connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from psycopg.errors import LockNotAvailable, UndefinedTable
+
+        with _postgres_errors():
+            try:
+                yield
+            except UndefinedTable:
+                self._require_usage()
+                raise
+            except LockNotAvailable as error:
+                raise StateError(
+                    f"Another program has locked the shard for {self._patience_s} seconds.",
+                    next_step="Find the program, for example a driver that is paused while it writes, and stop it.",
+                ) from error
+
+    def _require_usage(self) -> None:
+        """Raise StateError if this role may not use the schema. PostgreSQL then says that there are no tables."""
+        usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
+        if denied := self._connection.execute(usage, [self._schema]).fetchone():
+            raise StateError(
+                f"The PostgreSQL role {denied[0]!r} may not use the schema {self._schema!r}, which holds the shard.",
+                next_step="Grant the role USAGE on the schema and SELECT on its tables, or set SLUICE_SHARDS to an "
+                "address with the role that runs the pipeline.",
+            )
+
+    def _create(self) -> None:
+        from psycopg import sql
+
+        with self._connection.transaction():
+            # Concurrent `CREATE ... IF NOT EXISTS` statements collide in PostgreSQL's catalogue.
+            self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
+            self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            if self._has("state_rows") and not self._has("shard"):
+                demand_format(())
+            for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
+                self._connection.execute(statement.encode())
+
+    def _has(self, table: str) -> bool:
+        known = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text)) IS NOT NULL"
+        found = self._connection.execute(known, [self._schema, table]).fetchone()
+        return found is not None and bool(found[0])
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        with held(self._lock), self._errors():
+            check_deadline()
+            if self._connection.closed:
+                self._connection, self._limit_ms = self._connect(), 0
+            self._limit()
+            return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
+
+    def _limit(self) -> None:
+        """Make PostgreSQL cancel the next statement at the deadline of this thread's query."""
+        left = seconds_left()
+        limit = 0 if left is None else max(1, int(left * 1_000))
+        if abs(self._limit_ms - limit) > limit * _TOLERANCE:
+            self._connection.execute(f"SET statement_timeout = {limit:d}")
+            self._limit_ms = limit
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            if self._connection.closed:
+                self._connection = self._connect()
+            with self._connection.transaction():
+                yield
+
+    @override
+    def hold(self) -> None:
+        pass
+
+    @override
+    def release(self) -> None:
+        pass
+
+    @override
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        with self._lock, self._errors(), self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._connection.execute(PROBE)  # the first read of a transaction pins what it sees
+            yield
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql.replace("?", "%s"), values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(sql.replace("?", "%s"), rows)
+            return max(cursor.rowcount, 0)
+
+    @override
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        copy_sql = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(copy_sql.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+        state_rows, keys, starts = ([row[place] for row in rows] for place in range(3))
+        yield from self._connection.execute(_BEFORE_ALL, (state_rows, keys, starts, batch))
+
+    @override
+    def check(self) -> None:
+        # Page checksums are optional in PostgreSQL. If they are on, reading every row finds damaged pages.
+        self.fetch("SELECT count(*), sum(length(value)) FROM state_rows", ())
+        self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
+
+    @override
+    def is_current(self) -> bool:
+        return True
+
+    @override
+    def is_sealed(self) -> bool:
+        return bool(self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][0])
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        with self.transaction():
+            comment = f"'{_SEALED}'" if sealed else "NULL"
+            self._connection.execute(f"COMMENT ON TABLE shard IS {comment}".encode())
+
+    @override
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+    """Connect to the database of an address, whose query has a schema and may have parameters of libpq.
+
+    Psycopg gets the parts, because an error about the text of an address would contain the password.
+    """
+    from sluice.state.postgres_connection import connect
+
+    _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
+    return connect(**parts, autocommit=autocommit)
+
+
+def has_schema(url: URL) -> bool:
+    """Whether the schema that an address names exists."""
+    with _postgres_errors(), _connect(url) as connection:
+        found = connection.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [str(url.query["schema"])])
+        return bool((found.fetchone() or (False,))[0])
+
+
+def drop_schema(url: URL) -> None:
+    """Remove the schema that an address names, and everything in it."""
+    from psycopg import sql
+
+    with _postgres_errors(), _connect(url) as connection:
+        name = sql.Identifier(str(url.query["schema"]))
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
+
+
+@cache
+def _key_adapters() -> tuple[type[Any], type[Any]]:
+    """Psycopg's dumper and loader for keys, which are the only VARCHAR columns."""
+    from psycopg.adapt import Buffer, Loader
+    from psycopg.types.string import StrDumperUnknown
+
+    class Escaping(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(escaped(obj))
+
+    class Unescaping(Loader):
+        def load(self, data: Buffer) -> str:
+            return unescaped(bytes(data).decode())
+
+    return Escaping, Unescaping
+
+
+@contextmanager
+def _postgres_errors() -> Iterator[None]:
+    import psycopg
+    from psycopg import errors
+
+    try:
+        yield
+    except psycopg.errors.QueryCanceled as error:
+        if seconds_left() is None:
+            raise StateError(f"The shard cannot be used: {first_line(error)}") from error
+        raise too_slow() from None
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
+        raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
+    except psycopg.Error as error:
+        reason = first_line(error)
+        raise StateError(f"The shard cannot be used: {reason}", next_step=certificate_advice(reason)) from error

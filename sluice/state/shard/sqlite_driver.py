@@ -1,0 +1,229 @@
+"""A shard in its own SQLite file, accessed through the standard library."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from typing_extensions import override
+
+from sluice.errors import DamagedState, SluiceError, StateError
+from sluice.state.database import BUSY_SECONDS, first_line, use_wal
+from sluice.state.shard.schema import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
+from sluice.state.time_limits import acquire, is_over, too_slow
+from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
+
+_BEFORE = """SELECT window_end, value, digest FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
+    ORDER BY batch DESC LIMIT 1"""
+_BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
+    ORDER BY window_start, batch LIMIT ?"""
+_READ_PER_WINDOW = 4
+"""How many versions to read in one statement for each of a key's windows, before each is looked up instead."""
+
+_GENERATION = re.compile(r"g\d+")
+_LOCKED_SECONDS = 3.0
+"""How long a reader waits for a program that has locked the whole file. Writers of shards never do."""
+_STEPS = 20_000
+"""SQLite checks a query's deadline after every such number of virtual-machine steps, every few milliseconds."""
+
+
+class SqliteDriver(Driver):
+    """A shard in its own file."""
+
+    blocking = False
+
+    def __init__(self, path: Path, mode: Mode) -> None:
+        self._path = path
+        # Allow one query or transaction per connection at a time. SQLite holds its own lock while it calls the progress
+        # handler, which needs Python's lock; a second thread that holds Python's and waits for SQLite's would deadlock.
+        self._lock = RLock()
+        with self._errors():
+            if mode == "create":
+                make_folder(path.parent)
+                make_file(path)
+            self._connection = self._connect({"read": "ro", "write": "rw", "create": "rwc"}[mode])
+            if mode == "read":
+                self._connection.set_progress_handler(is_over, _STEPS)
+            else:
+                use_wal(self._connection)
+            if mode == "create":
+                self._create()
+            # An empty file is a valid database to SQLite, but not a shard.
+            demand_format(self._connection.execute(PROBE).fetchall())
+            close_database(path)
+            if _GENERATION.fullmatch(path.parent.name):
+                close_folders(path.parent, levels=2)  # the folders of the generation and the pipeline
+            self._identity = _identity(path)
+
+    def _create(self) -> None:
+        known = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "state_rows" in known and "shard" not in known:
+            demand_format(())
+        for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
+            self._connection.execute(statement)
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        address = f"{self._path.absolute().as_uri()}?mode={mode}"
+        patience = _LOCKED_SECONDS if mode == "ro" else BUSY_SECONDS
+        return sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+
+    @override
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        acquire(self._lock)
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, OSError) as error:
+            raise self._described(error) from error
+        finally:
+            self._lock.release()
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite itself rolls back after some errors, as of a full disk
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @override
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        with self._lock, self._errors():
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.execute(PROBE).fetchall()  # the first read of a transaction pins what it sees
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    @override
+    def hold(self) -> None:
+        with self._lock, self._errors():
+            self._end_hold()
+            self._connection.execute("BEGIN")
+
+    @override
+    def release(self) -> None:
+        with self._lock, self._errors():
+            self._end_hold()
+
+    def _end_hold(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    @override
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        return self._connection.execute(sql, values).rowcount
+
+    @override
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        return max(self._connection.executemany(sql, rows).rowcount, 0)
+
+    @override
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+
+    @override
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+        cursor = self._connection.cursor()
+        for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
+            starts = [start for _, _, start in of_key]
+            for start, (end, value, digest) in _versions(cursor, group_id, key, starts, batch).items():
+                if value is not None:
+                    yield group_id, key, start, end, value, digest
+
+    @override
+    def check(self) -> None:
+        with self._errors():
+            (problem,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if problem != "ok":
+            raise DamagedState(f"The shard is damaged: {problem}.")
+
+    @override
+    def is_current(self) -> bool:
+        return _identity(self._path) == self._identity
+
+    @override
+    def is_sealed(self) -> bool:
+        return bool(self.fetch("PRAGMA user_version", ())[0][0])
+
+    @override
+    def seal(self, sealed: bool) -> None:
+        with self.transaction():
+            self._connection.execute(f"PRAGMA user_version = {sealed:d}")
+
+    @override
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise self._described(error) from error
+
+    def _described(self, error: sqlite3.Error | OSError) -> SluiceError:
+        if isinstance(error, sqlite3.OperationalError) and is_over():
+            return too_slow()
+        kind = DamagedState if self._is_damage(error) else StateError
+        return kind(f"The shard cannot be used: {first_line(error)}")
+
+    def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
+        """Whether the error means damage, rather than a full disk or another process that holds the file."""
+        if isinstance(error, FileNotFoundError):
+            return True
+        code = getattr(error, "sqlite_errorcode", None)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
+            return True
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return not self._path.exists()
+        return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
+
+
+def _versions(
+    cursor: sqlite3.Cursor, group_id: int, key: str, starts: list[int], batch: int
+) -> dict[int, tuple[int, str | None, int]]:
+    """Start of a key's window → the end, value and digest of its newest version before `batch`.
+
+    Windows are read together, because most are new and close together. If there are many other rows between them, the
+    rest are looked up one by one.
+    """
+    versions: dict[int, tuple[int, str | None, int]] = {}
+    if len(starts) > 1:
+        wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
+        rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
+        # Rows of the last window may be missing if the limit was reached.
+        end = rows[-1][0] if len(rows) == limit else sys.maxsize
+        versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
+        starts = [start for start in starts if start >= end]
+    for start in starts:
+        row = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
+        if row is not None:
+            versions[start] = row
+    return versions
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

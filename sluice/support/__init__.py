@@ -1,0 +1,1 @@
+"""Small helpers without a subject of their own: files, processes, start-up, caches."""

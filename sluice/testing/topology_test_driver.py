@@ -1,0 +1,288 @@
+"""TopologyTestDriver runs a pipeline on the real engine without a broker. A test pipes records in and reads results.
+
+    with TopologyTestDriver(pipeline) as driver:
+        driver.pipe("words", "Apple", key="A")
+        assert driver.store("count") == {"A": 1}
+
+Records wait until `commit()` publishes a snapshot; reading any result commits first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import structlog
+
+from sluice.errors import TopologyError
+from sluice.plan import Job, plan
+from sluice.plan.arrow_support import NeedsSparkError
+from sluice.settings import Settings, settings
+from sluice.spark_submit import DELTA_CONF, QUICK_JVM, archive_file
+from sluice.state.model import StoreInfo
+from sluice.state.remote.opening import open_shard
+from sluice.testing.local_run import LocalRun, local_query
+from sluice.testing.piped import Headers, PipedRecords
+from sluice.testing.piped_run import PipedRun
+from sluice.topology.pipeline import Pipeline
+from sluice.values.json_limits import refuse_nesting
+from sluice.values.modules import require_no_task
+from sluice.values.text import encode_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A record that the pipeline wrote to a topic."""
+
+    key: Any
+    """The key as text, or as bytes if it is not UTF-8. None for a record without a key."""
+    value: Any
+    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
+    timestamp: int | None
+    headers: dict[str, Any] = field(default_factory=dict)
+    """Name → value as text, or as bytes if it is not UTF-8."""
+
+
+_LONGEST_MS = 2**63 // 1_000
+"""Spark counts in microseconds."""
+
+
+class TopologyTestDriver:
+    """Runs a pipeline under test; a context manager. All drivers of a process share one Spark session on two cores.
+
+    Topics have one partition by default; `partitions` maps topics to other numbers. Values of type str, bytes or None
+    are written unchanged, other values as JSON.
+
+    State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
+    the state in PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        spark: SparkSession | None = None,
+        partitions: Mapping[str, int] | None = None,
+        database: str = "",
+    ) -> None:
+        require_no_task()
+        self.pipeline = pipeline
+        self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.
+        atexit.register(shutil.rmtree, self._home, ignore_errors=True)
+        where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
+        self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
+        job = plan(pipeline).job
+        self._topics = {*job.topics}
+        self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
+        self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
+        self._records = PipedRecords()
+        self._waiting: list[str] = []
+        self._time = 0
+        self._read: dict[str, int] = {}
+        self._run = _run(job, self._settings, partitions or {}, spark)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def pipe(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        *,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+        partition: int = 0,
+    ) -> None:
+        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's.
+
+        A key that is neither str nor bytes is written as its text.
+        """
+        if topic not in self._topics:
+            raise TopologyError(
+                f"{self.pipeline.name} does not read a topic {topic!r}.",
+                next_step=f"It reads {', '.join(sorted(self._topics))}.",
+            )
+        count = self._run.partitions[topic]
+        if not 0 <= partition < count:
+            raise TopologyError(
+                f"{topic} has no partition {partition!r}; it has {count}, numbered from 0.",
+                next_step=f"Give the driver more: TopologyTestDriver(pipeline, partitions={{{topic!r}: ...}}).",
+            )
+        if timestamp is not None and not (isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS):
+            raise TopologyError(
+                f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
+                next_step="Pass a whole number, such as int(time.time() * 1_000).",
+            )
+        self._time = self._time if timestamp is None else timestamp
+        record = self._records.record(topic, value, key, timestamp=self._time, headers=headers, partition=partition)
+        self._waiting.append(record)
+
+    def commit(self) -> None:
+        """Process the records that were piped since the last batch as one batch."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            before = len(self._dead_letters())
+            self._run.take(waiting)
+            _log_errors(self._dead_letters()[before:])
+
+    def advance(self, milliseconds: int) -> None:
+        """Advance the wall clock, for timers and idle partitions. The next batch uses the new time."""
+        self.commit()
+        self._run.advance(milliseconds)
+
+    def read(self, topic: str) -> list[Output]:
+        """The records written to a topic since the last `read`, in order."""
+        records = self.output(topic)
+        begin = self._read.get(topic, 0)
+        self._read[topic] = len(records)
+        return records[begin:]
+
+    def output(self, topic: str) -> list[Output]:
+        """All records written to a topic, in order."""
+        if topic not in self._outputs:
+            raise TopologyError(
+                f"{self.pipeline.name} does not write a topic {topic!r}.",
+                next_step=f"It writes {', '.join(sorted(self._outputs))}.",
+            )
+        self.commit()
+        decode = _text if topic in self._texts else _value
+        return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
+
+    def dead_letters(self) -> list[Output]:
+        """The dead letters, whose headers contain the reasons."""
+        return self.output(self.pipeline.dead_letters)
+
+    def _dead_letters(self) -> list[dict[str, Any]]:
+        return self._run.output.records.get(self.pipeline.dead_letters, [])
+
+    def store(self, name: str) -> dict[Any, Any]:
+        """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
+        self.commit()
+        if name not in self._run.stores:
+            raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
+        return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
+
+    def counts(self) -> dict[str, int]:
+        """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
+        self.commit()
+        return dict(self._run.counts)
+
+
+def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
+    """A run in this process, or on Spark if a test asks for it or a step needs it."""
+    if spark is None:
+        try:
+            return LocalRun(job, settings, partitions, local_query(job, settings, partitions))
+        except NeedsSparkError as reason:
+            log.warning("the driver starts Spark", pipeline=job.pipeline.name, because=str(reason))
+    from sluice.testing.spark_run import SparkRun
+
+    return SparkRun(spark or shared_session(), job, settings, partitions)
+
+
+def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
+    """Log each different error of a batch once. pytest shows the log of a test that fails."""
+    errors = Counter(
+        tuple(headers.get(f"sluice.{name}", "") for name in ("reason", "step", "at", "detail"))
+        for headers in (_headers(letter) for letter in dead_letters)
+    )
+    for (reason, step, at, detail), count in errors.items():
+        where = {"step": step, "at": at} if step else {}
+        log.warning("dead letters", count=count, reason=reason, **where, error=detail)
+
+
+def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
+    return Output(_text(record["key"]), decode(record["value"]), record.get("timestamp"), _headers(record))
+
+
+def _headers(record: dict[str, Any]) -> dict[str, Any]:
+    return {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
+
+
+def _value(value: str | bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        # How deep Python can decode depends on how deep it has been called, and on the limit that the process has set.
+        refuse_nesting(value.encode() if isinstance(value, str) else value)
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, ValueError):
+        return value
+
+
+def _text(value: str | bytes | None) -> str | bytes | None:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
+def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+    for location in locations[:1] if store.kind == "global" else locations:
+        with open_shard(location) as shard:
+            for row in shard.scan(store.group_id, batch, limit=1_000_000):
+                assert row.value is not None
+                key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+                yield key, msgspec.json.decode(row.value)[store.store_column]
+
+
+def shared_session() -> SparkSession:
+    """The local Spark session on two cores that all tests of this process share. The first call creates it.
+
+    The session has the jars from `make setup`, so that tests with a real broker or with Delta tables can use it too.
+    """
+    from pyspark.sql import SparkSession
+
+    from sluice.engine.session import INTERPRETED, session
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    if not structlog.is_configured():
+        # Do not log every batch, unless the tests have configured logging.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    folder = settings().jars
+    jars = sorted(folder.glob("*.jar"))
+    of_delta = sorted(settings().delta_jars.glob("*.jar"))
+    # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
+    # With the fast compiler's small cache, the JVM removes code that it compiles again soon after.
+    options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
+    if jars and (archive := archive_file(folder.parent, jars)).is_file():
+        options.append(f"-XX:SharedArchiveFile={archive}")
+    conf = {
+        "spark.master": "local[2]",
+        # As in a run, because the archive can only hold classes from the class path.
+        "spark.driver.extraClassPath": f"{folder}/*",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
+        "spark.log.level": "ERROR",
+        "spark.python.daemon.module": "sluice.testing.daemon",
+        "spark.sql.shuffle.partitions": "1",
+        **INTERPRETED,
+        **({"spark.jars": ",".join(map(str, of_delta)), **DELTA_CONF} if of_delta else {}),
+    }
+    return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")
