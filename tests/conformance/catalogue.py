@@ -50,6 +50,11 @@ class Values:
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
     Streams skips updates that Sluice sends, and now and then forgets a deletion.
     """
+    can_be_looked_up: bool = True
+    """Whether a join may look up the table's rows. While a suppress holds the first row of a key back, Kafka Streams
+    joins with the old row that its table sent with that row. A table joined with itself sends old rows that it has
+    never sent as new ones; Sluice joins with no row then.
+    """
     steps: tuple[str, ...] = ()
     """The names of the operators on the way here."""
     times: int = 1
@@ -208,14 +213,18 @@ def _to_stream(nodes: Nodes, node: Values) -> Values:
 
 
 def _suppress(nodes: Nodes, node: Values, **how: Any) -> Values:
-    subtracts = node.subtracts and how["type"] != "time_limit"
-    return replace(node, id=nodes.add("suppress", **{"in": node.id}, **how), subtracts=subtracts)
+    made = nodes.add("suppress", **{"in": node.id}, **how)
+    if how["type"] != "time_limit":
+        return replace(node, id=made)
+    return replace(node, id=made, subtracts=False, can_be_looked_up=node.subtracts)
 
 
 def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> Values:
     """A join of any kind."""
     if not (left.deletes and right.deletes):
         raise Unfit("the other side may have a row that has been deleted")
+    if not (left.can_be_looked_up and right.can_be_looked_up):
+        raise Unfit("Kafka Streams would join with an old row that was never sent")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
