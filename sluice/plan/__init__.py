@@ -6,11 +6,11 @@
 from sluice.plan.explain import explain
 from sluice.plan.jobs import (
     AggregationGroup,
-    Attempt,
     Column,
     Combinable,
     Edge,
     Failure,
+    FallibleExpression,
     Job,
     Layers,
     Lookup,
@@ -30,11 +30,11 @@ from sluice.plan.steps import PythonFunction, Sink, Source, SourceField, Step
 
 __all__ = [
     "AggregationGroup",
-    "Attempt",
     "Column",
     "Combinable",
     "Edge",
     "Failure",
+    "FallibleExpression",
     "Job",
     "Layers",
     "Lookup",

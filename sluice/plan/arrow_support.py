@@ -14,7 +14,7 @@ from functools import lru_cache
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from sluice.plan.jobs import Attempt, Column, Edge, Job, Layers, Transformation
+from sluice.plan.jobs import Column, Edge, FallibleExpression, Job, Layers, Transformation
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed import Typed, typed
@@ -33,10 +33,10 @@ class NeedsSparkError(Exception):
 
 
 @dataclass(frozen=True)
-class TypedAttempt:
+class TypedFallibleExpression:
     """An attempt with the types of its expressions."""
 
-    of: Attempt
+    of: FallibleExpression
     passed: Typed
     columns: tuple[Typed, ...]
     causes: tuple[tuple[Typed, str], ...]
@@ -56,7 +56,7 @@ class TypedLayer:
 
     columns: tuple[tuple[str, Typed], ...]
     explosion: TypedExplosion | None
-    attempts: tuple[TypedAttempt, ...]
+    fallible_expressions: tuple[TypedFallibleExpression, ...]
     """Computed after the explosion."""
     types: Mapping[str, str]
     """The types of the layer's columns."""
@@ -78,13 +78,13 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
 
 
 @lru_cache(maxsize=256)
-def _typed_layer(layer: tuple[Column | Attempt, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
+def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
     """A layer after columns with these names and types. It is cached, since a query is planned in several steps."""
     columns, attempts, explosion = [], [], None
     types = dict(before)
     for column in layer:
         try:
-            if isinstance(column, Attempt):
+            if isinstance(column, FallibleExpression):
                 attempts.append(_attempt(column, types))
             elif column.position:
                 explosion = _explosion(column, types)
@@ -132,7 +132,7 @@ def _explosion(column: Column, types: Types) -> TypedExplosion:
     return TypedExplosion(column, array)
 
 
-def _attempt(attempt: Attempt, types: Types) -> TypedAttempt:
+def _attempt(attempt: FallibleExpression, types: Types) -> TypedFallibleExpression:
     columns = tuple(on_arrow(sql, types) for sql in attempt.columns)
     for number, column in enumerate(columns):
         if column.type == VOID:
@@ -140,7 +140,7 @@ def _attempt(attempt: Attempt, types: Types) -> TypedAttempt:
         if number == attempt.key and (problem := key_problem(column.type)):
             raise NeedsSparkError(problem)
     causes = tuple((on_arrow(sql, types), text) for sql, text in attempt.causes)
-    return TypedAttempt(attempt, on_arrow(attempt.passed, types, "BOOLEAN"), columns, causes)
+    return TypedFallibleExpression(attempt, on_arrow(attempt.passed, types, "BOOLEAN"), columns, causes)
 
 
 def why_spark(job: Job) -> str:

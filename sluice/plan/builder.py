@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.plan.jobs import Attempt, Column, Failure, Transformation
+from sluice.plan.jobs import Column, Failure, FallibleExpression, Transformation
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
 from sluice.sql.expressions import parse
@@ -18,7 +18,7 @@ from sluice.values import row_order
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD
 from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
 
-Layers = dict[int, list[Column | Attempt] | Transformation]
+Layers = dict[int, list[Column | FallibleExpression] | Transformation]
 """Depth → the layer at that depth."""
 
 
@@ -41,7 +41,7 @@ class PlanBuilder:
     results_read: set[str] = field(default_factory=set)
     """The columns of operators' results that expressions read."""
     functions: list[PythonFunction] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[FallibleExpression] = field(default_factory=list)
     failing: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
     explosions: dict[int, list[int]] = field(default_factory=dict)
@@ -193,7 +193,7 @@ def tried_with(
     risky = [name for name, text in texts.items() if (read_key is None if name == key else may_fail(text, types))]
     if not risky:
         return scope, sqls
-    attempt = Attempt(
+    attempt = FallibleExpression(
         _next_attempt(builder, node),
         node.number,
         condition,
@@ -211,7 +211,7 @@ def checked(builder: PlanBuilder, scope: Scope, node: nodes.Node, columns: Seque
 
     `failing` is the scope before the step, of which a dead letter has the value.
     """
-    attempt = Attempt(_next_attempt(builder, node), node.number, scope.passed, tuple(columns), None, ())
+    attempt = FallibleExpression(_next_attempt(builder, node), node.number, scope.passed, tuple(columns), None, ())
     return attempted(builder, scope, node, attempt, failing=failing)[0]
 
 
@@ -220,8 +220,8 @@ def _next_attempt(builder: PlanBuilder, node: nodes.Node) -> str:
 
 
 def attempted(
-    builder: PlanBuilder, scope: Scope, node: nodes.Node, attempt: Attempt, *, failing: Scope | None
-) -> tuple[Scope, Attempt]:
+    builder: PlanBuilder, scope: Scope, node: nodes.Node, attempt: FallibleExpression, *, failing: Scope | None
+) -> tuple[Scope, FallibleExpression]:
     """The scope after an attempt, and the same attempt if the node already has one. Failures are reported `failing`."""
     made = [other for other in builder.attempts if other.step == node.number]
     same = next((other for other in made if replace(attempt, name=other.name) == other), None)
@@ -307,7 +307,7 @@ def key_column(source: nodes.Source, field: str) -> str:
     return column_name(f"{'s' if source.fields[field] == 'STRING' else 'sk'}{source.number}", field)
 
 
-def add(builder: PlanBuilder, stage: int, depth: int, column: Column | Attempt) -> None:
+def add(builder: PlanBuilder, stage: int, depth: int, column: Column | FallibleExpression) -> None:
     """Add a column to the layer at `depth`."""
     layer = builder.stages.setdefault(stage, {}).setdefault(depth, [])
     assert isinstance(layer, list)

@@ -36,7 +36,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FallibleExpression:
     """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
 
     The column `error` has the error message if the step failed for the record, else null. The column `key_text` has the
@@ -81,7 +81,7 @@ class Transformation:
     """Field, column of the job, and declared Spark SQL type of each output."""
 
 
-Layer: TypeAlias = tuple[Column | Attempt, ...] | Transformation
+Layer: TypeAlias = tuple[Column | FallibleExpression, ...] | Transformation
 """Columns that are computed together from the columns of previous layers; or a function of the whole DataFrame."""
 Layers: TypeAlias = tuple[Layer, ...]
 
@@ -276,7 +276,7 @@ class OrderedOperator:
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
     """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
-    waits: bool
+    waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
     grouped_by: str
@@ -327,7 +327,7 @@ class OrderedOperator:
     @property
     def timed(self) -> bool:
         """Whether the operator has its own stream time."""
-        return self.waits and self.clock == self.name
+        return self.waits_for_close and self.clock == self.name
 
     @property
     def timed_by_source(self) -> bool:
@@ -505,12 +505,12 @@ class Job:
     def tries(self) -> bool:
         """Whether any expression of the job can fail."""
         steps = (step for sink in self.table_sinks for step in sink.steps)
-        return any(isinstance(column, Attempt) for column in self.columns) or any(
+        return any(isinstance(column, FallibleExpression) for column in self.columns) or any(
             isinstance(step, Select) and step.causes for step in steps
         )
 
     @property
-    def columns(self) -> Iterator[Column | Attempt]:
+    def columns(self) -> Iterator[Column | FallibleExpression]:
         """The columns of all layers."""
         yield from columns_of(self.layers)
         for layers in self.later_layers.values():
@@ -548,7 +548,7 @@ class Job:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
                 return self.pipeline.steps[edge.target]
         for each in self.columns:
-            if column in (each.name, *((each.error, each.key_text) if isinstance(each, Attempt) else ())):
+            if column in (each.name, *((each.error, each.key_text) if isinstance(each, FallibleExpression) else ())):
                 return None if each.step is None else self.pipeline.steps[each.step]
         number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
         return None if number is None else self.pipeline.steps[number]
@@ -589,7 +589,7 @@ PlanOf: TypeAlias = Callable[[Collection[str]], Job]
 """Plans a part of a pipeline: the stores and steps with these names and what they need, or all others."""
 
 
-def columns_of(layers: Layers) -> Iterator[Column | Attempt]:
+def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
     """The columns of layers. Omits columns from a function of the whole DataFrame, which have no SQL."""
     for layer in layers:
         if not isinstance(layer, Transformation):

@@ -98,7 +98,7 @@ class Planner:
                 operator,
                 edges=tuple(map(self._finished, operator.edges)),
                 clock=operator.name if operator.inline is None else clocks[operator.inline],
-                waits=operator.waits or operator.number in waited_for,
+                waits_for_close=operator.waits_for_close or operator.number in waited_for,
                 read=frozenset(self._results(operator)) & self.builder.results_read,
             )
             for operator in self.operators
@@ -146,7 +146,7 @@ class Planner:
         return OrderedOperator(
             step=self.builder.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
             topics=topics_of(node), retracts=node.number in self.retracting, inline=inline.number if inline else None,
-            clock=node.name, waits=waits(node), store=getattr(node, "store", None),
+            clock=node.name, waits_for_close=waits_for_close(node), store=getattr(node, "store", None),
             grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node), late=late_sink,
             made=made_by(node), why_ordered=why_ordered(self.pipeline, node), does=does(node),
         )  # fmt: skip
@@ -235,14 +235,14 @@ class Planner:
     def _is_retracted(self, node: nodes.Node) -> bool:
         """Whether any consumer of the node's results also needs the old values."""
         return any(
-            (takes_old(child) and node is nodes.parents(child)[0])
+            (needs_retractions(child) and node is nodes.parents(child)[0])
             or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
 
     def _takes_old(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table; a suppress step takes them to pass them on."""
-        return takes_old(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
+        return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
 
 
 def _is_filtered(node: nodes.Node) -> bool:
@@ -282,7 +282,7 @@ def is_of_processor(group_id: int) -> bool:
     return group_id >= _FIRST_ENTRIES
 
 
-def waits(node: nodes.Node) -> bool:
+def waits_for_close(node: nodes.Node) -> bool:
     """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
         case nodes.Aggregate(window=window):
@@ -347,7 +347,7 @@ def _process(node: nodes.Process) -> Process:
     return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)
 
 
-def takes_old(node: nodes.Node) -> bool:
+def needs_retractions(node: nodes.Node) -> bool:
     """Whether the node needs the old values of its input table."""
     match node:
         case nodes.Aggregate(parent=parent):

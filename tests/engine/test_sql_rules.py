@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.steps import key_sql
 from sluice.engine.steps.arrow_steps import ArrowSteps, is_same
 from sluice.engine.steps.fallible_expressions import share_subexpressions, with_columns
-from sluice.plan import Attempt
+from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.fallible import causes
 from sluice.sql.rules import key_problem
@@ -240,10 +240,10 @@ def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, see
     assert not wrong, "\n".join(wrong[:40])
 
 
-def attempt(number: int, sql: str) -> Attempt:
+def attempt(number: int, sql: str) -> FallibleExpression:
     """An attempt of an expression; if it is a column, also as a key."""
     is_key = sql in COLUMNS and not key_problem(COLUMNS[sql])
-    return Attempt(
+    return FallibleExpression(
         f"t{number}", 0, "true", (sql,), 0 if is_key else None, () if "to_json" in sql else tuple(causes(sql))
     )
 

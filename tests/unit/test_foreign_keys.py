@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.engine.batch.row_schemas import rows
-from sluice.engine.stages.foreign_keys import Moves
+from sluice.engine.stages.foreign_keys import ForeignKeyMoves
 from sluice.operators.base import LEFT, MOVED, RIGHT
 
 JOIN = 7
@@ -50,7 +50,7 @@ def batches(changes: list[Change], size: int) -> Iterator[pa.RecordBatch]:
 @pytest.mark.parametrize("size", [1, 2, 100])
 @pytest.mark.parametrize(("changes", "moved"), CHANGES)
 def test_rows_whose_foreign_keys_change_are_marked(changes: list[Change], moved: list[bool], size: int) -> None:
-    marked = pa.Table.from_batches(Moves((JOIN,))(batches(changes, size))).to_pylist()
+    marked = pa.Table.from_batches(ForeignKeyMoves((JOIN,))(batches(changes, size))).to_pylist()
     sides = [(row["target"], row["side"]) for row in marked]
     assert [side == MOVED for target, side in sides if target == JOIN and side != RIGHT] == moved
     assert sides.count((JOIN, RIGHT)) == sides.count((JOIN + 1, LEFT)) == len(changes)

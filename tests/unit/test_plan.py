@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling, within
-from sluice.plan import Attempt, Column, Combinable, Job, Lookup, Select, explain, load_plan, plan
+from sluice.plan import Column, Combinable, FallibleExpression, Job, Lookup, Select, explain, load_plan, plan
 from sluice.sql.expressions import parse
 from sluice.topology import nodes
 from sluice.topology.dsl import Stream
@@ -58,8 +58,8 @@ def columns(job: Job) -> dict[str, str]:
     return {column.name: column.sql for column in job.columns if isinstance(column, Column)}
 
 
-def attempts(job: Job) -> dict[str, Attempt]:
-    return {column.name: column for column in job.columns if isinstance(column, Attempt)}
+def attempts(job: Job) -> dict[str, FallibleExpression]:
+    return {column.name: column for column in job.columns if isinstance(column, FallibleExpression)}
 
 
 def read(job: Job) -> dict[int, list[str]]:
@@ -121,10 +121,15 @@ def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
         for layer in each.layers:
             assert isinstance(layer, tuple)
             for column in layer:
-                for text in column.columns if isinstance(column, Attempt) else [column.sql]:
+                for text in column.columns if isinstance(column, FallibleExpression) else [column.sql]:
                     assert parse(text).fields <= known, (column.name, text)
             known |= {column.name for column in layer}
-            known |= {name for tried in layer if isinstance(tried, Attempt) for name in (tried.error, tried.key_text)}
+            known |= {
+                name
+                for tried in layer
+                if isinstance(tried, FallibleExpression)
+                for name in (tried.error, tried.key_text)
+            }
         for group in each.groups:
             assert {group.passed, group.key, *group.inputs} <= known
         for sink in each.stream_sinks:

@@ -14,7 +14,7 @@ from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
 from sluice.engine.stages.runner import StageOperator, StageOutput
-from sluice.engine.stages.shuffle_targets import Routes
+from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.plan import Job, plan
 from sluice.plan.arrow_support import on_arrow, types_of, types_read
 from sluice.plan.jobs import STORE
@@ -42,7 +42,7 @@ def job(*, topic: bool = False, step: bool = False) -> Job:
     return plan(pipeline).job
 
 
-def routes_of(planned: Job) -> Routes:
+def routes_of(planned: Job) -> ShuffleTargets:
     """The routes after the job's only stage."""
     storage = Storage.of(planned, 1, Settings.read({}))
     ingest = Ingest.of(planned, Totals.of(planned, {}), storage.side_outputs, {"sales": 1})
@@ -50,7 +50,7 @@ def routes_of(planned: Job) -> Routes:
     read = types_of(planned.layers, types_read(planned))
     stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})
     stages.task(1)
-    return Routes.of(stages, 1)
+    return ShuffleTargets.of(stages, 1)
 
 
 def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ import pytest
 
 from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import Pack, Unpack
+from sluice.engine.batch.parcels import ParcelReader, ParcelWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import Collected, Facts, SideOutputs, Written, part_name
 
@@ -98,7 +98,11 @@ def test_they_go_through_every_shuffle_behind_the_rows() -> None:
 
     def run(stage: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         own = pickle.loads(pickle.dumps(SideOutputs()))
-        tasks = (*((Unpack(own),) if stage else ()), partial(counting, own, f"stage {stage}"), Pack(3, own))
+        tasks = (
+            *((ParcelReader(own),) if stage else ()),
+            partial(counting, own, f"stage {stage}"),
+            ParcelWriter(3, own),
+        )
         return [*reduce(lambda made, task: task(made), tasks, iter(batches))]
 
     parcels = run(0, [given])
@@ -111,7 +115,7 @@ def test_they_go_through_every_shuffle_behind_the_rows() -> None:
         run(stage, by_worker[0])  # a speculative copy, whose result Spark throws away
         parcels = [parcel for of_worker in by_worker for parcel in run(stage, of_worker)]
     last = SideOutputs()
-    arrived = pa.Table.from_batches(Unpack(last)(iter(parcels)), SCHEMA)
+    arrived = pa.Table.from_batches(ParcelReader(last)(iter(parcels)), SCHEMA)
     outputs = collected(last)
     assert sorted(arrived.column("key").to_pylist()) == sorted(given.column("key").to_pylist())
     assert outputs.facts.counts == {"stage 0": 40, "stage 1": 40, "stage 2": 40}

@@ -27,7 +27,7 @@ Part = tuple[str, int]
 """Topic and partition."""
 
 
-class Fate:
+class RecordOutcome:
     """The outcome of each row of a batch, as masks. A record with any effect counts as applied."""
 
     def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
@@ -38,7 +38,7 @@ class Fate:
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
 
-_FATES = (
+_OUTCOMES = (
     "applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dead_letter/processing",
     "dropped/processing", "filtered",
 )  # fmt: skip
@@ -58,23 +58,23 @@ class PartFacts:
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Output → the last record's offset, and the number of its rows so far."""
     _last: tuple[int, int] | None = None
-    """Record and fate of the last row; the next rows may belong to the same record."""
+    """Record and outcome of the last row; the next rows may belong to the same record."""
 
-    def count(self, fate: Fate) -> None:
-        """Count each record once, under the first of `_FATES` that applies to any of its rows."""
-        kinds = [fate.applied, fate.late, *fate.dropped.values(), fate.rejected, fate.skipped]
+    def count(self, outcome: RecordOutcome) -> None:
+        """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
+        kinds = [outcome.applied, outcome.late, *outcome.dropped.values(), outcome.rejected, outcome.skipped]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
-        if fate.records is None:
+        if outcome.records is None:
             self._add(best)
             return
-        first = np.flatnonzero(np.concatenate(([True], fate.records[1:] != fate.records[:-1])))
+        first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
         of_records = np.minimum.reduceat(best, first)
-        if self._last is not None and self._last[0] == fate.records[0]:
+        if self._last is not None and self._last[0] == outcome.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
         elif self._last is not None:
-            self.counts[_FATES[self._last[1]]] += 1
+            self.counts[_OUTCOMES[self._last[1]]] += 1
         self._add(of_records[:-1])
-        self._last = int(fate.records[-1]), int(of_records[-1])
+        self._last = int(outcome.records[-1]), int(of_records[-1])
 
     def places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
         """The columns that identify rows appended to a table: their record, and their number among its rows."""
@@ -90,14 +90,14 @@ class PartFacts:
         places = [pa.repeat(topic, len(offsets)), rows.column("_partition"), rows.column("_offset"), pa.array(numbers)]
         return dict(zip(POSITION, places, strict=True))
 
-    def _add(self, fates: npt.NDArray[np.int64]) -> None:
-        for kind, number in enumerate(np.bincount(fates, minlength=len(_FATES)).tolist()):
-            if number or _FATES[kind] in ("applied", "filtered"):
-                self.counts[_FATES[kind]] += number
+    def _add(self, outcomes: npt.NDArray[np.int64]) -> None:
+        for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
+            if number or _OUTCOMES[kind] in ("applied", "filtered"):
+                self.counts[_OUTCOMES[kind]] += number
 
     def end(self) -> None:
         if self._last is not None:
-            self.counts[_FATES[self._last[1]]] += 1
+            self.counts[_OUTCOMES[self._last[1]]] += 1
             self._last = None
 
 
@@ -162,8 +162,8 @@ class RecordSinks:
         for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
             yield (self.topics[source], partition), (sources == source) & (partitions == partition)
 
-    def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> Fate:
-        """Add the output records of one partition's records to `facts`, and return the fates of the records."""
+    def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> RecordOutcome:
+        """Add the output records of one partition's records to `facts`, and return the outcomes of the records."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
@@ -180,7 +180,7 @@ class RecordSinks:
         for name in self.passes:
             applied |= truth(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return Fate(records, applied, *self._failed(batch, records, facts))
+        return RecordOutcome(records, applied, *self._failed(batch, records, facts))
 
     def _failed(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts

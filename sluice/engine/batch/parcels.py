@@ -28,7 +28,7 @@ _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 
 
 @dataclass(frozen=True)
-class Pack:
+class ParcelWriter:
     """The task before a shuffle: packs rows for the workers that own their keys. A row with a `worker` goes there."""
 
     workers: int
@@ -87,7 +87,7 @@ def _batch(workers: list[int], parcels: list[bytes], labels: list[str | None]) -
 
 
 @dataclass(frozen=True)
-class Unpack:
+class ParcelReader:
     """The task after a shuffle: yields the rows of the parcels, with their `worker`. Passes on the side outputs."""
 
     side_outputs: SideOutputs

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Fate, Part, PartFacts, truth
+from sluice.engine.batch.accounting import Part, PartFacts, RecordOutcome, truth
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.plan import AggregationGroup
@@ -73,30 +73,30 @@ class Windowing:
         self.closed = closed(self.groups, self.before)
 
     def windowed(
-        self, batch: pa.RecordBatch, part: Part, facts: PartFacts, fate: Fate
+        self, batch: pa.RecordBatch, part: Part, facts: PartFacts, outcome: RecordOutcome
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The number of each group, and its records of one partition, once for each window that counts a record.
 
-        Adds counts, stream times and late records to `facts`, and what happens to the records to `fate`.
+        Adds counts, stream times and late records to `facts`, and what happens to the records to `outcome`.
         """
         if self.closed > BEFORE_ALL:
             facts.times[CLOSED] = self.closed
         for group in self.groups:
             if part[0] in group.topics:
-                yield group.number, self._of_group(batch, group, part, facts, fate)
+                yield group.number, self._of_group(batch, group, part, facts, outcome)
 
     def _of_group(
-        self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, facts: PartFacts, fate: Fate
+        self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, facts: PartFacts, outcome: RecordOutcome
     ) -> pa.RecordBatch:
         passed = truth(batch.column(group.passed))
         keyed = passed & truth(batch.column(group.key).is_valid())
-        fate.dropped["null_key"] |= passed & ~keyed
+        outcome.dropped["null_key"] |= passed & ~keyed
         _count(facts, "null_key", group, int((passed & ~keyed).sum()))
         if group.window is None:
             valued = keyed & ~truth(batch.column(group.null)) if group.null else keyed
-            fate.dropped["null_value"] |= keyed & ~valued
+            outcome.dropped["null_value"] |= keyed & ~valued
             _count(facts, "null_value", group, int((keyed & ~valued).sum()))
-            fate.applied |= valued
+            outcome.applied |= valued
             return _records(batch, group, np.flatnonzero(valued), None)
         rows = np.flatnonzero(keyed)
         name = f"{group.name}/{part[0]}/{part[1]}"
@@ -105,8 +105,8 @@ class Windowing:
         windowed = assign_windows(times, group.window, since, self.closed)
         if len(rows):
             facts.times[name] = windowed.stream_time
-        fate.applied[rows[windowed.rows]] = True
-        fate.late[rows] = True  # `applied` comes before `late` when records are counted
+        outcome.applied[rows[windowed.rows]] = True
+        outcome.late[rows] = True  # `applied` comes before `late` when records are counted
         _count(facts, "late", group, windowed.late)
         late_rows = np.setdiff1d(rows, rows[windowed.rows]) if group.late is not None else ()
         if group.late is not None and len(late_rows):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Attempt, Column, Job, Lookup, Select, TableSink
+from sluice.plan import Column, FallibleExpression, Job, Lookup, Select, TableSink
 from sluice.plan.arrow_support import NeedsSparkError, types_of
 from sluice.plan.jobs import Layer
 from sluice.sql.arrow_json import json_values
@@ -32,12 +32,14 @@ def right_column(step: int) -> str:
     return f"right_{step}"
 
 
-def tried(step: Select, name: str, *, again: bool) -> tuple[Attempt, str]:
+def tried(step: Select, name: str, *, again: bool) -> tuple[FallibleExpression, str]:
     """The attempt of a step that may fail for a change, and SQL for the column `_rejected` after it.
 
     `again`: an earlier step may have failed for the change.
     """
-    attempt = Attempt(name, step.step, f"{REJECTED} IS NULL" if again else "true", (step.sql,), None, step.causes)
+    attempt = FallibleExpression(
+        name, step.step, f"{REJECTED} IS NULL" if again else "true", (step.sql,), None, step.causes
+    )
     rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     return attempt, f"coalesce({REJECTED}, {rejected})" if again else rejected

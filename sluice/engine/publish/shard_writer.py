@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.parcels import Unpack
+from sluice.engine.batch.parcels import ParcelReader
 from sluice.engine.batch.row_schemas import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import Facts, SideOutputs
 from sluice.engine.batch.storage import Storage
@@ -75,7 +75,7 @@ class ShardWriter:
         return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*SORT_KEY, "headers", "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._write(Unpack(self.side_outputs)(batches))
+        self._write(ParcelReader(self.side_outputs)(batches))
         for label, data in self.side_outputs.take():
             yield pa.RecordBatch.from_arrays([pa.array([label]), pa.array([data], pa.binary())], schema=RESULT)
 

@@ -14,7 +14,7 @@ from sluice.engine.batch.dead_letters import DeadLetter
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import Key, UnusableKeyError, ValueDecoder, require_short_keys
-from sluice.engine.read.stream_reader import Reader, Share, invalid_times
+from sluice.engine.read.stream_reader import PartitionOutput, Reader, invalid_times
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
@@ -47,14 +47,14 @@ class TableReader(Reader):
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
-    def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, bytes]] = []
-        decoder = self.decoders[share.topic]
+        decoder = self.decoders[output.topic]
         rows, values, dead_letters = decoder.decode(raw)
         keys = list(decoder.keys(batch.column("key").to_pylist()))
-        positions, unfit = _positions(batch, share.partition), decoder.unfit(values)
-        counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, share, clock)
+        positions, unfit = _positions(batch, output.partition), decoder.unfit(values)
+        counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
             if place in counted_as_rejected:
@@ -69,10 +69,10 @@ class TableReader(Reader):
                 continue
             changes.append((key, positions[row]))
             applied.append(place)
-        self._reject(batch, share, dead_letters)
-        share.counts["applied"] += len(changes)
+        self._reject(batch, output, dead_letters)
+        output.counts["applied"] += len(changes)
         texts = _texts(decoder, [values[place] for place in applied])
-        return self._state_rows(self.groups[share.topic], changes, texts)
+        return self._state_rows(self.groups[output.topic], changes, texts)
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
@@ -88,12 +88,18 @@ class TableReader(Reader):
         return kafka_key
 
     def _rejected_as_stream(
-        self, batch: pa.RecordBatch, rows: list[int], values: list[Any], keys: list[Any], share: Share, clock: int
+        self,
+        batch: pa.RecordBatch,
+        rows: list[int],
+        values: list[Any],
+        keys: list[Any],
+        output: PartitionOutput,
+        clock: int,
     ) -> set[int]:
         """The places of records that the reader of streams rejects and counts, and that ordered joins do not see."""
-        if share.topic not in self.uncounted:
+        if output.topic not in self.uncounted:
             return set()
-        decoder = self.decoders[share.topic]
+        decoder = self.decoders[output.topic]
         times = decoder.times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
         problems = invalid_times(decoder, times, clock)
         rejected = {place for place, problem in enumerate(problems) if problem}

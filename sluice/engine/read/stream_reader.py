@@ -43,7 +43,7 @@ _EXTRA = {
 
 
 @dataclass
-class Share:
+class PartitionOutput:
     """Accumulates the side outputs of one partition in a batch."""
 
     topic: str
@@ -95,59 +95,59 @@ class Reader:
     """Topics that another reader of the job reads too, and counts."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shares: dict[tuple[str, int], Share] = {}
+        outputs: dict[tuple[str, int], PartitionOutput] = {}
         start = this_batch()
         with no_garbage_collection():
             for batch in batches:
                 for part, records in _by_partition(batch) if batch.num_rows else ():
-                    share = shares.setdefault(part, Share(*part))
-                    share.counts["read"] += records.num_rows
-                    share.last = _last(records)
-                    records = self._sequenced(records, share, start) if self.sequenced else records
-                    yield self._decode(records, share, start.begun)
-        for share in shares.values():
-            if share.topic in self.uncounted:
+                    output = outputs.setdefault(part, PartitionOutput(*part))
+                    output.counts["read"] += records.num_rows
+                    output.last = _last(records)
+                    records = self._sequenced(records, output, start) if self.sequenced else records
+                    yield self._decode(records, output, start.begun)
+        for output in outputs.values():
+            if output.topic in self.uncounted:
                 continue
-            if share.dead_letters:
-                dead_letters = pa.Table.from_batches(share.dead_letters)
-                self.side_outputs.add_records(self.dead_letters, share.name, dead_letters)
-            facts = Facts(dict(share.counts), share.times, f"{share.topic}-{share.partition}", share.last)
-            self.side_outputs.add_facts(share.name, facts)
+            if output.dead_letters:
+                dead_letters = pa.Table.from_batches(output.dead_letters)
+                self.side_outputs.add_records(self.dead_letters, output.name, dead_letters)
+            facts = Facts(dict(output.counts), output.times, f"{output.topic}-{output.partition}", output.last)
+            self.side_outputs.add_facts(output.name, facts)
 
-    def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def _sequenced(self, batch: pa.RecordBatch, share: Share, start: BatchStart) -> pa.RecordBatch:
+    def _sequenced(self, batch: pa.RecordBatch, output: PartitionOutput, start: BatchStart) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
         The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
         """
-        name = f"{ORDER}/{share.topic}/{share.partition}"
-        if name not in share.times:
-            share.times[name] = start.times.get(name, BEFORE_ALL)
+        name = f"{ORDER}/{output.topic}/{output.partition}"
+        if name not in output.times:
+            output.times[name] = start.times.get(name, BEFORE_ALL)
         timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
-        sequence = np.maximum(np.maximum.accumulate(timestamps), share.times[name])
-        share.times[name] = int(sequence[-1])
+        sequence = np.maximum(np.maximum.accumulate(timestamps), output.times[name])
+        output.times[name] = int(sequence[-1])
         return batch.append_column("sequence", pa.array(sequence))
 
-    def _reject(self, batch: pa.RecordBatch, share: Share, dead_letters: list[DeadLetter]) -> None:
+    def _reject(self, batch: pa.RecordBatch, output: PartitionOutput, dead_letters: list[DeadLetter]) -> None:
         """Handle the rejected records according to the source's `on_error`."""
         if not dead_letters:
             return
         dead_letters.sort(key=lambda dead_letter: dead_letter.row)
-        match self.decoders[share.topic].source.on_error:
+        match self.decoders[output.topic].source.on_error:
             case "fail":
                 first = dead_letters[0]
                 offset = batch.column("offset")[first.row].as_py()
                 raise EngineError(
-                    f"{share.topic}, partition {share.partition}, offset {offset}: {first.reason}: {first.detail}.",
+                    f"{output.topic}, partition {output.partition}, offset {offset}: {first.reason}: {first.detail}.",
                     next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
                 )
             case "skip":
-                share.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
+                output.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
             case "dead_letter":
-                share.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
-                share.dead_letters.append(dead_letter_records(batch, dead_letters))
+                output.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
+                output.dead_letters.append(dead_letter_records(batch, dead_letters))
 
 
 @dataclass(frozen=True)
@@ -187,20 +187,20 @@ class StreamReader(Reader):
         """The rows' columns on Arrow."""
         return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
 
-    def _decode(self, batch: pa.RecordBatch, share: Share, clock: int) -> pa.RecordBatch:
-        decoder = self.decoders[share.topic]
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
+        decoder = self.decoders[output.topic]
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
-            columns = self._columns(decoder, kept, values, share, clock)
+            columns = self._columns(decoder, kept, values, output, clock)
             problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
             problems, columns = [None] * len(values), {}
-            for place in failing(len(values), partial(self._fit, decoder, kept, values, share, clock)):
+            for place in failing(len(values), partial(self._fit, decoder, kept, values, output, clock)):
                 record = kept.slice(place, 1)
-                problems[place] = self._problem(decoder, record, values[place : place + 1], share, clock)
+                problems[place] = self._problem(decoder, record, values[place : place + 1], output, clock)
         if any(problems):
-            problems = self._apply_on_time(decoder, problems, share)
+            problems = self._apply_on_time(decoder, problems, output)
             dead_letters += [
                 DeadLetter(row, *problem)
                 for row, problem in zip(rows, problems, strict=True)
@@ -208,8 +208,8 @@ class StreamReader(Reader):
             ]
             valid = [i for i, problem in enumerate(problems) if problem is None]
             kept = kept.take(pa.array(valid, pa.int64()))
-            columns = self._columns(decoder, kept, [values[i] for i in valid], share, clock, replace_invalid=True)
-        self._reject(batch, share, dead_letters)
+            columns = self._columns(decoder, kept, [values[i] for i in valid], output, clock, replace_invalid=True)
+        self._reject(batch, output, dead_letters)
         schema = self.schema
         return pa.RecordBatch.from_arrays(
             [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
@@ -220,7 +220,7 @@ class StreamReader(Reader):
         decoder: ValueDecoder,
         kept: pa.RecordBatch,
         values: Sequence[Any],
-        share: Share,
+        output: PartitionOutput,
         clock: int,
         *,
         replace_invalid: bool = False,
@@ -232,7 +232,7 @@ class StreamReader(Reader):
         source = decoder.source
         columns = {field.column: decoder.column_of(field, values, kept.column("key")) for field in source.fields}
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
-        columns["_partition"] = pa.repeat(pa.scalar(share.partition, pa.int32()), len(values))
+        columns["_partition"] = pa.repeat(pa.scalar(output.partition, pa.int32()), len(values))
         columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
             is_valid = pc.fill_null(pc.greater_equal(columns["_time"], _earliest(decoder)), False)
@@ -275,43 +275,43 @@ class StreamReader(Reader):
         decoder: ValueDecoder,
         records: pa.RecordBatch,
         values: Sequence[Any],
-        share: Share,
+        output: PartitionOutput,
         clock: int,
         begin: int,
         end: int,
     ) -> bool:
         """Whether a range of the records has no problem."""
         try:
-            columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], share, clock)
+            columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
             return False
         return not any(invalid_times(decoder, columns["_time"], clock))
 
     @staticmethod
-    def _apply_on_time(decoder: ValueDecoder, problems: Problems, share: Share) -> Problems:
+    def _apply_on_time(decoder: ValueDecoder, problems: Problems, output: PartitionOutput) -> Problems:
         """Apply the source's policy for records without a valid event time."""
         invalid = [problem for problem in problems if problem and problem[0] == "event_time"]
         if not invalid or decoder.source.on_time == "dead_letter":
             return problems
         if decoder.source.on_time == "fail":
             raise EngineError(
-                f"{share.topic}, partition {share.partition}: {invalid[0][1]}.",
+                f"{output.topic}, partition {output.partition}: {invalid[0][1]}.",
                 next_step="Correct the topic, or set the source's invalid_time to another policy.",
             )
         if decoder.source.on_time == "clock":
             return [None if problem and problem[0] == "event_time" else problem for problem in problems]
-        share.counts["dropped/event_time"] += len(invalid)
+        output.counts["dropped/event_time"] += len(invalid)
         return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
 
     def _problem(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], share: Share, clock: int
+        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], output: PartitionOutput, clock: int
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys(record.column("key").to_pylist())
         if "_key" in self.metadata and decoder.source.key is None and isinstance(key, BaseException):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
-            columns = self._columns(decoder, record, value, share, clock)
+            columns = self._columns(decoder, record, value, output, clock)
         except UnusableKeyError as error:
             return error.reason, str(error)
         except (pa.ArrowException, OverflowError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import Pack, Unpack
+from sluice.engine.batch.parcels import ParcelReader, ParcelWriter
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.publish.change_steps import ChangeSteps
@@ -18,7 +18,7 @@ from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages, kinds_by_name
-from sluice.engine.stages.shuffle_targets import Routes
+from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError, types_of, types_read, why_spark
@@ -67,7 +67,11 @@ class ArrowQuery:
         tasks = []
         for number in range(1, job.stages + 1):
             stage = stages.task(number)
-            tasks.append(Chain((Unpack(side_outputs), stage, Routes.of(stages, number), *stages.last_tasks(number))))
+            tasks.append(
+                Chain(
+                    (ParcelReader(side_outputs), stage, ShuffleTargets.of(stages, number), *stages.last_tasks(number))
+                )
+            )
         store_types = value_types(job, inputs) | stages.store_types()
         for sink in job.table_sinks:
             ChangeSteps.of(job, sink, store_types)
@@ -75,7 +79,7 @@ class ArrowQuery:
             workers,
             frozenset(source.topic for source in job.streams),
             frozenset(table.source.topic for table in job.tables),
-            Chain((reader, steps, ingest, Pack(workers, side_outputs))),
+            Chain((reader, steps, ingest, ParcelWriter(workers, side_outputs))),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
             store_types,
@@ -94,7 +98,7 @@ class ArrowQuery:
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
     """The task from the records of global tables to parcels for the shards."""
     reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
-    return Chain((reader, ordered_rows, Pack(job.pipeline.workers, storage.side_outputs, to_all=True)))
+    return Chain((reader, ordered_rows, ParcelWriter(job.pipeline.workers, storage.side_outputs, to_all=True)))
 
 
 def by_worker(parcels: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, Pack
+from sluice.engine.batch.parcels import PARCEL_DDL, ParcelWriter
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
@@ -118,7 +118,7 @@ class Frames:
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
-        pack = Pack(job.pipeline.workers, storage.side_outputs)
+        pack = ParcelWriter(job.pipeline.workers, storage.side_outputs)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
         parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
         for number in range(1, job.stages + 1):

@@ -22,7 +22,7 @@ Indices = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Moves:
+class ForeignKeyMoves:
     """The task after a stage's operators that marks rows as MOVED for foreign-key joins (see `ForeignKeyJoin`).
 
     The task has the old and the new value of a change one after the other. Behind it, they go to the workers of

@@ -107,10 +107,10 @@ class Ingest:
         for part, mask in parts:
             facts = task.parts.setdefault(part, PartFacts())
             records = batch if mask is None else batch.filter(pa.array(mask))
-            fate = self.sinks.collect(records, facts)
-            for group, windowed in task.windowing.windowed(records, part, facts, fate):
+            outcome = self.sinks.collect(records, facts)
+            for group, windowed in task.windowing.windowed(records, part, facts, outcome):
                 yield from task.windowed.add(group, windowed)
-            facts.count(fate)
+            facts.count(outcome)
         if not self.operators:
             return
         positions = self._positions(batch)

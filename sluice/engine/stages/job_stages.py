@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sluice.engine.batch.arrow_tasks import Task
-from sluice.engine.batch.parcels import Pack
+from sluice.engine.batch.parcels import ParcelWriter
 from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
 from sluice.engine.stages.advances import Gather
 from sluice.engine.stages.build import stage_operator
-from sluice.engine.stages.foreign_keys import Moves
+from sluice.engine.stages.foreign_keys import ForeignKeyMoves
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
@@ -118,10 +118,10 @@ class Stages:
 
     def last_tasks(self, number: int) -> tuple[Task, ...]:
         """The tasks after a stage's results have become rows for their targets."""
-        gather, moves = Gather.of(self.job, number), Moves.of(self.job, number)
+        gather, moves = Gather.of(self.job, number), ForeignKeyMoves.of(self.job, number)
         needed: list[Task] = [gather] if gather.operators else []
         needed += [moves] if moves.joins else []
-        return (*needed, Pack(self.job.pipeline.workers, self.storage.side_outputs))
+        return (*needed, ParcelWriter(self.job.pipeline.workers, self.storage.side_outputs))
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

@@ -36,7 +36,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Route:
+class ShuffleTarget:
     """The way of results to one target. The fields without a type are names of columns."""
 
     target: int
@@ -57,7 +57,7 @@ class Route:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """The route of the rejected rows of a stage's failure with this number."""
+        """The target of the rejected rows of a stage's failure with this number."""
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
@@ -90,17 +90,17 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Routes:
+class ShuffleTargets:
     """Creates the rows for the targets of a stage: operators of the next stages, stores and sinks."""
 
     results: tuple[Result, ...]
     steps: ArrowSteps
-    """The steps behind the stage's operators, and the columns of the routes."""
-    routes: tuple[Route, ...]
+    """The steps behind the stage's operators, and the columns of the targets."""
+    targets: tuple[ShuffleTarget, ...]
 
     @classmethod
     def of(cls, stages: Stages, number: int) -> Self:
-        """The routes after a stage. Raises NeedsSparkError if Spark must compute them."""
+        """The targets after a stage. Raises NeedsSparkError if Spark must compute them."""
         job = stages.job
         types: dict[str, str] = dict(ROW)
         results = []
@@ -113,24 +113,24 @@ class Routes:
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))
         edges = job.feeds_of(number)
-        routes = [Route.of(edge) for edge in edges]
+        targets = [ShuffleTarget.of(edge) for edge in edges]
         last = [
-            Column(route.path, edge.path_from("path"), edge.target)
-            for edge, route in zip(edges, routes, strict=True)
-            if isinstance(route.path, str)
+            Column(target.path, edge.path_from("path"), edge.target)
+            for edge, target in zip(edges, targets, strict=True)
+            if isinstance(target.path, str)
         ]
         for place, failure in enumerate(failure for failure in job.failures if failure.stage == number):
-            route, step = Route.of_failure(place), failure.step.number
+            target, step = ShuffleTarget.of_failure(place), failure.step.number
             value = rejection(step, failure.error, failure.value)
             last += [
-                Column(route.passed, failure.once, step),
-                Column(route.key, f"IF({failure.once}, {failure.key}, NULL)", step),
-                Column(route.value, f"IF({failure.once}, {value}, NULL)", step),
+                Column(target.passed, failure.once, step),
+                Column(target.key, f"IF({failure.once}, {failure.key}, NULL)", step),
+                Column(target.value, f"IF({failure.once}, {value}, NULL)", step),
             ]
-            routes.append(route)
+            targets.append(target)
         layers = (*layers, tuple(last))
         types_of(layers, before)  # raises the error here, not in a task
-        return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(routes))
+        return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(targets))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -140,12 +140,12 @@ class Routes:
                 continue
             yield batch.filter(pa.array(~emitted))
             columns = self._columns(batch.filter(pa.array(emitted)))
-            for route in self.routes:
-                if (rows := route.rows(columns)) is not None:
+            for target in self.targets:
+                if (rows := target.rows(columns)) is not None:
                     yield rows
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """All columns of the routes."""
+        """All columns of the targets."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
             is_result = pc.equal(columns["target"], result.operator)

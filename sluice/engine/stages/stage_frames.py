@@ -13,20 +13,20 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, Unpack
+from sluice.engine.batch.parcels import PARCEL_DDL, ParcelReader
 from sluice.engine.batch.rejected import rejection
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
-from sluice.engine.stages.shuffle_targets import Routes
+from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError
 from sluice.plan import (
-    Attempt,
     Column,
     Edge,
     Failure,
+    FallibleExpression,
     Job,
     Layers,
     Transformation,
@@ -42,7 +42,7 @@ def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
             frame = _transformed(frame, layer)
             continue
         plain = [column for column in layer if isinstance(column, Column)]
-        attempts = [column for column in layer if isinstance(column, Attempt)]
+        attempts = [column for column in layer if isinstance(column, FallibleExpression)]
         frame = with_columns(frame, plain, attempts)
     return frame
 
@@ -102,10 +102,10 @@ def _operations(frame: DataFrame) -> list[str]:
 def through(stages: Stages, number: int, parcels: DataFrame) -> DataFrame:
     """The parcels after a stage, from those before it."""
     task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
-    unpack = Unpack(side_outputs)
+    unpack = ParcelReader(side_outputs)
     shuffled = parcels.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
-        routes = Routes.of(stages, number)
+        routes = ShuffleTargets.of(stages, number)
         return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, PARCEL_DDL)
     rows = shuffled.mapInArrow(Chain((unpack, task, side_outputs.leave)).__call__, ROW_DDL)
     typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from sluice.engine.steps.python_calls import Function, functions_of
 from sluice.plan import Column, Job, Layers
 from sluice.plan.arrow_support import (
-    TypedAttempt,
     TypedExplosion,
+    TypedFallibleExpression,
     TypedLayer,
     typed_layers,
     types_read,
@@ -95,8 +95,8 @@ class ArrowSteps:
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.of.name])
-            for attempt in layer.attempts:
-                made |= _attempted(attempt, columns, count)
+            for fallible in layer.fallible_expressions:
+                made |= _fallible_columns(fallible, columns, count)
             columns = columns | made
         return columns
 
@@ -139,35 +139,41 @@ def _comparable(kind: pa.DataType) -> str:
     return str(kind).replace(" not null", "").replace("list<item:", "list<element:")
 
 
-def _attempted(attempt: TypedAttempt, columns: Mapping[str, pa.Array], count: int) -> dict[str, pa.Array]:
-    """The columns of an attempt: its results, their key's text, and its error."""
-    passed = mask_of(evaluate(attempt.passed, columns, count).values, count)
-    rows, causes = pa.array(np.flatnonzero(passed)), [cause for cause, _ in attempt.causes]
-    read = frozenset[str]().union(*(each.columns for each in (*attempt.columns, *causes)))
+def _fallible_columns(
+    fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], count: int
+) -> dict[str, pa.Array]:
+    """The columns of an fallible: its results, their key's text, and its error."""
+    passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
+    rows, causes = pa.array(np.flatnonzero(passed)), [cause for cause, _ in fallible.causes]
+    read = frozenset[str]().union(*(each.columns for each in (*fallible.columns, *causes)))
     few, number = {name: columns[name].take(rows) for name in read}, len(rows)
-    made = [evaluate(column, few, number) for column in attempt.columns]
+    made = [evaluate(column, few, number) for column in fallible.columns]
     values = [
         array_of(result.values, number).cast(arrow_type(column.type))
-        for result, column in zip(made, attempt.columns, strict=True)
+        for result, column in zip(made, fallible.columns, strict=True)
     ]
     failed = either(*(result.failed for result in made))
     failed = np.zeros(number, bool) if failed is None else failed
-    key = attempt.of.key
-    keys = None if key is None else key_texts(values[key], attempt.columns[key].type)
-    errors = _errors(attempt, few, values, keys, failed)
+    key = fallible.of.key
+    keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
+    errors = _errors(fallible, few, values, keys, failed)
     results = pa.StructArray.from_arrays(values, [f"c{place}" for place in range(len(values))], mask=pa.array(failed))
     places = pa.array(np.cumsum(passed) - 1, mask=~passed)
-    columns_made = {attempt.of.name: results.take(places), attempt.of.error: errors.take(places)}
+    columns_made = {fallible.of.name: results.take(places), fallible.of.error: errors.take(places)}
     if keys is not None:
         keys = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
-        columns_made[attempt.of.key_text] = keys.take(places)
+        columns_made[fallible.of.key_text] = keys.take(places)
     return columns_made
 
 
 def _errors(
-    attempt: TypedAttempt, columns: Mapping[str, pa.Array], values: list[pa.Array], keys: pa.Array | None, failed: Mask
+    fallible: TypedFallibleExpression,
+    columns: Mapping[str, pa.Array],
+    values: list[pa.Array],
+    keys: pa.Array | None,
+    failed: Mask,
 ) -> pa.Array:
-    """The error of each record for which the attempt fails, or whose results nobody could write."""
+    """The error of each record for which the fallible fails, or whose results nobody could write."""
     errors = np.full(len(failed), None, object)
     unusable = [(_is_not_finite(each), NOT_FINITE) for each in values]
     if keys is not None:
@@ -176,15 +182,15 @@ def _errors(
         if rows is not None:
             errors[rows] = text
     if failed.any():
-        errors[failed] = _causes(attempt, columns, np.flatnonzero(failed))
+        errors[failed] = _causes(fallible, columns, np.flatnonzero(failed))
     return pa.array(errors, pa.string())
 
 
-def _causes(attempt: TypedAttempt, columns: Mapping[str, pa.Array], rows: Any) -> list[str]:
-    """For each of the rows, the error of the first part of the attempt's expressions that fails for it."""
+def _causes(fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], rows: Any) -> list[str]:
+    """For each of the rows, the error of the first part of the fallible's expressions that fails for it."""
     texts = np.full(len(rows), NO_RESULT, object)
     few = {name: values.take(pa.array(rows)) for name, values in columns.items()}
-    for part, text in reversed(attempt.causes):
+    for part, text in reversed(fallible.causes):
         failed = evaluate(part, few, len(rows)).failed
         if failed is not None:
             texts[failed] = text

@@ -28,7 +28,7 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """Row key → the value that the aggregate includes instead of the row's current value, which could not be added."""
 
 
-class Adding:
+class BaseAggregation:
     """Base class of all aggregations.
 
     `retracts`: the next operator subtracts, so the old value is sent before the new one.
@@ -72,7 +72,7 @@ class Adding:
         state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
 
 
-class Aggregation(Adding):
+class Aggregation(BaseAggregation):
     """An aggregation of a stream. A row that fails does not change the state."""
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
@@ -128,7 +128,7 @@ class Aggregate(Timeless, Aggregation):
             self._add(state, 0, None, row, out)
 
 
-class TableAggregate(Timeless, Adding):
+class TableAggregate(Timeless, BaseAggregation):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
