@@ -95,8 +95,8 @@ test-fab: $(FAB) ## Run the tests of the REST API with Airflow's FAB auth manage
 	@PYTHONPATH=. build/fab/bin/python -m pytest tests/api --fab $(ARGS)
 
 .PHONY: test-namespaces
-test-namespaces: $(INSTALLED) ## Test queries over state servers in separate network namespaces; needs root
-	@$(BIN)/pytest tests/servers/namespaces.py
+test-namespaces: $(JARS) ## Test state servers, and drivers, in separate network namespaces; needs root
+	@$(BIN)/pytest tests/servers/namespaces.py tests/cluster/drivers_in_namespaces.py
 
 .PHONY: test-image
 test-image: $(INSTALLED) ## Make the image of docker/ and test the services of compose.yaml, with Docker, or Podman as root

@@ -66,7 +66,7 @@ def postgres_server(
     options = ["-k", "", "-h", host, "-p", str(port), "-c", "max_connections=200"]
     if host != "127.0.0.1":
         with (data / "pg_hba.conf").open("a") as access_file:
-            access_file.write(f"host all all {host}/24 trust\n")
+            access_file.write(f"host all all {host}/16 trust\n")
     if certificate is not None:
         own = folder / "certificate.pem"
         own.touch(mode=0o600)
