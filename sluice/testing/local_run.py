@@ -13,7 +13,7 @@ import pyarrow as pa
 from sluice.engine.batch.batch_start import running
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.shard_writer import RESULT, ShardWriter
-from sluice.engine.run.arrow_query import ArrowQuery, Parcels
+from sluice.engine.run.arrow_query import ArrowQuery, RowBatches
 from sluice.engine.run.registration import generation_info
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError
@@ -67,12 +67,12 @@ class LocalRun(PipedRun):
 
 @dataclass(frozen=True)
 class Computed:
-    """The parcels of a batch for the shards."""
+    """The row batches of a batch for the shards."""
 
-    parcels: Parcels
+    row_batches: RowBatches
 
     def write(self, writer: ShardWriter) -> pa.Table:
-        written = [batch for of_worker in self.parcels.values() for batch in writer(iter(of_worker))]
+        written = [batch for of_worker in self.row_batches.values() for batch in writer(iter(of_worker))]
         return pa.Table.from_batches(written, RESULT)
 
 

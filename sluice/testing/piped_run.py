@@ -90,7 +90,7 @@ class PipedRun:
         """Publish a batch, and count what happened to its records."""
         self._publisher.publish(state_rows, batch)
         self.batch = batch
-        self.counts.update(self._publisher.facts.counts)
+        self.counts.update(self._publisher.stats.counts)
         snapshot = self._ledger.snapshots.latest(self.job.pipeline.name)
         if snapshot is not None and snapshot.batch == batch:
             self.counts.update({name: n for name, n in snapshot.counts.items() if name.startswith(UNWRITTEN)})

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from sluice import Pipeline, session
-from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput
+from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput
 from sluice.errors import EngineError
 from sluice.kafka.topics import text_headers
 from sluice.state.ledger.audits import SourceAudit
@@ -198,7 +198,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
 def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(simple_shop)
     running.send("sales", sale("a"), sale("b"))
-    one_more = Facts({"read": 1}, partition=f"{running.names('sales')}-0")
+    one_more = BatchStats({"read": 1}, partition=f"{running.names('sales')}-0")
     begin = Collected.__init__
 
     def begin_with_one_more(self: Collected, outputs: Iterable[SideOutput]) -> None:

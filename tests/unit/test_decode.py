@@ -595,7 +595,7 @@ class Reading:
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.collected.facts.counts
+        return self.collected.stats.counts
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 
 from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import ParcelReader, ParcelWriter
+from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
-from sluice.engine.batch.side_outputs import Collected, Facts, SideOutputs, Written, part_name
+from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutputs, Written, part_name
 
 
 def records(*keys: str) -> pa.Table:
@@ -35,16 +35,16 @@ def keys_of(outputs: Collected, topic: str) -> list[str]:
 
 def test_counts_of_all_parts_are_added_up() -> None:
     task = SideOutputs()
-    task.add_facts("read-a-00000", Facts({"read": 5}, last=(7, "print"), partition="a-0"))
-    task.add_facts("part-a-00000", Facts({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
-    task.add_facts("stage-1-00000", Facts({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
+    task.add_stats("read-a-00000", BatchStats({"read": 5}, last=(7, "print"), partition="a-0"))
+    task.add_stats("part-a-00000", BatchStats({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
+    task.add_stats("stage-1-00000", BatchStats({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
     all_of_them = collected(task)
-    all_of_them.add(Facts({"dead_letter/processing": 1}))
+    all_of_them.add(BatchStats({"dead_letter/processing": 1}))
     expected = {"read": 5, "applied": 6, "late/w": 1, "dead_letter/processing": 1}
-    assert all_of_them.facts == Facts(expected, {"w/a/0": 70, "w/a/1": 60})
+    assert all_of_them.stats == BatchStats(expected, {"w/a/0": 70, "w/a/1": 60})
     assert all_of_them.counts_by_partition == {("a", 0): {"read": 5, "applied": 6, "late/w": 1}}
     assert all_of_them.last_records == {("a", 0): (7, "print")}
-    assert collected(task).facts == Facts(), "what was taken is forgotten"
+    assert collected(task).stats == BatchStats(), "what was taken is forgotten"
 
 
 def test_records_have_the_order_of_the_parts_and_of_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def counting(task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]) ->
     for batch in batches:
         count += batch.num_rows
         yield batch
-    task.add_facts(name, Facts({name: count}))
+    task.add_stats(name, BatchStats({name: count}))
     task.add_records("out", name, records(name))
 
 
@@ -99,26 +99,26 @@ def test_they_go_through_every_shuffle_behind_the_rows() -> None:
     def run(stage: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         own = pickle.loads(pickle.dumps(SideOutputs()))
         tasks = (
-            *((ParcelReader(own),) if stage else ()),
+            *((RowBatchReader(own),) if stage else ()),
             partial(counting, own, f"stage {stage}"),
-            ParcelWriter(3, own),
+            RowBatchWriter(3, own),
         )
         return [*reduce(lambda made, task: task(made), tasks, iter(batches))]
 
-    parcels = run(0, [given])
+    row_batches = run(0, [given])
     for stage in (1, 2):
-        workers = sorted({worker for batch in parcels for worker in batch.column("worker").to_pylist()})
+        workers = sorted({worker for batch in row_batches for worker in batch.column("worker").to_pylist()})
         by_worker = [
-            [rest for batch in parcels if (rest := batch.filter(pc.equal(batch.column("worker"), worker))).num_rows]
+            [rest for batch in row_batches if (rest := batch.filter(pc.equal(batch.column("worker"), worker))).num_rows]
             for worker in workers
         ]
         run(stage, by_worker[0])  # a speculative copy, whose result Spark throws away
-        parcels = [parcel for of_worker in by_worker for parcel in run(stage, of_worker)]
+        row_batches = [row_batch for of_worker in by_worker for row_batch in run(stage, of_worker)]
     last = SideOutputs()
-    arrived = pa.Table.from_batches(ParcelReader(last)(iter(parcels)), SCHEMA)
+    arrived = pa.Table.from_batches(RowBatchReader(last)(iter(row_batches)), SCHEMA)
     outputs = collected(last)
     assert sorted(arrived.column("key").to_pylist()) == sorted(given.column("key").to_pylist())
-    assert outputs.facts.counts == {"stage 0": 40, "stage 1": 40, "stage 2": 40}
+    assert outputs.stats.counts == {"stage 0": 40, "stage 1": 40, "stage 2": 40}
     assert set(keys_of(outputs, "out")) == {"stage 0", "stage 1", "stage 2"}
 
 
@@ -133,6 +133,6 @@ def test_a_chain_before_spark_sql_leaves_them_for_the_next_chain_of_its_task(
         first, second = SideOutputs(), SideOutputs()
         leaving = Chain((partial(counting, first, "read"), first.leave))
         assert [*leaving(iter([given]))] == [given]
-    second.add_facts("ingest", Facts({"ingested": 2}))
-    assert collected(second).facts.counts == {"read": 2, "ingested": 2}
+    second.add_stats("ingest", BatchStats({"ingested": 2}))
+    assert collected(second).stats.counts == {"read": 2, "ingested": 2}
     assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], "Spark deletes the folder at the end"

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput, SideOutputs
+from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput, SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.combine.totals import Totals
 from sluice.engine.combine.windowing import Windowed, assign_windows, closed
@@ -210,7 +210,7 @@ class Sales:
 
     def publish(self) -> None:
         """End the batch, as the driver does."""
-        times = {**self.start.times, **self.collected().facts.stream_times}
+        times = {**self.start.times, **self.collected().stats.stream_times}
         self.start = BatchStart(self.start.number + 1, NOW, times)
 
     def collected(self, batch: int | None = None) -> Collected:
@@ -218,10 +218,10 @@ class Sales:
         self._taken.setdefault(self.start.number, []).extend(self.side_outputs.take())
         return Collected(self._taken.get(self.start.number if batch is None else batch, []))
 
-    def facts(self, batch: int = 0) -> Facts:
+    def stats(self, batch: int = 0) -> BatchStats:
         """A task's side outputs, without the last-seen times."""
-        result = self.collected(batch).facts
-        return Facts(result.counts, {name: time for name, time in result.stream_times.items() if SEEN not in name})
+        result = self.collected(batch).stats
+        return BatchStats(result.counts, {name: time for name, time in result.stream_times.items() if SEEN not in name})
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
         times, shops, amounts = (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
@@ -254,25 +254,25 @@ def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> 
     assert sales.run([(5, "a", 20), (105, "a", 1)]) == [
         ("all", "a", 0), ("all", "a", 100), ("big", "a", 0), ("total", "a", -1),
     ]  # fmt: skip
-    facts = sales.facts(0)
-    assert facts.counts == {"applied": 2, "filtered": 0}
-    assert facts.stream_times == {"all/sales/0": 105, "big/sales/0": 5}
+    stats = sales.stats(0)
+    assert stats.counts == {"applied": 2, "filtered": 0}
+    assert stats.stream_times == {"all/sales/0": 105, "big/sales/0": 5}
 
 
 def test_filtered_records_do_not_advance_a_groups_stream_time(sales: Sales) -> None:
     # The second record closes the first window for `all`; `big` has not seen it.
     state_rows = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
     assert state_rows == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
-    assert sales.facts(0).counts["late/all"] == 1
-    assert "late/big" not in sales.facts(0).counts
+    assert sales.stats(0).counts["late/all"] == 1
+    assert "late/big" not in sales.stats(0).counts
 
 
 def test_a_null_key_is_counted_without_advancing_stream_time(sales: Sales) -> None:
     state_rows = sales.run([(5, "a", 20), (500, None, 20), (6, "a", 20)])
     assert state_rows == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
-    facts = sales.facts(0)
-    assert facts.stream_times == {"all/sales/0": 6, "big/sales/0": 6}
-    assert facts.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
+    stats = sales.stats(0)
+    assert stats.stream_times == {"all/sales/0": 6, "big/sales/0": 6}
+    assert stats.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
 
 
 def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
@@ -282,7 +282,7 @@ def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
     sales.side_outputs.take()  # the task has failed
     # A retried task starts from the same stream times.
     assert sales.run([(5, "a", 1), (420, "a", 1)]) == [("all", "a", 400)]
-    assert sales.facts(1).counts["late/all"] == 1
+    assert sales.stats(1).counts["late/all"] == 1
 
 
 def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,14 +295,14 @@ def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypa
     ]
     whole, parts = Sales(tmp_path / "1", monkeypatch), Sales(tmp_path / "2", monkeypatch)
     assert whole.run(records) == parts.run(records[:1], [], records[1:3], records[3:])
-    assert whole.facts(0) == parts.facts(0)
+    assert whole.stats(0) == parts.stats(0)
 
 
 def test_each_partition_has_its_own_stream_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     sales.run([(500, "a", 20)], partition=0)
     assert sales.run([(5, "a", 20)], partition=1) == [("all", "a", 0), ("big", "a", 0), ("total", "a", -1)]
-    assert sales.facts(0).stream_times == {
+    assert sales.stats(0).stream_times == {
         "all/sales/0": 500, "all/sales/1": 5, "big/sales/0": 500, "big/sales/1": 5,
     }  # fmt: skip
 
@@ -336,10 +336,10 @@ def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatc
 
 def test_closed_windows_stay_closed_across_batches(sales: Sales) -> None:
     sales.run([(500, "a", 20)])
-    assert CLOSED not in sales.facts(0).stream_times
+    assert CLOSED not in sales.stats(0).stream_times
     sales.publish()
     sales.run([(900, "a", 20)])
-    assert sales.facts(1).stream_times[CLOSED] == 500
+    assert sales.stats(1).stream_times[CLOSED] == 500
 
 
 def test_a_state_row_has_the_windows_end_and_the_stores_values(sales: Sales) -> None:
@@ -373,4 +373,4 @@ def test_records_without_a_consumer_count_as_filtered(monkeypatch: pytest.Monkey
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
     assert sum(state_rows.num_rows for state_rows in ingest(iter([batch]))) == 1
-    assert Collected(side_outputs.take()).facts.counts == {"applied": 1, "filtered": 2}
+    assert Collected(side_outputs.take()).stats.counts == {"applied": 1, "filtered": 2}

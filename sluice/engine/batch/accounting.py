@@ -16,14 +16,14 @@ from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
 from sluice.engine.batch.record_headers import RAW, concatenated, headers_of_records, with_headers
 from sluice.engine.batch.row_schemas import origins
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, part_name
+from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.values.sink_tables import POSITION
 
-Part = tuple[str, int]
+Partition = tuple[str, int]
 """Topic and partition."""
 
 
@@ -45,8 +45,8 @@ _OUTCOMES = (
 
 
 @dataclass
-class PartFacts:
-    """The facts of one partition of a batch so far."""
+class PartitionResults:
+    """The results of one partition of a batch so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
@@ -119,17 +119,17 @@ class StreamTimeReader:
 
 
 @dataclass
-class Task:
-    """The facts of one task of a batch so far."""
+class TaskResults:
+    """The results of one task of a batch so far."""
 
     before: StreamTimes
     """The stream times at the start of the batch."""
-    parts: dict[Part, PartFacts] = field(default_factory=dict)
+    parts: dict[Partition, PartitionResults] = field(default_factory=dict)
 
     def end(self, sinks: RecordSinks) -> None:
         """Add the side outputs."""
-        for part, facts in self.parts.items():
-            sinks.add(part, facts, self.before.now)
+        for part, results in self.parts.items():
+            sinks.add(part, results, self.before.now)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RecordSinks:
         passes = tuple(edge.column for edge in job.feeds_of(0))
         return cls(side_outputs, job.stream_sinks, topics, passes, job.first_failures, job.pipeline.dead_letters)
 
-    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Part, Mask | None]]:
+    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
         """The partitions of a batch's records, each with the mask of its records; None means all records.
 
         A task reads one partition from Kafka, but all partitions from a test driver.
@@ -162,8 +162,8 @@ class RecordSinks:
         for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
             yield (self.topics[source], partition), (sources == source) & (partitions == partition)
 
-    def collect(self, batch: pa.RecordBatch, facts: PartFacts) -> RecordOutcome:
-        """Add the output records of one partition's records to `facts`, and return the outcomes of the records."""
+    def collect(self, batch: pa.RecordBatch, results: PartitionResults) -> RecordOutcome:
+        """Add the output records of one partition's records to `results`, and return the outcomes of the records."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
@@ -173,17 +173,17 @@ class RecordSinks:
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
-                records = pa.table(columns | (facts.places(sink, chosen, self.topics) if sink.appends else {}))
+                records = pa.table(columns | (results.places(sink, chosen, self.topics) if sink.appends else {}))
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
-                facts.outputs.setdefault(sink.topic, []).append(records)
+                results.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
             applied |= truth(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return RecordOutcome(records, applied, *self._failed(batch, records, facts))
+        return RecordOutcome(records, applied, *self._failed(batch, records, results))
 
     def _failed(
-        self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, facts: PartFacts
+        self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, results: PartitionResults
     ) -> tuple[Mask, Mask]:
         """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
@@ -202,13 +202,13 @@ class RecordSinks:
                 rejected |= failed
             # Count a record once, even if other steps have turned it into several rows.
             if records is not None:
-                last, of_rows = facts.rejected.get(failure.column, -1), records[rows]
+                last, of_rows = results.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
-                facts.rejected[failure.column] = int(of_rows[-1])
-            facts.counts[f"failed/{step.name}"] += len(rows)
+                results.rejected[failure.column] = int(of_rows[-1])
+            results.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
-                if record != facts.last_dead_letter:
+                if record != results.last_dead_letter:
                     dead_letters.setdefault(
                         record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at)
                     )
@@ -219,20 +219,20 @@ class RecordSinks:
             columns = {name: batch.column(f"_{name}") for name in names}
             columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
             table = pa.Table.from_batches([dead_letter_records(pa.RecordBatch.from_pydict(columns), own)])
-            facts.outputs.setdefault(self.dead_letters, []).append(table)
+            results.outputs.setdefault(self.dead_letters, []).append(table)
         if dead_letters and records is not None:
-            facts.last_dead_letter = max(dead_letters)
+            results.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def add(self, part: Part, facts: PartFacts, now: int) -> None:
+    def add(self, part: Partition, results: PartitionResults, now: int) -> None:
         """Add one partition's side outputs."""
         topic, partition = part
         name = part_name("part", topic, partition)
-        facts.end()
-        for output, tables in facts.outputs.items():
-            facts.counts.update(self.side_outputs.add_records(output, name, concatenated(tables)))
-        times = facts.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_facts(name, Facts(dict(facts.counts), times, f"{topic}-{partition}"))
+        results.end()
+        for output, tables in results.outputs.items():
+            results.counts.update(self.side_outputs.add_records(output, name, concatenated(tables)))
+        times = results.times | {f"{SEEN}/{topic}/{partition}": now}
+        self.side_outputs.add_stats(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
 
 
 def columns_of_records(job: Job) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import DEAD_LETTER, LONGEST_DETAIL, Header, escaped_headers, header, iso_time
 from sluice.engine.batch.row_schemas import REJECTED, has_origin, in_order, offset_of, partition_of
-from sluice.engine.batch.side_outputs import Facts
+from sluice.engine.batch.side_outputs import BatchStats
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
@@ -106,30 +106,30 @@ class StepLetter:
     """Where its record is. The change of a store and a timer have no record."""
 
 
-def settle(job: Job, rows: Iterable[Row]) -> tuple[list[StepLetter], Facts]:
+def settle(job: Job, rows: Iterable[Row]) -> tuple[list[StepLetter], BatchStats]:
     """The dead letters of rejected rows, and the number of failures of each step.
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
     """
     topics = {source.number: source.topic for source in job.streams}
-    facts, letters = Facts(), []
+    stats, letters = BatchStats(), []
     for row in rows:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
         step = job.pipeline.steps[rejected.node]
         if step.on_error == "fail":
             raise step_failed(str(step), row["key"], rejected.detail)
         name = f"failed/{step.name}"
-        facts.counts[name] = facts.counts.get(name, 0) + 1
+        stats.counts[name] = stats.counts.get(name, 0) + 1
         place: Place | None = None
         if has_origin(row.get("sequence")) and rejected.timer is None:
             source, partition = partition_of(row["origin"])
             place = topics[source], partition, offset_of(row["origin"])
-            partition_counts = facts.by_partition.setdefault(f"{topics[source]}-{partition}", {})
+            partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
             headers = [header(f"sluice.{name}", text) for name, text in _headers(step, place, row, rejected)]
             letters.append(StepLetter(_bytes(row["key"]), _bytes(rejected.value), headers, place))
-    return letters, facts
+    return letters, stats
 
 
 def with_own_headers(letters: Sequence[StepLetter], headers_at: HeadersAt) -> pa.Table:

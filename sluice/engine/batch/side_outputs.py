@@ -25,7 +25,7 @@ _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Facts(msgspec.Struct):
+class BatchStats(msgspec.Struct):
     """A task's counts of records and its stream times."""
 
     counts: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     part: str
     """The part of the input that it is of."""
     topic: str = ""
-    """The topic of records; empty for facts and changes."""
+    """The topic of records; empty for stats and changes."""
     page: int = 0
 
 
@@ -77,8 +77,8 @@ class SideOutputs:
         """Pass on a side output of an earlier task."""
         self._collected.append(output)
 
-    def add_facts(self, part: str, facts: Facts) -> None:
-        self._add(Label(part), msgspec.json.encode(facts))
+    def add_stats(self, part: str, stats: BatchStats) -> None:
+        self._add(Label(part), msgspec.json.encode(stats))
 
     def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
         """Add records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
@@ -128,7 +128,7 @@ class Collected:
 
     def __init__(self, outputs: Iterable[SideOutput]) -> None:
         labelled = ((msgspec.json.decode(output.label, type=Label), output.data) for output in outputs)
-        self._facts: list[Facts] = []
+        self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes]] = {}
         self._changes: list[bytes] = []
         for label, data in sorted(labelled, key=lambda output: output[0]):
@@ -137,28 +137,28 @@ class Collected:
             elif label.part.startswith(_CHANGES):
                 self._changes.append(data)
             else:
-                self._facts.append(msgspec.json.decode(data, type=Facts))
+                self._stats.append(msgspec.json.decode(data, type=BatchStats))
 
-    def add(self, facts: Facts) -> None:
-        """Add the driver's own facts."""
-        self._facts.append(facts)
+    def add(self, stats: BatchStats) -> None:
+        """Add the driver's own stats."""
+        self._stats.append(stats)
 
     @property
-    def facts(self) -> Facts:
-        """The facts of the batch, summed over its parts."""
+    def stats(self) -> BatchStats:
+        """The stats of the batch, summed over its parts."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
-        for facts in self._facts:
-            counts.update(facts.counts)
-            times |= facts.stream_times
-        return Facts(dict(counts), times)
+        for stats in self._stats:
+            counts.update(stats.counts)
+            times |= stats.stream_times
+        return BatchStats(dict(counts), times)
 
     @property
     def counts_by_partition(self) -> dict[tuple[str, int], Counter[str]]:
         """The counts of each topic and partition."""
         totals: dict[tuple[str, int], Counter[str]] = {}
-        for facts in self._facts:
-            by_partition = {facts.partition: facts.counts} if facts.partition else facts.by_partition
+        for stats in self._stats:
+            by_partition = {stats.partition: stats.counts} if stats.partition else stats.by_partition
             for topic_partition, counts in by_partition.items():
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
@@ -168,10 +168,10 @@ class Collected:
     def last_records(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Topic and partition → the offset and the fingerprint of the last record that was read."""
         last: dict[tuple[str, int], tuple[int, str]] = {}
-        for facts in self._facts:
-            if facts.last is not None:
-                topic, _, partition = facts.partition.rpartition("-")
-                last[topic, int(partition)] = facts.last
+        for stats in self._stats:
+            if stats.last is not None:
+                topic, _, partition = stats.partition.rpartition("-")
+                last[topic, int(partition)] = stats.last
         return last
 
     def records(self, topic: str) -> Iterator[pa.Table]:

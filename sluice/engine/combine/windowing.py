@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Part, PartFacts, RecordOutcome, truth
+from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, truth
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.plan import AggregationGroup
@@ -73,53 +73,58 @@ class Windowing:
         self.closed = closed(self.groups, self.before)
 
     def windowed(
-        self, batch: pa.RecordBatch, part: Part, facts: PartFacts, outcome: RecordOutcome
+        self, batch: pa.RecordBatch, part: Partition, results: PartitionResults, outcome: RecordOutcome
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The number of each group, and its records of one partition, once for each window that counts a record.
 
-        Adds counts, stream times and late records to `facts`, and what happens to the records to `outcome`.
+        Adds counts, stream times and late records to `results`, and what happens to the records to `outcome`.
         """
         if self.closed > BEFORE_ALL:
-            facts.times[CLOSED] = self.closed
+            results.times[CLOSED] = self.closed
         for group in self.groups:
             if part[0] in group.topics:
-                yield group.number, self._of_group(batch, group, part, facts, outcome)
+                yield group.number, self._of_group(batch, group, part, results, outcome)
 
     def _of_group(
-        self, batch: pa.RecordBatch, group: AggregationGroup, part: Part, facts: PartFacts, outcome: RecordOutcome
+        self,
+        batch: pa.RecordBatch,
+        group: AggregationGroup,
+        part: Partition,
+        results: PartitionResults,
+        outcome: RecordOutcome,
     ) -> pa.RecordBatch:
         passed = truth(batch.column(group.passed))
         keyed = passed & truth(batch.column(group.key).is_valid())
         outcome.dropped["null_key"] |= passed & ~keyed
-        _count(facts, "null_key", group, int((passed & ~keyed).sum()))
+        _count(results, "null_key", group, int((passed & ~keyed).sum()))
         if group.window is None:
             valued = keyed & ~truth(batch.column(group.null)) if group.null else keyed
             outcome.dropped["null_value"] |= keyed & ~valued
-            _count(facts, "null_value", group, int((keyed & ~valued).sum()))
+            _count(results, "null_value", group, int((keyed & ~valued).sum()))
             outcome.applied |= valued
             return _records(batch, group, np.flatnonzero(valued), None)
         rows = np.flatnonzero(keyed)
         name = f"{group.name}/{part[0]}/{part[1]}"
         times = batch.column("_time").to_numpy()[rows]
-        since = facts.times.get(name, self.before.of(group.name, *part))
+        since = results.times.get(name, self.before.of(group.name, *part))
         windowed = assign_windows(times, group.window, since, self.closed)
         if len(rows):
-            facts.times[name] = windowed.stream_time
+            results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
         outcome.late[rows] = True  # `applied` comes before `late` when records are counted
-        _count(facts, "late", group, windowed.late)
+        _count(results, "late", group, windowed.late)
         late_rows = np.setdiff1d(rows, rows[windowed.rows]) if group.late is not None else ()
         if group.late is not None and len(late_rows):
             late = batch.take(pa.array(late_rows))
             columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
             table = with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
-            facts.outputs.setdefault(group.late.topic, []).append(table)
+            results.outputs.setdefault(group.late.topic, []).append(table)
         return _records(batch, group, rows[windowed.rows], windowed.starts)
 
 
-def _count(facts: PartFacts, reason: str, group: AggregationGroup, number: int) -> None:
+def _count(results: PartitionResults, reason: str, group: AggregationGroup, number: int) -> None:
     if number:
-        facts.counts.update({f"{reason}/{store_column.store}": number for store_column in group.store_columns})
+        results.counts.update({f"{reason}/{store_column.store}": number for store_column in group.store_columns})
 
 
 def _records(

@@ -18,7 +18,7 @@ from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.record_headers import concatenated, with_headers
 from sluice.engine.batch.rejected import HeadersAt, Row, rejected_rows, settle, with_own_headers
 from sluice.engine.batch.row_schemas import in_order
-from sluice.engine.batch.side_outputs import Collected, Facts, SideOutput
+from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.combine.totals import Totals
@@ -73,7 +73,7 @@ class Output(Protocol):
 
 
 class StateRows(Protocol):
-    """The parcels of a batch's changed state rows, which are computed when they are written."""
+    """The row batches of a batch's changed state rows, which are computed when they are written."""
 
     def write(self, writer: ShardWriter) -> pa.Table:
         """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
@@ -151,7 +151,7 @@ class Publisher:
     """Topic → its number of partitions, as assumed by tasks."""
     read: int = 0
     """Number of records read so far."""
-    facts: Facts = field(default_factory=Facts)
+    stats: BatchStats = field(default_factory=BatchStats)
     """The counts and stream times of the last batch."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
@@ -201,13 +201,13 @@ class Publisher:
         collected, spooled = self._write_shards(state_rows)
         phases.end("state")
         changes, failed = self._changes(state_rows, spooled)
-        step_letters, rejected_facts = settle(self.storage.job, [*rejected_rows(spooled), *failed])
-        collected.add(rejected_facts)
-        facts = self.facts = collected.facts
-        times = {**self._times, **facts.stream_times}
-        rows = facts.counts.pop("rows", 0)
-        counts = facts.counts | {"rows": rows}
-        is_empty = not facts.counts and not rows
+        step_letters, rejected_stats = settle(self.storage.job, [*rejected_rows(spooled), *failed])
+        collected.add(rejected_stats)
+        stats = self.stats = collected.stats
+        times = {**self._times, **stats.stream_times}
+        rows = stats.counts.pop("rows", 0)
+        counts = stats.counts | {"rows": rows}
+        is_empty = not stats.counts and not rows
         metadata = self._metadata(batch, ends, counts)
         if is_empty and not self._plan.ends:
             return

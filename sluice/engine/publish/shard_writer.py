@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.parcels import ParcelReader
+from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
-from sluice.engine.batch.side_outputs import Facts, SideOutputs
+from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
@@ -75,7 +75,7 @@ class ShardWriter:
         return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*SORT_KEY, "headers", "time"))])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._write(ParcelReader(self.side_outputs)(batches))
+        self._write(RowBatchReader(self.side_outputs)(batches))
         for label, data in self.side_outputs.take():
             yield pa.RecordBatch.from_arrays([pa.array([label]), pa.array([data], pa.binary())], schema=RESULT)
 
@@ -97,7 +97,7 @@ class ShardWriter:
             else:
                 written, changes = shard.write(batch, rows, self.epoch), self.spooled.empty_table()
         tables = [table.select(self.spooled.names).cast(self.spooled) for table in (changes, events)]
-        self.side_outputs.add_facts(f"shard-{worker:05}", Facts({"rows": written}))
+        self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": written}))
         self.side_outputs.add_changes(worker, pa.concat_tables(tables))
 
     def _received(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table, pa.Table] | None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection, part_name
+from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
 from sluice.errors import EngineError, error_text
@@ -111,8 +111,8 @@ class Reader:
             if output.dead_letters:
                 dead_letters = pa.Table.from_batches(output.dead_letters)
                 self.side_outputs.add_records(self.dead_letters, output.name, dead_letters)
-            facts = Facts(dict(output.counts), output.times, f"{output.topic}-{output.partition}", output.last)
-            self.side_outputs.add_facts(output.name, facts)
+            stats = BatchStats(dict(output.counts), output.times, f"{output.topic}-{output.partition}", output.last)
+            self.side_outputs.add_stats(output.name, stats)
 
     def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
         raise NotImplementedError

@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import ParcelReader, ParcelWriter
+from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.publish.change_steps import ChangeSteps
@@ -24,13 +24,13 @@ from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError, types_of, types_read, why_spark
 from sluice.values.sql_types import compact
 
-Parcels = Mapping[int, Sequence[pa.RecordBatch]]
-"""Worker → the parcels for it."""
+RowBatches = Mapping[int, Sequence[pa.RecordBatch]]
+"""Worker → the row batches for it."""
 
 
 @dataclass(frozen=True)
 class ArrowQuery:
-    """The tasks of a job. Each takes and yields record batches; parcels go between them (`batch.parcels`)."""
+    """The tasks of a job. Each takes and yields record batches; row batches go between them (`batch.row_batches`)."""
 
     workers: int
     streams: frozenset[str]
@@ -38,10 +38,10 @@ class ArrowQuery:
     tables: frozenset[str]
     """The topics of the global tables."""
     read: Chain
-    """From the streams' records to parcels for the first stage."""
+    """From the streams' records to row batches for the first stage."""
     stages: tuple[Chain, ...]
     read_tables: Chain
-    """From the records of global tables to parcels for the shards."""
+    """From the records of global tables to row batches for the shards."""
     types: Mapping[str, str]
     """Store → the type of its values."""
     input_types: Mapping[int, str]
@@ -69,7 +69,7 @@ class ArrowQuery:
             stage = stages.task(number)
             tasks.append(
                 Chain(
-                    (ParcelReader(side_outputs), stage, ShuffleTargets.of(stages, number), *stages.last_tasks(number))
+                    (RowBatchReader(side_outputs), stage, ShuffleTargets.of(stages, number), *stages.last_tasks(number))
                 )
             )
         store_types = value_types(job, inputs) | stages.store_types()
@@ -79,7 +79,7 @@ class ArrowQuery:
             workers,
             frozenset(source.topic for source in job.streams),
             frozenset(table.source.topic for table in job.tables),
-            Chain((reader, steps, ingest, ParcelWriter(workers, side_outputs))),
+            Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs))),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
             store_types,
@@ -87,24 +87,24 @@ class ArrowQuery:
             totals,
         )
 
-    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> Parcels:
-        """The parcels for the workers' shards, computed from a batch's records in this process."""
-        parcels = by_worker(self.read(iter(streams)))
+    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> RowBatches:
+        """The row batches for the workers' shards, computed from a batch's records in this process."""
+        row_batches = by_worker(self.read(iter(streams)))
         for stage in self.stages:
-            parcels = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in parcels.values()))
-        return by_worker(chain(*parcels.values(), self.read_tables(iter(tables))))
+            row_batches = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in row_batches.values()))
+        return by_worker(chain(*row_batches.values(), self.read_tables(iter(tables))))
 
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
-    """The task from the records of global tables to parcels for the shards."""
+    """The task from the records of global tables to row batches for the shards."""
     reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
-    return Chain((reader, ordered_rows, ParcelWriter(job.pipeline.workers, storage.side_outputs, to_all=True)))
+    return Chain((reader, ordered_rows, RowBatchWriter(job.pipeline.workers, storage.side_outputs, to_all=True)))
 
 
-def by_worker(parcels: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
-    """Parcels in the place of a shuffle."""
+def by_worker(row_batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+    """Row batches in the place of a shuffle."""
     shuffled: dict[int, list[pa.RecordBatch]] = {}
-    for batch in parcels:
+    for batch in row_batches:
         for row, worker in enumerate(batch.column("worker").to_pylist()):
             shuffled.setdefault(worker, []).append(batch.slice(row, 1))
     return dict(sorted(shuffled.items()))

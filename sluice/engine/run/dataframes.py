@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, ParcelWriter
+from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchWriter
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals, input_types, value_types
@@ -61,32 +61,32 @@ class Frames:
     """How shards add up the state rows of groups; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
-        """Parcels of the changed state rows and of the rows for sinks, in one partition per worker.
+        """Row batches of the changed state rows and of the rows for sinks, in one partition per worker.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
         try:
-            parcels = self._through_sql() if self.checked else self._through_tasks()
+            row_batches = self._through_sql() if self.checked else self._through_tasks()
         except NeedsSparkError:
-            parcels = self._through_sql()
+            row_batches = self._through_sql()
         tables = self._tables()
-        owned = parcels if tables is None else parcels.unionByName(tables)
+        owned = row_batches if tables is None else row_batches.unionByName(tables)
         return owned.repartitionById(self.job.pipeline.workers, "worker")
 
     def _through_tasks(self) -> DataFrame:
-        """Parcels that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
+        """Row batches that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
         interleaved = self.input.interleaved
         query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
         self.types, self.input_types, self.totals = dict(query.types), dict(query.input_types), query.totals
-        parcels = self._records().mapInArrow(query.read.__call__, PARCEL_DDL)
+        row_batches = self._records().mapInArrow(query.read.__call__, ROW_BATCH_DDL)
         for stage in query.stages:
-            shuffled = parcels.repartitionById(query.workers, "worker")
-            parcels = shuffled.mapInArrow(stage.__call__, PARCEL_DDL)
-        return parcels
+            shuffled = row_batches.repartitionById(query.workers, "worker")
+            row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_DDL)
+        return row_batches
 
     def _through_sql(self) -> DataFrame:
-        """Parcels that Python tasks and Spark SQL compute in turns."""
+        """Row batches that Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
         share_subexpressions(self.spark, shared=not self.job.tries)
         try:
@@ -95,7 +95,7 @@ class Frames:
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             decoding = Chain((reader, self.storage.side_outputs.leave))
             records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
-            return self._parcels(records, reader, source)
+            return self._row_batches(records, reader, source)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
@@ -103,8 +103,8 @@ class Frames:
         """The streams' records as they are in Kafka."""
         return self.input.read([source.topic for source in self.job.streams])
 
-    def _parcels(self, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
-        """Parcels of rows for stores, groups and sinks.
+    def _row_batches(self, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
+        """Row batches of rows for stores, groups and sinks.
 
         If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only
         checks them. If not, records go from the decoding task to Spark SQL and back.
@@ -118,22 +118,22 @@ class Frames:
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
-        pack = ParcelWriter(job.pipeline.workers, storage.side_outputs)
+        pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
-        parcels = frame.mapInArrow(Chain(tasks).__call__, PARCEL_DDL)
+        row_batches = frame.mapInArrow(Chain(tasks).__call__, ROW_BATCH_DDL)
         for number in range(1, job.stages + 1):
-            parcels = through(stages, number, parcels)
+            row_batches = through(stages, number, row_batches)
         self.types = value_types(job, inputs) | stages.store_types()
         self.input_types = input_types(job, inputs) | stages.input_types()
-        return parcels
+        return row_batches
 
     def _tables(self) -> DataFrame | None:
-        """Parcels of the changes of global tables. Every batch reads all available changes."""
+        """Row batches of the changes of global tables. Every batch reads all available changes."""
         if not self.job.tables:
             return None
         source = self.input.read([table.source.topic for table in self.job.tables])
         task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
-        return source.mapInArrow(task.__call__, PARCEL_DDL)
+        return source.mapInArrow(task.__call__, ROW_BATCH_DDL)
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:

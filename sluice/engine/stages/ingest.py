@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import (
-    Part,
-    PartFacts,
+    Partition,
+    PartitionResults,
     RecordSinks,
     StreamTimeReader,
-    Task,
+    TaskResults,
     columns_of_records,
     truth,
 )
@@ -37,14 +37,14 @@ from sluice.plan import AggregationGroup, Edge, Job, OrderedOperator
 
 
 @dataclass(kw_only=True)
-class _Task(Task):
-    """The facts, windowed records and advances of one task of a batch so far."""
+class _TaskResults(TaskResults):
+    """The results, windowed records and advances of one task of a batch so far."""
 
     windowing: Windowing
     windowed: WindowedRecords
     advances: Advances = field(default_factory=Advances)
 
-    def time(self, name: str, part: Part) -> int:
+    def time(self, name: str, part: Partition) -> int:
         """The current stream time of an operator in a partition."""
         time = self.parts[part].times.get(f"{name}/{part[0]}/{part[1]}") if part in self.parts else None
         return self.before.of(name, *part) if time is None else time
@@ -85,7 +85,7 @@ class Ingest:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         start = this_batch()
-        task: _Task | None = None
+        task: _TaskResults | None = None
         for batch in batches:
             if batch.num_rows:
                 task = task or self._begin(start)
@@ -98,19 +98,21 @@ class Ingest:
             yield from task.advances.reports(timed, self.workers)
             task.end(self.sinks)
 
-    def _begin(self, start: BatchStart) -> _Task:
+    def _begin(self, start: BatchStart) -> _TaskResults:
         before = self.stream_times.before(start)
-        return _Task(before=before, windowing=Windowing(self.groups, before), windowed=WindowedRecords(self.totals))
+        return _TaskResults(
+            before=before, windowing=Windowing(self.groups, before), windowed=WindowedRecords(self.totals)
+        )
 
-    def _rows(self, batch: pa.RecordBatch, task: _Task) -> Iterator[pa.RecordBatch]:
+    def _rows(self, batch: pa.RecordBatch, task: _TaskResults) -> Iterator[pa.RecordBatch]:
         parts = list(self.sinks.parts(batch))
         for part, mask in parts:
-            facts = task.parts.setdefault(part, PartFacts())
+            results = task.parts.setdefault(part, PartitionResults())
             records = batch if mask is None else batch.filter(pa.array(mask))
-            outcome = self.sinks.collect(records, facts)
-            for group, windowed in task.windowing.windowed(records, part, facts, outcome):
+            outcome = self.sinks.collect(records, results)
+            for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add(group, windowed)
-            facts.count(outcome)
+            results.count(outcome)
         if not self.operators:
             return
         positions = self._positions(batch)
@@ -142,9 +144,9 @@ class Ingest:
         operator: OrderedOperator,
         side: Edge,
         indices: npt.NDArray[np.intp],
-        parts: list[tuple[Part, Mask | None]],
+        parts: list[tuple[Partition, Mask | None]],
         positions: dict[str, Times],
-        task: _Task,
+        task: _TaskResults,
     ) -> pa.RecordBatch:
         """Rows for one side of an operator."""
         taken = pa.array(indices)
@@ -184,8 +186,8 @@ class Ingest:
         batch: pa.RecordBatch,
         operator: OrderedOperator,
         advancing: Mask,
-        parts: list[tuple[Part, Mask | None]],
-        task: _Task,
+        parts: list[tuple[Partition, Mask | None]],
+        task: _TaskResults,
     ) -> tuple[Times, Times]:
         """Stream time before and after every record."""
         times = batch.column("_time").to_numpy()

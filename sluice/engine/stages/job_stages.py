@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sluice.engine.batch.arrow_tasks import Task
-from sluice.engine.batch.parcels import ParcelWriter
+from sluice.engine.batch.row_batches import RowBatchWriter
 from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
 from sluice.engine.stages.advances import Gather
@@ -121,7 +121,7 @@ class Stages:
         gather, moves = Gather.of(self.job, number), ForeignKeyMoves.of(self.job, number)
         needed: list[Task] = [gather] if gather.operators else []
         needed += [moves] if moves.joins else []
-        return (*needed, ParcelWriter(self.job.pipeline.workers, self.storage.side_outputs))
+        return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

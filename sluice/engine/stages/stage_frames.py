@@ -13,8 +13,8 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.parcels import PARCEL_DDL, ParcelReader
 from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
@@ -99,20 +99,20 @@ def _operations(frame: DataFrame) -> list[str]:
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
 
-def through(stages: Stages, number: int, parcels: DataFrame) -> DataFrame:
-    """The parcels after a stage, from those before it."""
+def through(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
+    """The row batches after a stage, from those before it."""
     task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
-    unpack = ParcelReader(side_outputs)
-    shuffled = parcels.repartitionById(stages.job.pipeline.workers, "worker")
+    unpack = RowBatchReader(side_outputs)
+    shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
         routes = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, PARCEL_DDL)
+        return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, ROW_BATCH_DDL)
     rows = shuffled.mapInArrow(Chain((unpack, task, side_outputs.leave)).__call__, ROW_DDL)
     typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]
     frame = rows.selectExpr("*", *typed) if typed else rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
-    return _routed(stages.job, number, frame).mapInArrow(Chain(last).__call__, PARCEL_DDL)
+    return _routed(stages.job, number, frame).mapInArrow(Chain(last).__call__, ROW_BATCH_DDL)
 
 
 def kinds_in(frame: DataFrame) -> Kinds:

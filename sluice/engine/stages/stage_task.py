@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
-from sluice.engine.batch.side_outputs import Facts, SideOutputs, no_garbage_collection
+from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.advances import Timeline
@@ -79,8 +79,8 @@ class Stage:
                 times[f"{CLOSED}/{clock}"] = timeline.closed_after
         by_partition = {f"{self.topics[source]}-{number}": dict(counts)
                         for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
-        facts = Facts(dict(run.output.counts), times, by_partition=by_partition)
-        self.side_outputs.add_facts(f"stage-{self.number}-{worker:05}", facts)
+        stats = BatchStats(dict(run.output.counts), times, by_partition=by_partition)
+        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
         yield from run.output.batches()
 
     def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:

@@ -1,7 +1,7 @@
-"""Parcels: many rows for one worker in one binary value. Python tasks send each other parcels.
+"""Row batches: many rows for one worker in one binary value. Python tasks send each other row batches.
 
 Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. It only
-copies the bytes of a parcel.
+copies the bytes of a row batch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sluice.engine.batch.row_schemas import SCHEMA
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, packed
 from sluice.sql.arrow_types import arrow_type
 
-PARCEL = {"worker": "INT", "parcel": "BINARY", "side_output": "STRING"}
-PARCEL_DDL = ", ".join(f"{name} {kind}" for name, kind in PARCEL.items())
+ROW_BATCH = {"worker": "INT", "rows": "BINARY", "side_output": "STRING"}
+ROW_BATCH_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW_BATCH.items())
 
-_SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in PARCEL.items()])
+_SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW_BATCH.items()])
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
-"""A task packs its rows when it has this many, or this many bytes, so that no parcel is too large for Spark."""
+"""A task packs its rows when it has this many, or this many bytes, so that no row batch is too large for Spark."""
 
 
 @dataclass(frozen=True)
-class ParcelWriter:
+class RowBatchWriter:
     """The task before a shuffle: packs rows for the workers that own their keys. A row with a `worker` goes there."""
 
     workers: int
@@ -45,22 +45,24 @@ class ParcelWriter:
                 waiting.append(part)
                 rows, size = rows + part.num_rows, size + part.nbytes
                 if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-                    yield self._parcels(waiting)
+                    yield self._row_batches(waiting)
                     waiting, rows, size = [], 0, 0
         if waiting:
-            yield self._parcels(waiting)
+            yield self._row_batches(waiting)
         for label, data in self.side_outputs.take():
             yield _batch([crc32(label.encode()) % self.workers], [data], [label])
 
-    def _parcels(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _row_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = table.drop_columns(["worker"])
         if self.to_all:
-            parcels = dict.fromkeys(range(self.workers), packed(rows))
+            row_batches = dict.fromkeys(range(self.workers), packed(rows))
         else:
             owners = self._owners(table)
-            parcels = {worker: packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()}
-        return _batch([*parcels], [*parcels.values()], [None] * len(parcels))
+            row_batches = {
+                worker: packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
+            }
+        return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The worker of each row, like `state.model.owner`. Output records without a key may go to any worker."""
@@ -71,7 +73,7 @@ class ParcelWriter:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in slices that are not too large for a parcel."""
+    """The batch in slices that are not too large for a row batch."""
     if batch.num_rows:
         # Columns that Spark has computed may be declared to have no nulls.
         batch = pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
@@ -80,25 +82,26 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(begin, most)
 
 
-def _batch(workers: list[int], parcels: list[bytes], labels: list[str | None]) -> pa.RecordBatch:
+def _batch(workers: list[int], row_batches: list[bytes], labels: list[str | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array(workers, pa.int32()), pa.array(parcels, pa.binary()), pa.array(labels, pa.string())], schema=_SCHEMA
+        [pa.array(workers, pa.int32()), pa.array(row_batches, pa.binary()), pa.array(labels, pa.string())],
+        schema=_SCHEMA,
     )
 
 
 @dataclass(frozen=True)
-class ParcelReader:
-    """The task after a shuffle: yields the rows of the parcels, with their `worker`. Passes on the side outputs."""
+class RowBatchReader:
+    """The task after a shuffle: yields the rows of the row batches, with their `worker`. Passes on the side outputs."""
 
     side_outputs: SideOutputs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             workers_of, labels = batch.column("worker").to_pylist(), batch.column("side_output").to_pylist()
-            for worker, parcel, label in zip(workers_of, batch.column("parcel"), labels, strict=True):
+            for worker, row_batch, label in zip(workers_of, batch.column("rows"), labels, strict=True):
                 if label is not None:
-                    self.side_outputs.add(SideOutput(label, parcel.as_py()))
+                    self.side_outputs.add(SideOutput(label, row_batch.as_py()))
                     continue
-                for rows in pa.ipc.open_stream(parcel.as_buffer()):
+                for rows in pa.ipc.open_stream(row_batch.as_buffer()):
                     workers = pa.repeat(pa.scalar(worker, pa.int32()), rows.num_rows)
                     yield pa.RecordBatch.from_arrays([*rows.columns, workers], schema=SCHEMA)
