@@ -16,10 +16,9 @@ from typing_extensions import TypeVar
 from docs import timelines
 from sluice import Client, Routes, Stores, client, errors, examples, key_text, query, read_store, settings, topology
 from sluice.commands.cli import app
-from sluice.local import broker
 from sluice.operators import processor
 from sluice.query import Reader
-from sluice.testing import Output, TopologyTestDriver
+from sluice.testing import Output, TopologyTestDriver, kafka
 from sluice.topology import drawing, dsl, load_pipeline
 from sluice.values import contracts
 from sluice.values.record_metadata import METADATA
@@ -40,7 +39,7 @@ PUBLIC: dict[str, list[Any]] = {
     ],
     "Routes of your own": [Routes, Stores],
     "Querying shards from Python": [read_store, Reader, query.AsOf, query.Answer, query.Entry],
-    "Testing": [TopologyTestDriver, Output, broker.EmbeddedKafka],
+    "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
 """The public API; everything else may change without notice."""
 _HIDDEN = {"add", "claim", "expire", "turn_to"}
