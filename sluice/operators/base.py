@@ -112,12 +112,14 @@ S = TypeVar("S")
 
 
 class Operator(Protocol[S]):
-    """An operator. `state_type` is the msgspec type of a key's state; operators change states in place.
+    """An operator. It changes a key's state in place.
 
     A row with a null key gets a new state from `begin`, which is not stored.
     """
 
-    state_type: Any
+    @property
+    def state_type(self) -> Any:
+        """The msgspec type of a key's state."""
 
     def begin(self) -> S:
         """Return the initial state of a key."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from sluice.operators.base import Output, Row
 
 
+@dataclass(frozen=True)
 class Deduplicate:
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
@@ -14,10 +16,8 @@ class Deduplicate:
     state holds the event times of passed records, each until stream time is more than `within` ms past it.
     """
 
-    state_type: Any = list[int]
-
-    def __init__(self, within: int) -> None:
-        self.within = within
+    within: int
+    state_type: ClassVar[Any] = list[int]
 
     def begin(self) -> list[int]:
         return []

@@ -177,7 +177,7 @@ def _is_rekeyed(builder: PlanBuilder, node: nodes.Node) -> bool:
     match node:
         case nodes.Process():
             return True
-        case nodes.Merge() | nodes.Deduplicate():
+        case nodes.Merge() | nodes.StreamOperator():
             return any(scope_of(builder, parent).rekeyed for parent in nodes.parents(node))
         case _:
             return False

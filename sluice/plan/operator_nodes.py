@@ -78,7 +78,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
             return ""
         case nodes.Join():
             return "stores both sides and joins them in order"
-        case nodes.Process() | nodes.Deduplicate():
+        case nodes.Process() | nodes.StreamOperator():
             return "needs each key's records in order"
         case _:
             return ""

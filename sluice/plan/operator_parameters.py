@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import How
 from sluice.values.references import Reference
@@ -92,13 +93,6 @@ class TableJoin:
 
 
 @dataclass(frozen=True)
-class Deduplicate:
-    """Passes on the first record of each id within `within_ms`."""
-
-    within_ms: int
-
-
-@dataclass(frozen=True)
 class ProcessorStore:
     """A store of an author's processor."""
 
@@ -133,5 +127,6 @@ class Process:
 
 
 Action: TypeAlias = (
-    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Deduplicate | Process
+    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Process | Operator[Any]
 )
+"""An operator's parameters, or the operator itself if nothing but its parameters is needed to make it."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, LEFT, RIGHT
+from sluice.operators.deduplicate import Deduplicate
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
 from sluice.plan.definitions import declared, does, made_by
@@ -19,7 +20,6 @@ from sluice.plan.operator_nodes import after_ordered, children, is_ordered, why_
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
-    Deduplicate,
     Latest,
     Merge,
     Process,
@@ -205,7 +205,7 @@ class Planner:
                 yield "key", key
             case nodes.Join(on=on) if side == LEFT and on is not None:
                 yield "key", on
-            case nodes.Deduplicate(by=by):
+            case nodes.StreamOperator(by=by):
                 yield "key", by
 
     def _key(self, node: nodes.Node, scope: Scope, made: str | None) -> tuple[str, str | None]:
@@ -289,7 +289,7 @@ def waits_for_close(node: nodes.Node) -> bool:
             return window is not None
         case nodes.Join(kind=kind):
             return kind == "stream-stream"
-        case nodes.Suppress() | nodes.Process() | nodes.Deduplicate():
+        case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
         case _:
             return False

@@ -53,7 +53,7 @@ def _shape_after(node: nodes.Node) -> Shape:
             return Shape.single(*made.values()) if scalar else Shape(made)
         case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
             return shape_after(node.parent)
-        case nodes.Deduplicate(parent=parent):
+        case nodes.StreamOperator(parent=parent):
             return shape_after(parent)
         case nodes.Join(left=left, right=right):
             return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})

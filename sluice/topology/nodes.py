@@ -255,11 +255,22 @@ class Branch(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Deduplicate(Node):
-    """Passes on the first record of each id within `within_ms`."""
+class StreamOperator(Node):
+    """Base of the steps that keep a state for each key of a stream, and pass on records with unchanged fields.
+
+    A subclass needs no other code in `topology` than its method in `dsl`. `action_of` in `plan/stages.py`
+    gives its operator.
+    """
 
     parent: Node
     by: str
+    """The expression for the key whose records the operator takes in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Deduplicate(StreamOperator):
+    """Passes on the first record of each id within `within_ms`."""
+
     within_ms: int
 
 
@@ -291,7 +302,7 @@ class Late(Sink):
     """Writes the records that are late for every window to `topic`."""
 
 
-STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, Deduplicate)
+STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator)
 """The steps that may keep a state, or a position in a topic."""
 
 
@@ -359,7 +370,7 @@ def upstream(node: Node) -> tuple[Node, ...]:
 
 def follows_state(node: Node) -> bool:
     """Whether a stateful step has computed the records of a stream."""
-    return any(isinstance(each, Deduplicate | Join | Process) or is_table(each) for each in upstream(node))
+    return any(isinstance(each, StreamOperator | Join | Process) or is_table(each) for each in upstream(node))
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +19,6 @@ from sluice.operators.aggregation.calculation import Calculation, Custom, Functi
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
-from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.streams import StreamJoin
@@ -75,10 +75,10 @@ def _make(operator: OrderedOperator, arguments: list[str], is_read: bool, only_l
             return partial(ForeignKeyJoin, _left_or_inner(action), right_filtered=action.filtered[RIGHT])
         case plan.TableJoin(how=how, filtered=filtered):
             return partial(TableJoin, how, retracts=retracts, filtered=filtered)
-        case plan.Deduplicate(within_ms=within_ms):
-            return partial(Deduplicate, within_ms)
         case plan.Process():
             return partial(_process, action, operator.step.at)
+        case _:  # the operator itself
+            return partial(copy, action)
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
