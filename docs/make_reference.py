@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from typing_extensions import TypeVar
 
+import sluice
 from docs import timelines
 from sluice import Client, Routes, Stores, client, errors, examples, key_text, query, read_store, settings, topology
 from sluice.commands.cli import app
@@ -26,10 +27,10 @@ from sluice.values.record_metadata import METADATA
 HERE = Path(__file__).parent
 PUBLIC: dict[str, list[Any]] = {
     "Topology": [
-        topology.Pipeline, topology.Serde, topology.PostgresTable, topology.DeltaTable, topology.Stream,
-        topology.GroupedStream, topology.WindowedStream,
-        topology.Table, topology.GlobalTable, topology.GroupedTable, topology.Processed, topology.struct,
-        topology.tumbling, topology.hopping, topology.sliding, topology.session, topology.within, topology.Window,
+        sluice.Pipeline, sluice.Serde, sluice.PostgresTable, sluice.DeltaTable, sluice.Stream,
+        sluice.GroupedStream, sluice.WindowedStream,
+        sluice.Table, sluice.GlobalTable, sluice.GroupedTable, sluice.Processed, sluice.struct,
+        sluice.tumbling, sluice.hopping, sluice.sliding, sluice.session, sluice.within, sluice.Window,
         contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,
     ],
@@ -43,11 +44,11 @@ PUBLIC: dict[str, list[Any]] = {
 }  # fmt: skip
 """The public API; everything else may change without notice."""
 _HIDDEN = {"add", "claim", "expire", "turn_to"}
-_WITHOUT_MEMBERS = {topology.Window}
+_WITHOUT_MEMBERS = {sluice.Window}
 """Authors only pass these on; their methods are for the engine."""
 _MADE_BY_METHODS = {
-    topology.Stream, topology.GroupedStream, topology.WindowedStream, topology.Table, topology.GlobalTable,
-    topology.GroupedTable, topology.Processed, processor.Processor, processor.Context, processor.Store,
+    sluice.Stream, sluice.GroupedStream, sluice.WindowedStream, sluice.Table, sluice.GlobalTable,
+    sluice.GroupedTable, sluice.Processed, processor.Processor, processor.Context, processor.Store,
     Stores,
 }  # fmt: skip
 

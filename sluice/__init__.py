@@ -5,41 +5,24 @@ from typing import TYPE_CHECKING, Any
 from sluice.errors import EngineError, QueryError, SettingsError, SluiceError, StateError, TopologyError
 from sluice.operators.processor import Context, Processor, Record, Store, Timer
 from sluice.topology import (
-    Column,
-    Decimal2,
-    DeltaTable,
-    Digits,
-    Duration,
-    EpochMicros,
-    EpochMillis,
-    EpochSeconds,
-    EpochTime,
     GlobalTable,
     GroupedStream,
     GroupedTable,
-    JoinWindow,
     Pipeline,
-    PostgresTable,
     Processed,
-    Serde,
-    SessionWindow,
-    SlidingWindow,
     Stream,
     Table,
-    Window,
     WindowedStream,
-    epoch_ms,
-    epoch_s,
-    epoch_us,
-    hopping,
-    session,
-    sliding,
-    struct,
-    tumbling,
-    within,
 )
+from sluice.topology.serdes import Serde
+from sluice.topology.structs import Column, struct
+from sluice.topology.window_definitions import Duration, hopping, session, sliding, tumbling, within
+from sluice.values.contracts import Decimal2, Digits
+from sluice.values.epochs import EpochMicros, EpochMillis, EpochSeconds, EpochTime, epoch_ms, epoch_s, epoch_us
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import WALL_CLOCK
+from sluice.values.sink_tables import DeltaTable, PostgresTable
+from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values.counts import counted
 from sluice.values.durations import duration_text
-from sluice.values.sink_tables import DeltaTable, PostgresTable
 
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -25,7 +24,7 @@ def title(node: nodes.Node) -> str:
             return f"store {node.store}"
         case nodes.ToTable():
             return "table of results"
-        case nodes.Sink(table=PostgresTable() | DeltaTable() as table):
+        case nodes.Sink(table=table) if table is not None:
             return f"table {table.name} {table.place}"
         case nodes.Sink():
             return f"topic {node.topic}"
@@ -69,7 +68,7 @@ def _detail(node: nodes.Node) -> str:
             return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
         case nodes.Join():
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])
-        case nodes.Sink(table=PostgresTable() | DeltaTable() as table):
+        case nodes.Sink(table=table) if table is not None:
             return f"a row per {table.key}" if table.key else "a row per record"
         case nodes.Sink(emit="latest"):
             return "the latest change of each key and batch"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
 from typing_extensions import override
 
@@ -36,10 +36,10 @@ from sluice.values.record_metadata import (
     OnError,
 )
 from sluice.values.shapes import Shape
-from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable, PostgresTable
+from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import element_type, struct_fields, struct_type
 from sluice.values.text import encode_text
-from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow
 from sluice.values.wrappers import Not, Print
 
 V = TypeVar("V")
@@ -156,7 +156,7 @@ class Handle(Generic[V]):
             )
 
     def _sink(self, to: str | OutputTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
-        if isinstance(to, PostgresTable | DeltaTable):
+        if isinstance(to, OutputTable):
             self._table_sink(to, value, key, **options)
             return
         where = self._where(f"to({to!r})")
@@ -1076,9 +1076,7 @@ class GroupedStream(Grouped[V]):
         past its end; without `retention`, forever.
         """
         where = self.parent._where("windowed_by")
-        arguments.instance(
-            where, window, (Window, SlidingWindow, SessionWindow), 'a window, such as tumbling("1 minute")'
-        )
+        arguments.instance(where, window, get_args(AnyWindow), 'a window, such as tumbling("1 minute")')
         windowed = WindowedStream(self.parent, self.key, window)
         if retention is not None:
             windowed.retention_ms = kept_for(window, retention)

@@ -13,8 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sluice import Context, Decimal2, Pipeline, Record
 from sluice.errors import TopologyError
-from sluice.topology import Digits
-from sluice.values.contracts import attributes, fields, needs_by_name, parts, quote_counter, sql_type
+from sluice.values.contracts import Digits, attributes, fields, needs_by_name, parts, quote_counter, sql_type
 
 
 class Colour(Enum):
