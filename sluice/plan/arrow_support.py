@@ -147,7 +147,7 @@ def why_spark(job: Job) -> str:
     """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
     try:
         types = types_of((*job.layers, failure_columns(job)), types_read(job))
-        for edge in job.feeds_of(0):
+        for edge in job.edges_from(0):
             _require_edge(edge, types)
     except NeedsSparkError as part:
         where = "" if part.step is None else f"{job.pipeline.steps[part.step]}: "
@@ -159,7 +159,7 @@ def failure_columns(job: Job) -> tuple[Column, ...]:
     """The columns with the errors of steps before any operator."""
     return tuple(
         Column(failure.column, f"IF({failure.once}, {failure.error}, NULL)", failure.step.number)
-        for failure in job.first_failures
+        for failure in job.failures_before_operators
     )
 
 

@@ -14,12 +14,12 @@ from sluice.values.references import Reference
 from sluice.values.sql_types import compact
 
 
-def made_by(node: nodes.Node) -> str:
+def upstream_definition(node: nodes.Node) -> str:
     """The steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
     texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
     return " > ".join(
-        _source(step, texts) if isinstance(step, nodes.Source) else does(step)
+        _source(step, texts) if isinstance(step, nodes.Source) else step_definition(step)
         for step in steps
         if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek does not affect results
     )
@@ -42,7 +42,7 @@ def _source(source: nodes.Source, texts: str) -> str:
     return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
 
 
-def does(node: nodes.Node) -> str:
+def step_definition(node: nodes.Node) -> str:
     """The definition of a step as the author wrote it, with the declared types."""
     types = ""
     match node:

@@ -35,7 +35,7 @@ def explain(plan: Plan) -> str:
 
 def _summary(job: Job) -> str:
     groups = [counted(len(job.groups), "aggregation group")] if job.groups else []
-    operators = f"{counted(len(job.operators), 'operator')} in {counted(job.stages, 'stage')}"
+    operators = f"{counted(len(job.operators), 'operator')} in {counted(job.stage_count, 'stage')}"
     return " and ".join([*groups, *([operators] if job.operators else [])]) or "no state"
 
 
@@ -50,6 +50,6 @@ def _groups(job: Job) -> Iterator[str]:
 def _operators(job: Job) -> Iterator[str]:
     for operator in job.operators:
         step = f"{operator.step.title} {operator.step.detail}".strip()
-        yield f"  stage {operator.stage} {step}: {operator.why_ordered}"
+        yield f"  stage {operator.stage} {step}: {operator.reason}"
         if operator.stores:
             yield f"  holds   by key: {', '.join(operator.stores)}"

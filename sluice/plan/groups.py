@@ -8,10 +8,10 @@ from typing import Any
 from sluice.plan.builder import PlanBuilder, column_of, column_read, final, masked, tried
 from sluice.plan.columns import scope_of, shape_columns
 from sluice.plan.combinable import CombinableFunction, combinable_function
-from sluice.plan.definitions import does, made_by
+from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.jobs import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableInput, TableSink
 from sluice.plan.node_steps import sink_of, topics_of
-from sluice.plan.operator_nodes import is_ordered
+from sluice.plan.operator_nodes import is_operator
 from sluice.plan.value_types import shape_after, types_after
 from sluice.sql.expressions import parse
 from sluice.sql.fallible import causes, may_fail, validated
@@ -25,7 +25,7 @@ from sluice.values.windows import Window
 def combined(pipeline: Graph) -> list[nodes.Aggregate]:
     """The combinable aggregates of a pipeline."""
     aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
-    return [node for node in aggregates if not is_ordered(pipeline, node)]
+    return [node for node in aggregates if not is_operator(pipeline, node)]
 
 
 def groups_of(builder: PlanBuilder, aggregates: Sequence[nodes.Aggregate]) -> tuple[AggregationGroup, ...]:
@@ -91,7 +91,9 @@ def _store_column(
         (name, Combinable(function.name, None if function.argument is None else inputs[function.argument]))
         for name, function in functions.items()
     )
-    return StoreColumn(node.store, node.number, columns, node.scalar, f"{made_by(node)} > {does(node)}")
+    return StoreColumn(
+        node.store, node.number, columns, node.scalar, f"{upstream_definition(node)} > {step_definition(node)}"
+    )
 
 
 def table_chain(sink: nodes.Sink, aggregates: Sequence[nodes.Aggregate]) -> list[nodes.Node] | None:

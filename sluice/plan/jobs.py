@@ -76,8 +76,8 @@ class Transformation:
     step: int
     function: Reference
     at: str
-    given: tuple[tuple[str, str], ...]
-    made: tuple[tuple[str, str, str], ...]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
     """Field, column of the job, and declared Spark SQL type of each output."""
 
 
@@ -122,7 +122,7 @@ class StoreColumn:
     columns: tuple[tuple[str, Combinable], ...]
     scalar: bool
     """Whether the store's value is the value of its only column."""
-    made: str
+    definition: str
     """The store's definition as the author wrote it; stored state stays valid as long as this text is the same."""
 
     @property
@@ -210,15 +210,15 @@ class Edge:
     """SQL of the record's original key if `key` differs; for an aggregate with late records, SQL of the value."""
     scalar: bool = False
     """Whether the value is not an object."""
-    raw: str | None = None
+    unchanged_result: str | None = None
     """The column of an operator's result, if the value is that result unchanged and therefore already JSON."""
-    arguments: bool = False
+    has_arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
-    old: bool = False
+    has_old_values: bool = False
     """Whether the edge includes a table's old values."""
-    keyed: bool = True
+    requires_key: bool = True
     """Whether records without a key do not advance stream time."""
-    valued: bool = False
+    requires_value: bool = False
     """Whether records without a value do not advance stream time."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
@@ -261,7 +261,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class OrderedOperator:
+class PlannedOperator:
     """An operator that processes each key's records in order and has a state per key."""
 
     step: Step
@@ -272,7 +272,7 @@ class OrderedOperator:
     """The topics from which the operator's rows come."""
     retracts: bool
     """Whether a later step needs the old value of each change."""
-    inline: int | None
+    chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
     """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
@@ -285,13 +285,13 @@ class OrderedOperator:
     """The windows of the store's keys."""
     late: Sink | None
     """The topic for late records. If several groups and operators share it, only one of them has it."""
-    made: str
+    upstream_definition: str
     """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
-    why_ordered: str
+    reason: str
     """The reason why the operator needs each key's records in order, for `sluice explain`."""
-    does: str
+    definition: str
     """The operator's definition as the author wrote it, with the declared types."""
-    read: frozenset[str] = frozenset()
+    columns_read: frozenset[str] = frozenset()
     """The columns of the operator's results that later expressions read."""
 
     @property
@@ -315,24 +315,24 @@ class OrderedOperator:
         return next((name for name, output in outputs.items() if output.column == column), DEFAULT_OUTPUT)
 
     @property
-    def sides(self) -> tuple[Edge, ...]:
+    def edges_from_records(self) -> tuple[Edge, ...]:
         """The edges from records right after the stateless steps."""
         return tuple(edge for edge in self.edges if edge.stage == 0)
 
     @property
-    def joint(self) -> bool:
+    def is_stream_join(self) -> bool:
         """Whether the operator joins two streams, with a stream time for each side and one for both."""
         return isinstance(self.action, StreamJoin)
 
     @property
-    def timed(self) -> bool:
+    def has_own_stream_time(self) -> bool:
         """Whether the operator has its own stream time."""
         return self.waits_for_close and self.clock == self.name
 
     @property
-    def timed_by_source(self) -> bool:
+    def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
-        return not self.joint and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
+        return not self.is_stream_join and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
 
     @property
     def stores(self) -> Mapping[str, ProcessorStore]:
@@ -428,7 +428,7 @@ class Job:
     """The combinable aggregates, which need no order of records."""
     table_sinks: tuple[TableSink, ...]
     """The topics and tables to which the changes of groups are written."""
-    operators: tuple[OrderedOperator, ...]
+    operators: tuple[PlannedOperator, ...]
     """The operators, which process each key's records in order, in stages."""
     edges: tuple[Edge, ...]
     """Edges into stores and sinks after operators."""
@@ -492,7 +492,7 @@ class Job:
         return (*of_groups, *of_operators, *of_processors)
 
     @property
-    def stages(self) -> int:
+    def stage_count(self) -> int:
         """The number of stages of operators."""
         return max((operator.stage for operator in self.operators), default=0)
 
@@ -502,7 +502,7 @@ class Job:
         return bool(self.operators)
 
     @property
-    def tries(self) -> bool:
+    def has_fallible_expressions(self) -> bool:
         """Whether any expression of the job can fail."""
         steps = (step for sink in self.table_sinks for step in sink.steps)
         return any(isinstance(column, FallibleExpression) for column in self.columns) or any(
@@ -527,12 +527,12 @@ class Job:
         return tuple(sorted(steps, key=attrgetter("number")))
 
     @property
-    def first_failures(self) -> tuple[Failure, ...]:
+    def failures_before_operators(self) -> tuple[Failure, ...]:
         """The failures of steps before any operator."""
         return tuple(failure for failure in self.failures if not failure.stage)
 
     @property
-    def looked_up(self) -> frozenset[int]:
+    def looked_up_groups(self) -> frozenset[int]:
         """The group numbers of the global tables that outputs of groups look up."""
         steps = (step for sink in self.table_sinks for step in sink.steps)
         return frozenset(step.table.group for step in steps if isinstance(step, Lookup))
@@ -564,24 +564,24 @@ class Job:
         made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
         return made | {field.column: field.name for source in self.streams for field in source.fields}
 
-    def feeds_of(self, stage: int) -> list[Edge]:
+    def edges_from(self, stage: int) -> list[Edge]:
         """The edges from a stage to operators, stores and sinks."""
         edges = (edge for operator in self.operators for edge in operator.edges)
         return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
 
     @property
-    def only_stored(self) -> frozenset[int]:
+    def store_only_operators(self) -> frozenset[int]:
         """The operators whose results go only to their store, so that a key's last result is enough."""
-        edges = (edge for stage in range(1, self.stages + 1) for edge in self.feeds_of(stage))
+        edges = (edge for stage in range(1, self.stage_count + 1) for edge in self.edges_from(stage))
         passed_on = {operator for edge in edges if edge.side != STORE for operator in edge.results_of}
-        inline = {operator.inline for operator in self.operators}
+        chained = {operator.chained_to for operator in self.operators}
         return frozenset(
             operator.number
             for operator in self.operators
             if operator.store is not None
-            and not operator.read
+            and not operator.columns_read
             and operator.number not in passed_on
-            and operator.number not in inline
+            and operator.number not in chained
         )
 
 

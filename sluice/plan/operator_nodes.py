@@ -23,36 +23,36 @@ def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
     return [child for child in pipeline.nodes if node in nodes.parents(child)]
 
 
-def is_ordered(pipeline: Graph, node: nodes.Node) -> bool:
+def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether a node is an operator that gets each key's records in order."""
-    return node.number in _order(pipeline).reasons
+    return node.number in _operators(pipeline).reasons
 
 
-def after_ordered(pipeline: Graph, node: nodes.Node) -> bool:
+def is_or_follows_operator(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether this node or an upstream node is ordered."""
-    return node.number in _order(pipeline).after
+    return node.number in _operators(pipeline).after
 
 
-def why_ordered(pipeline: Graph, node: nodes.Node) -> str:
+def why_operator(pipeline: Graph, node: nodes.Node) -> str:
     """The reason why a node is an operator, for `sluice explain`."""
-    return _order(pipeline).reasons.get(node.number, "merges streams from before and after a stateful step")
+    return _operators(pipeline).reasons.get(node.number, "merges streams from before and after a stateful step")
 
 
 @dataclass(frozen=True)
-class _Order:
+class _Operators:
     reasons: Mapping[int, str]
     """Number of each operator's node → why it takes records in order."""
     after: frozenset[int]
     """The numbers of the operators' nodes and of all nodes behind them."""
 
 
-def _order(pipeline: Graph) -> _Order:
+def _operators(pipeline: Graph) -> _Operators:
     """The operators of the whole pipeline, so that a part of it is computed in the same way."""
-    return _order_of(pipeline.whole, len(pipeline.whole.nodes))
+    return _operators_of(pipeline.whole, len(pipeline.whole.nodes))
 
 
 @lru_cache(maxsize=16)
-def _order_of(pipeline: Graph, size: int) -> _Order:
+def _operators_of(pipeline: Graph, size: int) -> _Operators:
     """The operators of a pipeline, cached until the number of nodes changes."""
     reasons: dict[int, str] = {}
     after: set[int] = set()
@@ -62,7 +62,7 @@ def _order_of(pipeline: Graph, size: int) -> _Order:
             reasons[node.number] = reason
         if reason or is_behind:
             after.add(node.number)
-    return _Order(reasons, frozenset(after))
+    return _Operators(reasons, frozenset(after))
 
 
 def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:

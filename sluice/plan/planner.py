@@ -12,7 +12,7 @@ from sluice.plan.definitions import functions_of
 from sluice.plan.groups import combined, groups_of, table_chain, table_sink
 from sluice.plan.jobs import Job, Layers, Plan, PlannedPipeline, TableInput, Transformation
 from sluice.plan.node_steps import sink_of, source_of, step_of
-from sluice.plan.operator_nodes import children, is_ordered
+from sluice.plan.operator_nodes import children, is_operator
 from sluice.plan.stages import Planner
 from sluice.plan.steps import Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
@@ -130,7 +130,7 @@ def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
     """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     return any(
         isinstance(parent, nodes.Aggregate)
-        or (is_ordered(pipeline, parent) and not isinstance(parent, nodes.ToTable))
+        or (is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable))
         or after_operators(pipeline, parent)
         for parent in nodes.parents(node)
     )
@@ -145,7 +145,7 @@ def _last_peeks(pipeline: Pipeline) -> list[nodes.Apply]:
 def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
     return any(
         isinstance(child, nodes.Sink | nodes.Aggregate)
-        or is_ordered(pipeline, child)
+        or is_operator(pipeline, child)
         or (isinstance(child, nodes.Apply) and child.gives == "nothing")
         or _is_used(pipeline, child)
         for child in children(pipeline, node)

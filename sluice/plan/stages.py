@@ -13,10 +13,10 @@ from sluice.operators.base import AHEAD, LEFT, RIGHT
 from sluice.operators.deduplicate import Deduplicate
 from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
 from sluice.plan.columns import made_of, null_scalars, scope_of
-from sluice.plan.definitions import declared, does, made_by
-from sluice.plan.jobs import STORE, Edge, OrderedOperator, result_column
+from sluice.plan.definitions import declared, step_definition, upstream_definition
+from sluice.plan.jobs import STORE, Edge, PlannedOperator, result_column
 from sluice.plan.node_steps import sink_of, topics_of
-from sluice.plan.operator_nodes import after_ordered, children, is_ordered, why_ordered
+from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -47,10 +47,14 @@ class Planner:
         self.pipeline = builder.pipeline
         self.scopes: dict[str, Scope] = {}
         """Edge's column → the scope at its start."""
-        ordered = [node for node in self.pipeline.nodes if is_ordered(self.pipeline, node) or self._may_differ(node)]
-        self.retracting = {node.number for node in ordered if self._is_retracted(node)}
-        self.nodes = [node for node in ordered if node.number in self.retracting or not self._is_only_for_old(node)]
-        self.operators: list[OrderedOperator] = []
+        operator_nodes = [
+            node for node in self.pipeline.nodes if is_operator(self.pipeline, node) or self._may_differ(node)
+        ]
+        self.retracting = {node.number for node in operator_nodes if self._is_retracted(node)}
+        self.nodes = [
+            node for node in operator_nodes if node.number in self.retracting or not self._is_only_for_old(node)
+        ]
+        self.operators: list[PlannedOperator] = []
         self.edges: list[Edge] = []
 
     def plan(self) -> None:
@@ -89,51 +93,51 @@ class Planner:
         self.scopes[edge.column] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
         self.edges.append(edge)
 
-    def finish(self) -> tuple[tuple[OrderedOperator, ...], tuple[Edge, ...]]:
+    def finish(self) -> tuple[tuple[PlannedOperator, ...], tuple[Edge, ...]]:
         """The operators and edges, with their conditions, which can be built only after all columns exist."""
         clocks = {operator.number: operator.name for operator in self.operators}
-        waited_for = {operator.inline for operator in self.operators}
+        waited_for = {operator.chained_to for operator in self.operators}
         operators = (
             replace(
                 operator,
                 edges=tuple(map(self._finished, operator.edges)),
-                clock=operator.name if operator.inline is None else clocks[operator.inline],
+                clock=operator.name if operator.chained_to is None else clocks[operator.chained_to],
                 waits_for_close=operator.waits_for_close or operator.number in waited_for,
-                read=frozenset(self._results(operator)) & self.builder.results_read,
+                columns_read=frozenset(self._results(operator)) & self.builder.results_read,
             )
             for operator in self.operators
         )
         return tuple(operators), tuple(map(self._finished, self.edges))
 
     @staticmethod
-    def _results(operator: OrderedOperator) -> list[str]:
+    def _results(operator: PlannedOperator) -> list[str]:
         if isinstance(operator.action, Process):
             return [output.column for output in operator.action.outputs.values()]
         return [operator.result]
 
     def _finished(self, edge: Edge) -> Edge:
         passed = masked(self.builder, self.scopes[edge.column])
-        if edge.stage and not edge.old:
+        if edge.stage and not edge.has_old_values:
             passed += " AND NOT old"
-        if edge.arguments and edge.old:
+        if edge.has_arguments and edge.has_old_values:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)
 
     def _may_differ(self, node: nodes.Node) -> bool:
         """Whether the node merges streams that may come from different stages."""
-        return isinstance(node, nodes.Merge) and after_ordered(self.pipeline, node)
+        return isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node)
 
     @staticmethod
     def _is_only_for_old(node: nodes.Node) -> bool:
         """Whether the node is of use only to steps that need old values."""
         return isinstance(node, nodes.ToTable) and node.store is None
 
-    def _operator(self, node: nodes.Node) -> OrderedOperator:
+    def _operator(self, node: nodes.Node) -> PlannedOperator:
         inline = None
         # A suppress step behind a join has a stream time of its own: many of the join's rows cause no result.
         if isinstance(node, nodes.Suppress) and not isinstance(node.parent, nodes.Join):
             upstream = (operator for operator in self.operators if operator.number == node.parent.number)
-            inline = next((operator for operator in upstream if operator.inline is None), None)
+            inline = next((operator for operator in upstream if operator.chained_to is None), None)
         functions = self._functions(node)
         edges = [] if inline else self._sides(node, functions)
         stage = inline.stage if inline else max(edge.stage for edge in edges) + 1
@@ -143,18 +147,20 @@ class Planner:
         late = node.late if isinstance(node, nodes.Aggregate) else None
         late_sink = None if late is None or late in self.builder.late else sink_of(late)
         self.builder.late |= {late} if late is not None else set()
-        return OrderedOperator(
+        return PlannedOperator(
             step=self.builder.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
-            topics=topics_of(node), retracts=node.number in self.retracting, inline=inline.number if inline else None,
+            topics=topics_of(node), retracts=node.number in self.retracting,
+            chained_to=inline.number if inline else None,
             clock=node.name, waits_for_close=waits_for_close(node), store=getattr(node, "store", None),
             grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node), late=late_sink,
-            made=made_by(node), why_ordered=why_ordered(self.pipeline, node), does=does(node),
+            upstream_definition=upstream_definition(node), reason=why_operator(self.pipeline, node),
+            definition=step_definition(node),
         )  # fmt: skip
 
     def _sides(self, node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> list[Edge]:
         edges = []
         for side, parent in enumerate(nodes.parents(node)):
-            scope = scope_of(self.builder, parent, old=self._takes_old(node) and side == LEFT)
+            scope = scope_of(self.builder, parent, old=self._needs_old_values(node) and side == LEFT)
             if isinstance(node, nodes.ToTable):
                 scope = null_scalars(self.builder, scope)
             edges.append(self._edge(node, side, scope, parent, functions))
@@ -190,8 +196,9 @@ class Planner:
         edge = Edge(
             target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
             values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
-            raw=None if arguments else scope.raw, arguments=arguments, old=self._takes_old(node) and side == LEFT,
-            keyed=not isinstance(node, nodes.Process), valued=_is_valued(node), path=scope.path,
+            unchanged_result=None if arguments else scope.raw, has_arguments=arguments,
+            has_old_values=self._needs_old_values(node) and side == LEFT,
+            requires_key=not isinstance(node, nodes.Process), requires_value=_requires_value(node), path=scope.path,
             rekeyed=_is_rekeyed(node, side, scope), results_of=scope.results_of,
         )  # fmt: skip
         self.scopes[edge.column] = scope
@@ -236,11 +243,11 @@ class Planner:
         """Whether any consumer of the node's results also needs the old values."""
         return any(
             (needs_retractions(child) and node is nodes.parents(child)[0])
-            or (isinstance(child, _PASSING_ON_OLD) and self._is_retracted(child))
+            or (isinstance(child, _PASSING_ON_OLD_VALUES) and self._is_retracted(child))
             for child in children(self.pipeline, node)
         )
 
-    def _takes_old(self, node: nodes.Node) -> bool:
+    def _needs_old_values(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table; a suppress step takes them to pass them on."""
         return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
 
@@ -270,7 +277,7 @@ def _is_shared(node: nodes.Node, side: int) -> bool:
     return own in nodes.upstream(other)
 
 
-_PASSING_ON_OLD = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
+_PASSING_ON_OLD_VALUES = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
 
 
 _FIRST_ENTRIES = 1 << 30
@@ -358,7 +365,7 @@ def needs_retractions(node: nodes.Node) -> bool:
             return _is_filtered(node)
 
 
-def _is_valued(node: nodes.Node) -> bool:
+def _requires_value(node: nodes.Node) -> bool:
     """Whether the node drops records without a value."""
     match node:
         case nodes.Join():

@@ -13,14 +13,14 @@ from sluice import Pipeline, tumbling, within
 from sluice.engine.batch.row_schemas import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
 from sluice.engine.stages.advances import Advances, Timeline
-from sluice.plan import OrderedOperator, plan
+from sluice.plan import PlannedOperator, plan
 
 
 class Order(Struct):
     amount: int
 
 
-def windowed(*topics: str) -> OrderedOperator:
+def windowed(*topics: str) -> PlannedOperator:
     """A windowed count over topics, in order."""
     pipeline = Pipeline("p")
     first, *others = (pipeline.stream(topic, value=Order) for topic in topics)
@@ -29,19 +29,19 @@ def windowed(*topics: str) -> OrderedOperator:
     return _operator(pipeline)
 
 
-def joined() -> OrderedOperator:
+def joined() -> PlannedOperator:
     pipeline = Pipeline("p")
     left, right = pipeline.stream("a", value=Order), pipeline.stream("b", value=Order)
     left.left_join(right, within("5 ms")).to("out")
     return _operator(pipeline)
 
 
-def _operator(pipeline: Pipeline) -> OrderedOperator:
+def _operator(pipeline: Pipeline) -> PlannedOperator:
     job = plan(pipeline).job
     return job.operators[-1]
 
 
-def report(operator: OrderedOperator, *given: tuple[Any, ...], side: int = 0) -> bytes:
+def report(operator: PlannedOperator, *given: tuple[Any, ...], side: int = 0) -> bytes:
     """A task's report of rows (sequence, partition, time, whether complete)."""
     sequences, partitions, times, complete = zip(*given, strict=True)
     columns = {

@@ -384,7 +384,7 @@ def test_tombstones_move_the_stream_time_of_joined_tables_and_not_of_joined_stre
     one, other = (pipeline.stream(topic, value=Shop, key="shop") for topic in ("one", "other"))
     one.join(other, within("1 minute")).to("streams")
     job = planned(pipeline)
-    valued = {operator.step.title: {edge.valued for edge in operator.edges} for operator in job.operators}
+    valued = {operator.step.title: {edge.requires_value for edge in operator.edges} for operator in job.operators}
     assert valued["inner join with right"] == {False}
     assert valued["inner join with other"] == {True}
 

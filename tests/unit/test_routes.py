@@ -92,8 +92,8 @@ def test_the_steps_after_an_operator_read_its_results() -> None:
 def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_store() -> None:
     planned = job()
     (operator,) = planned.operators
-    assert planned.only_stored == {operator.number}
-    output = StageOutput(operator=StageOperator(operator, lambda: None), only_stored=planned.only_stored)  # type: ignore[arg-type, return-value]
+    assert planned.store_only_operators == {operator.number}
+    output = StageOutput(operator=StageOperator(operator, lambda: None), only_stored=planned.store_only_operators)  # type: ignore[arg-type, return-value]
     for sequence, (key, value) in enumerate([("a", "1"), ("b", "2"), ("a", "3")]):
         output.begin((sequence, 0, b"\x00"), 0)
         output.emit(key, value, 0)
@@ -102,5 +102,5 @@ def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_st
 
 
 def test_every_result_leaves_an_operator_whose_changes_are_written_to_a_topic_or_read_by_a_step() -> None:
-    assert job(topic=True).only_stored == set()
-    assert job(step=True).only_stored == set()
+    assert job(topic=True).store_only_operators == set()
+    assert job(step=True).store_only_operators == set()

@@ -147,8 +147,10 @@ class RecordSinks:
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
         topics = {source.number: source.topic for source in job.streams}
-        passes = tuple(edge.column for edge in job.feeds_of(0))
-        return cls(side_outputs, job.stream_sinks, topics, passes, job.first_failures, job.pipeline.dead_letters)
+        passes = tuple(edge.column for edge in job.edges_from(0))
+        return cls(
+            side_outputs, job.stream_sinks, topics, passes, job.failures_before_operators, job.pipeline.dead_letters
+        )
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
         """The partitions of a batch's records, each with the mask of its records; None means all records.
@@ -242,7 +244,7 @@ def columns_of_records(job: Job) -> dict[str, str]:
         names.append("_offset")
     for sink in job.stream_sinks:
         names += [sink.passed, sink.key, sink.value]
-    failures = job.first_failures
+    failures = job.failures_before_operators
     if failures:
         names += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
     if failures or job.keeps_headers:

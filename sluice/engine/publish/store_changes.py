@@ -38,7 +38,7 @@ class GlobalTables:
 
         Empty before the first batch.
         """
-        tables = cls({group: {} for group in job.looked_up})
+        tables = cls({group: {} for group in job.looked_up_groups})
         if tables.values and as_of is not None:
             # Joined output goes to topics, so verify the rows' checksums while reading them.
             with worker_shard(0, shard) as opened:

@@ -165,8 +165,8 @@ class StreamReader(Reader):
         wanted = {
             "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
             "_sequence": job.has_operators,
-            **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.first_failures)),
-            "_raw_headers": job.keeps_headers or bool(job.first_failures),
+            **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.failures_before_operators)),
+            "_raw_headers": job.keeps_headers or bool(job.failures_before_operators),
         }
         extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved

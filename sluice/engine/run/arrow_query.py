@@ -65,7 +65,7 @@ class ArrowQuery:
         steps = ArrowSteps.giving(job, reader.schema, ingest.columns(job), edges)
         workers = job.pipeline.workers
         tasks = []
-        for number in range(1, job.stages + 1):
+        for number in range(1, job.stage_count + 1):
             stage = stages.task(number)
             tasks.append(
                 Chain(

@@ -88,7 +88,7 @@ class Frames:
     def _through_sql(self) -> DataFrame:
         """Row batches that Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
-        share_subexpressions(self.spark, shared=not self.job.tries)
+        share_subexpressions(self.spark, shared=not self.job.has_fallible_expressions)
         try:
             reader = StreamReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
             source = self._records()
@@ -121,7 +121,7 @@ class Frames:
         pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs)
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
         row_batches = frame.mapInArrow(Chain(tasks).__call__, ROW_BATCH_DDL)
-        for number in range(1, job.stages + 1):
+        for number in range(1, job.stage_count + 1):
             row_batches = through(stages, number, row_batches)
         self.types = value_types(job, inputs) | stages.store_types()
         self.input_types = input_types(job, inputs) | stages.input_types()

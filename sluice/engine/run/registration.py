@@ -51,7 +51,7 @@ def _group_stores(job: Job, types: Mapping[str, str], input_types: Mapping[int, 
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
                 value=types[store_column.store],
-                made=f"{store_column.made} > of {input_types[store_column.step]}{IN_ANY_ORDER}",
+                made=f"{store_column.definition} > of {input_types[store_column.step]}{IN_ANY_ORDER}",
             )
 
 
@@ -70,7 +70,7 @@ def _operator_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 grace_ms=window.grace_ms if window else None,
                 retention_ms=operator.retention_ms,
                 value=types[operator.store],
-                made=f"{operator.made} > {operator.does}",
+                made=f"{operator.upstream_definition} > {operator.definition}",
             )
 
 
@@ -86,14 +86,15 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
                 store_column=0,
                 key="_key",
                 value=store.sql_type,
-                made=f"{operator.made} > {operator.step.title}",
+                made=f"{operator.upstream_definition} > {operator.step.title}",
             )
 
 
 def _operators(job: Job, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
     """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
-        made = f"number {operator.number} > {operator.made} > {operator.does} > of {input_types[operator.number]}"
+        definition = f"{operator.upstream_definition} > {operator.definition} > of {input_types[operator.number]}"
+        made = f"number {operator.number} > {definition}"
         # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made

@@ -48,7 +48,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
 
 def _stage_tasks(job: Job) -> Iterator[str]:
     """The tasks between reading the topics and writing the shards."""
-    for stage in range(1, job.stages + 1):
+    for stage in range(1, job.stage_count + 1):
         yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
 
 

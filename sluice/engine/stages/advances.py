@@ -39,7 +39,7 @@ from sluice.engine.batch.stream_time import (
     advance_joint,
 )
 from sluice.operators.base import LEFT, RIGHT
-from sluice.plan import Edge, Job, OrderedOperator
+from sluice.plan import Edge, Job, PlannedOperator
 from sluice.plan.operator_parameters import Suppress
 
 _SCHEMA = pa.schema([
@@ -57,7 +57,7 @@ class Advances:
     batches: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     """Operator → its rows."""
 
-    def add(self, operator: OrderedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
+    def add(self, operator: PlannedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
         """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
 
         Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
@@ -65,7 +65,7 @@ class Advances:
         """
         headers = columns.get("headers", pa.nulls(len(complete), pa.string()))
         chosen = [*(columns[name] for name in (*SORT_KEY, "time")), headers]
-        if not operator.joint and not complete.all():
+        if not operator.is_stream_join and not complete.all():
             chosen = [column.filter(pa.array(complete)) for column in chosen]
             complete = complete[complete]
         count = len(complete)
@@ -75,11 +75,11 @@ class Advances:
             batch = pa.RecordBatch.from_arrays([*chosen, sides, pa.array(complete), headers], schema=_SCHEMA)
             self.batches.setdefault(operator.number, []).append(batch)
 
-    def reports(self, operators: Iterable[OrderedOperator], workers: int) -> Iterator[pa.RecordBatch]:
+    def reports(self, operators: Iterable[PlannedOperator], workers: int) -> Iterator[pa.RecordBatch]:
         """Rows that report the added rows of these operators to every worker; also for operators without added rows."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), _SCHEMA)
-            table = _reduced(_sorted(added), joint=operator.joint)
+            table = _reduced(_sorted(added), joint=operator.is_stream_join)
             advances = pa.repeat(pa.scalar(packed(table), pa.binary()), workers)
             columns = {"target": operator.number, "side": STREAM_TIME, "sequence": LAST, "origin": 0}
             yield rows(workers, columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())})
@@ -89,7 +89,7 @@ class Advances:
 class Gather:
     """The task after a stage's operators: passes their results on, and reports which results advance stream times."""
 
-    operators: tuple[OrderedOperator, ...]
+    operators: tuple[PlannedOperator, ...]
     """The operators that take results of the stage and have their own stream time."""
     stage: int
     workers: int
@@ -99,7 +99,7 @@ class Gather:
         operators = (
             operator
             for operator in job.operators
-            if operator.timed and any(edge.stage == stage for edge in operator.edges)
+            if operator.has_own_stream_time and any(edge.stage == stage for edge in operator.edges)
         )
         return cls(tuple(operators), stage, job.pipeline.workers)
 
@@ -120,10 +120,12 @@ class Gather:
         yield from advances.reports(given, self.workers)
 
     @staticmethod
-    def _add(advances: Advances, rows: pa.Table, operator: OrderedOperator, edge: Edge) -> None:
+    def _add(advances: Advances, rows: pa.Table, operator: PlannedOperator, edge: Edge) -> None:
         keyed, valued, old = (truth(rows.column(name)) for name in ("keyed", "valued", "old"))
         # A table's old value directly precedes the new one and has the same time. A deleted row has only the old value.
-        complete = ~_replaced(rows, old) & (keyed if edge.keyed else True) & (valued if edge.valued else True)
+        complete = (
+            ~_replaced(rows, old) & (keyed if edge.requires_key else True) & (valued if edge.requires_value else True)
+        )
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces = np.concatenate(([False], (old & valued)[:-1]))
             complete &= ~old & (valued | replaces)
@@ -208,7 +210,7 @@ class Timeline:
     closed, is the smallest stream time of all partition numbers that are not idle.
     """
 
-    def __init__(self, operator: OrderedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
+    def __init__(self, operator: PlannedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
         self._operator = operator
         self._before = before
         tables = [pa.ipc.open_stream(report).read_all() for report in reports]
@@ -238,14 +240,14 @@ class Timeline:
         self.closed = closed[self.closings]
         """The closed time after each of these advances."""
         self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
-        self.looks = self._looks(sides, complete) if operator.joint else ()
+        self.looks = self._looks(sides, complete) if operator.is_stream_join else ()
         """For each side of a join, the advances at which the join may look for unmatched records, and their times."""
 
     def _partition(self, number: int, sides: npt.NDArray[np.int8], complete: Mask) -> _Partition:
         times, of_number = self._times, self._numbers == number
         begins = tuple(self._begin(suffix, number) for suffix in _SUFFIXES)
         begins = (begins[_ANY], max(begins[_CLOSED], self.closed_before), *begins[_LEFT:])
-        if not self._operator.joint:
+        if not self._operator.is_stream_join:
             _, running = advance(times, of_number, begins[_CLOSED])
             return _Partition(begins, (running,) * len(_SUFFIXES))
         _, every, closed = advance_joint(times, of_number, of_number & complete, begins[_ANY], begins[_CLOSED])
@@ -272,7 +274,7 @@ class Timeline:
             if not (self._numbers == number).any():
                 continue
             topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
-            for kind in range(len(_SUFFIXES)) if operator.joint else [_CLOSED]:
+            for kind in range(len(_SUFFIXES)) if operator.is_stream_join else [_CLOSED]:
                 times[f"{operator.clock}{_SUFFIXES[kind]}/{topic}/{number}"] = partition.last(kind)
         return times
 
@@ -322,8 +324,10 @@ class Timeline:
         for number, partition in self._partitions.items():
             of_number = numbers == number
             columns["before"][of_number] = partition.at(_CLOSED, exclusive[of_number])
-            columns["after"][of_number] = partition.at(_ANY if self._operator.joint else _CLOSED, inclusive[of_number])
-            if self._operator.joint:
+            columns["after"][of_number] = partition.at(
+                _ANY if self._operator.is_stream_join else _CLOSED, inclusive[of_number]
+            )
+            if self._operator.is_stream_join:
                 columns["left"][of_number] = partition.at(_LEFT, inclusive[of_number])
                 columns["right"][of_number] = partition.at(_RIGHT, inclusive[of_number])
         return columns

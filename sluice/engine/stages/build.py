@@ -27,7 +27,7 @@ from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
 from sluice.operators.suppress import Limit, Suppress
 from sluice.operators.table import Latest
-from sluice.plan import OrderedOperator
+from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
@@ -37,7 +37,7 @@ Make = Callable[[], Operator[Any]]
 
 
 def stage_operator(
-    operator: OrderedOperator, arguments: Mapping[int, list[str]], *, is_read: bool, only_last: bool
+    operator: PlannedOperator, arguments: Mapping[int, list[str]], *, is_read: bool, only_last: bool
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
@@ -47,7 +47,7 @@ def stage_operator(
     return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read, only_last))
 
 
-def _make(operator: OrderedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
+def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
     action, retracts = operator.action, operator.retracts
     match action:
         case plan.Aggregate() | plan.PythonAggregate():

@@ -33,7 +33,7 @@ from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
 from sluice.engine.stages.advances import Advances
 from sluice.errors import EngineError
-from sluice.plan import AggregationGroup, Edge, Job, OrderedOperator
+from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
 
 
 @dataclass(kw_only=True)
@@ -58,7 +58,7 @@ class Ingest:
     sinks: RecordSinks
     groups: tuple[AggregationGroup, ...]
     totals: Totals
-    operators: tuple[OrderedOperator, ...]
+    operators: tuple[PlannedOperator, ...]
     workers: int
 
     @classmethod
@@ -75,7 +75,7 @@ class Ingest:
         for group in job.groups:
             names += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
             names += [group.late_key, group.late_value] if group.late is not None else []
-        for edge in (edge for operator in job.operators for edge in operator.sides):
+        for edge in (edge for operator in job.operators for edge in operator.edges_from_records):
             names += [edge.column, edge.key_column, edge.value_column]
             names += [edge.foreign_column] if edge.foreign is not None else []
             names += [edge.path_column] if edge.path_column is not None else []
@@ -94,7 +94,7 @@ class Ingest:
             yield from task.windowed.rest()
             # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
             topics = {topic for topic, _ in task.parts}
-            timed = [each for each in self.operators if each.timed and not topics.isdisjoint(each.topics)]
+            timed = [each for each in self.operators if each.has_own_stream_time and not topics.isdisjoint(each.topics)]
             yield from task.advances.reports(timed, self.workers)
             task.end(self.sinks)
 
@@ -117,7 +117,7 @@ class Ingest:
             return
         positions = self._positions(batch)
         for operator in self.operators:
-            for side in operator.sides:
+            for side in operator.edges_from_records:
                 indices = np.flatnonzero(truth(batch.column(side.column)))
                 if len(indices):
                     yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
@@ -141,7 +141,7 @@ class Ingest:
     def _operator_rows(
         self,
         batch: pa.RecordBatch,
-        operator: OrderedOperator,
+        operator: PlannedOperator,
         side: Edge,
         indices: npt.NDArray[np.intp],
         parts: list[tuple[Partition, Mask | None]],
@@ -164,10 +164,10 @@ class Ingest:
         position["time"] = batch.column("_time").take(taken)
         if (headers := headers_of_records(batch)) is not None:
             position["headers"] = headers.take(taken)
-        if operator.timed:
+        if operator.has_own_stream_time:
             advancing = self._advancing(batch, side)
             task.advances.add(operator, side.side, advancing[indices], position)
-            if operator.timed_by_source:
+            if operator.is_timed_by_source:
                 before, after = self._stream_times(batch, operator, advancing, parts, task)
                 position |= {"before": pa.array(before[indices]), "after": pa.array(after[indices])}
         return rows(len(indices), columns | position)
@@ -176,7 +176,7 @@ class Ingest:
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
         """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
         advancing = truth(batch.column(side.column))
-        for is_needed, column in ((side.keyed, side.key_column), (side.valued, side.value_column)):
+        for is_needed, column in ((side.requires_key, side.key_column), (side.requires_value, side.value_column)):
             if is_needed:
                 advancing = advancing & truth(batch.column(column).is_valid())
         return advancing
@@ -184,7 +184,7 @@ class Ingest:
     @staticmethod
     def _stream_times(
         batch: pa.RecordBatch,
-        operator: OrderedOperator,
+        operator: PlannedOperator,
         advancing: Mask,
         parts: list[tuple[Partition, Mask | None]],
         task: _TaskResults,

@@ -17,7 +17,7 @@ from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
-from sluice.plan import Column, Edge, Job, Layers, OrderedOperator
+from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
 from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operator_parameters import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
@@ -54,7 +54,7 @@ class Stages:
 
     def first_edges(self, kinds: Kinds) -> Layers:
         """The columns of the edges from the stateless steps."""
-        edges = self.job.feeds_of(0)
+        edges = self.job.edges_from(0)
         paths = [
             Column(edge.path_column, edge.path_from(START), edge.target)
             for edge in edges
@@ -64,20 +64,26 @@ class Stages:
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
         """The columns of the edges from a stage; also records the types of their values."""
-        edges = self.job.feeds_of(stage)
+        edges = self.job.edges_from(stage)
         values = [
             Column(f"{edge.column}_{i}", sql, edge.target)
             for edge in edges
-            if edge.raw is None
+            if edge.unchanged_result is None
             for i, sql in enumerate(edge.values)
         ]
         types = kinds(values) if values else {}
         columns: list[Column] = []
         for edge in edges:
-            own = [] if edge.raw is not None else [types[f"{edge.column}_{i}"] for i in range(len(edge.values))]
-            if edge.arguments:
+            own = (
+                []
+                if edge.unchanged_result is not None
+                else [types[f"{edge.column}_{i}"] for i in range(len(edge.values))]
+            )
+            if edge.has_arguments:
                 self.arguments[edge.target] = own
-            self._values[edge.target, edge.side] = own[0] if edge.raw is None else self.types.get(edge.raw, "")
+            self._values[edge.target, edge.side] = (
+                own[0] if edge.unchanged_result is None else self.types.get(edge.unchanged_result, "")
+            )
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
             columns.append(Column(edge.value_column, value, edge.target))
@@ -85,12 +91,12 @@ class Stages:
                 columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
         return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
 
-    def operators(self, number: int) -> list[OrderedOperator]:
+    def operators(self, number: int) -> list[PlannedOperator]:
         return [operator for operator in self.job.operators if operator.stage == number]
 
     def task(self, number: int) -> Stage:
         """The task that runs the operators of a stage; also records the types of their results."""
-        job, only_stored = self.job, self.job.only_stored
+        job, only_stored = self.job, self.job.store_only_operators
         operators = self.operators(number)
         stage = Stage(
             number,
@@ -99,7 +105,7 @@ class Stages:
             self.storage.locations,
             tuple(
                 stage_operator(
-                    each, self.arguments, is_read=each.result in each.read, only_last=each.number in only_stored
+                    each, self.arguments, is_read=each.result in each.columns_read, only_last=each.number in only_stored
                 )
                 for each in operators
             ),
@@ -112,9 +118,9 @@ class Stages:
             self.types |= dict(self._result_types(operator))
         return stage
 
-    def results(self, number: int) -> tuple[tuple[OrderedOperator, str], ...]:
+    def results(self, number: int) -> tuple[tuple[PlannedOperator, str], ...]:
         """The operators of a stage whose results later expressions read, each with the column of the results."""
-        return tuple((each, column) for each in self.operators(number) for column in sorted(each.read))
+        return tuple((each, column) for each in self.operators(number) for column in sorted(each.columns_read))
 
     def last_tasks(self, number: int) -> tuple[Task, ...]:
         """The tasks after a stage's results have become rows for their targets."""
@@ -135,14 +141,16 @@ class Stages:
         """Operator → the types of its inputs on all sides."""
         return {
             operator.number: "; ".join(
-                ", ".join(self.arguments[operator.number]) if edge.arguments else self._values[edge.target, edge.side]
+                ", ".join(self.arguments[operator.number])
+                if edge.has_arguments
+                else self._values[edge.target, edge.side]
                 for edge in operator.edges
                 if edge.side < AHEAD
             )
             for operator in self.job.operators
         }
 
-    def _result_types(self, operator: OrderedOperator) -> Iterable[tuple[str, str]]:
+    def _result_types(self, operator: PlannedOperator) -> Iterable[tuple[str, str]]:
         """The columns of an operator's results, with their types."""
         match operator.action:
             case Process(outputs=outputs):
@@ -158,12 +166,12 @@ class Stages:
             case Merge():
                 kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)
-            case _ if operator.inline is not None:
-                yield operator.result, self.types[result_column(operator.inline)]
+            case _ if operator.chained_to is not None:
+                yield operator.result, self.types[result_column(operator.chained_to)]
             case _:
                 yield operator.result, self._values[operator.number, 0]
 
-    def _aggregate_type(self, operator: OrderedOperator, action: Aggregate) -> str:
+    def _aggregate_type(self, operator: PlannedOperator, action: Aggregate) -> str:
         kinds = self.arguments[operator.number]
         results = [result_type(name, kind) for (name, _, _), kind in zip(action.functions, kinds, strict=True)]
         if action.scalar and action.plain:
@@ -172,7 +180,7 @@ class Stages:
         return compact(struct_type(dict(zip(names, results, strict=True))))
 
 
-def parsed(operator: OrderedOperator, kind: str) -> str:
+def parsed(operator: PlannedOperator, kind: str) -> str:
     """SQL that decodes an operator's results from JSON."""
     result = f"IF(emitted AND target = {operator.number}, value, NULL)"
     if not kind:
@@ -182,7 +190,7 @@ def parsed(operator: OrderedOperator, kind: str) -> str:
     return Shape.single(kind).parsed(result)
 
 
-def _one_type(operator: OrderedOperator, kinds: list[str]) -> str:
+def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:
     """The common type of a merge's streams; empty if the type of any stream is unknown.
 
     Raises TopologyError if the types differ.
@@ -211,9 +219,9 @@ _WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 def _json(edge: Edge, kinds: list[str]) -> str:
     """SQL for an edge's value as JSON text."""
-    if edge.raw is not None:
+    if edge.unchanged_result is not None:
         return "value"
-    if edge.arguments:
+    if edge.has_arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
         return f"concat('[', {_JOINED.join(parts)}, ']')"
     return (VALUE_JSON if edge.scalar else TO_JSON).format(edge.values[0])

@@ -36,7 +36,7 @@ from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
-from sluice.plan import OrderedOperator
+from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.interface import Shard
@@ -50,7 +50,7 @@ from sluice.values.windows import Bounds
 class StageOperator:
     """An operator of a stage. `make` creates it on the executor."""
 
-    plan: OrderedOperator
+    plan: PlannedOperator
     make: Callable[[], Operator[Any]]
 
     @cached_property
@@ -63,9 +63,9 @@ class StageOperator:
         return None if self.plan.late is None else self.plan.late.number
 
     @property
-    def inline(self) -> int | None:
+    def chained_to(self) -> int | None:
         """The operator of the same stage that passes its results directly to this operator, if any."""
-        return self.plan.inline
+        return self.plan.chained_to
 
     @cached_property
     def answers(self) -> bool:

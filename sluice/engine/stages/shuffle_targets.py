@@ -112,7 +112,7 @@ class ShuffleTargets:
         layers, before = job.later_layers.get(number, ()), types
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))
-        edges = job.feeds_of(number)
+        edges = job.edges_from(number)
         targets = [ShuffleTarget.of(edge) for edge in edges]
         last = [
             Column(target.path, edge.path_from("path"), edge.target)

@@ -57,7 +57,7 @@ _ROW_CHANGES = frozenset({
 
 def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.given))
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.inputs))
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -71,13 +71,13 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
             f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
             next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
         )
-    missing = {_ROW, *(name for name, _, _ in step.made)} - set(result.columns)
+    missing = {_ROW, *(name for name, _, _ in step.outputs)} - set(result.columns)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",
             next_step="Return its argument with further columns, as withColumn does.",
         )
-    for name, _, kind in step.made:
+    for name, _, kind in step.outputs:
         has, declared = result.schema[name].dataType, parse_ddl(kind)
         if _family(has) != _family(declared):
             raise EngineError(
@@ -85,7 +85,7 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"{ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.made))
+    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.outputs))
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
@@ -128,7 +128,7 @@ def kinds_in(frame: DataFrame) -> Kinds:
 def _routed(job: Job, number: int, frame: DataFrame) -> DataFrame:
     """A row for each target of a stage's results."""
     failures = [failure for failure in job.failures if failure.stage == number]
-    edges = job.feeds_of(number)
+    edges = job.edges_from(number)
     routes = [f"IF(emitted, NULL, {_route({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
     routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
     routed = frame.selectExpr(*_KEPT, f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")

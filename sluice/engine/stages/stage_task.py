@@ -89,7 +89,7 @@ class Stage:
         columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
         for target, advances in zip(*columns, strict=True):
             by_target.setdefault(target, []).append(advances)
-        timed = (operator.plan for operator in self.operators if operator.plan.timed)
+        timed = (operator.plan for operator in self.operators if operator.plan.has_own_stream_time)
         return {plan.name: Timeline(plan, by_target.get(plan.number, ()), before) for plan in timed}
 
 
@@ -107,8 +107,8 @@ class StageRun:
         self.operators = operators
         self.output = StageOutput(only_stored=only_stored)
         for operator in operators.values():
-            if operator.spec.inline is not None:
-                self.output.listeners.setdefault(operator.spec.inline, []).append(operator)
+            if operator.spec.chained_to is not None:
+                self.output.listeners.setdefault(operator.spec.chained_to, []).append(operator)
 
     @classmethod
     def of(cls, stage: Stage, states: BatchStates, timelines: Mapping[str, Timeline]) -> Self:
@@ -169,7 +169,7 @@ class StageRun:
         times |= {name: np.full(len(rows), BEFORE_ALL) for name in ("left", "right")}
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():
-            if run.timeline is not None and run.spec.plan.timed and not run.spec.plan.timed_by_source:
+            if run.timeline is not None and run.spec.plan.has_own_stream_time and not run.spec.plan.is_timed_by_source:
                 indices = np.flatnonzero(targets == number)
                 for name, of_operator in run.timeline.columns(rows.take(pa.array(indices))).items():
                     times[name][indices] = of_operator
