@@ -63,8 +63,8 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
 
 .PHONY: bench-tests
-bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N'
-	@PYTHONPATH=. $(BIN)/python benchmarks/drivers.py $(ARGS)
+bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N', PEER=1 for Kafka Streams' beside it
+	@PYTHONPATH=. $(BIN)/python benchmarks/drivers.py $(if $(PEER),--peer) $(ARGS)
 
 .PHONY: bench-freshness
 bench-freshness: $(JARS) ## Time records until REST answers with them, from idle and while lingering; ARGS='--bursts 30'

@@ -1,7 +1,8 @@
-"""Times what a unit test of a pipeline waits for: `drivers.py [--runs N]`.
+"""Times what a unit test of a pipeline waits for: `drivers.py [--runs N] [--peer]`.
 
 The first result of a new process includes the import of Sluice and of everything that it needs. A further driver
 processes one record and reads a store. Seconds are medians; CPU seconds depend less on what else the machine does.
+With `--peer`, Kafka Streams' TopologyTestDriver does the same in `TestDriverTimes.java`, which needs a JDK.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +22,14 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from sluice.provision.ivy import Module, fetch
+from sluice.provision.machine_checks import find_java
+
+PEER = Path(__file__).with_name("TestDriverTimes.java")
+PEER_JARS = (
+    Module("org.apache.kafka", "kafka-streams-test-utils", "4.1.1"),
+    Module("org.slf4j", "slf4j-nop", "1.7.36"),
+)
 RECORDS = 1_000
 
 
@@ -55,7 +66,7 @@ def many_records() -> None:
     with TopologyTestDriver(pipeline) as driver:
         for number in range(RECORDS):
             driver.pipe("sales", Sale(f"shop {number % 50}", number))
-        assert len(driver.store("counts")) == 50
+        assert driver.store("counts")["shop 49"] == RECORDS / 50
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:
@@ -73,8 +84,26 @@ def in_new_process() -> tuple[float, float]:
     return time.perf_counter() - begin, cpu
 
 
+def seconds_of_peer(runs: int) -> list[list[float]]:
+    """The seconds of each measurement with Kafka Streams' TopologyTestDriver, `runs` times each."""
+    java = find_java().path
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        jars = fetch(java, PEER_JARS, Path(folder, "ivy"), transitive=True).values()
+        class_path = ":".join([folder, *map(str, jars)])
+        subprocess.run([java.with_name("javac"), "-cp", class_path, "-d", folder, PEER], check=True)
+        command = [str(java), "-cp", class_path, PEER.stem]
+        first = []
+        for _ in range(runs):
+            begin = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            first.append(time.perf_counter() - begin)
+        further = subprocess.run([*command, str(runs)], check=True, capture_output=True, text=True).stdout.split()
+    return [first, [float(each) for each in further[:runs]], [float(each) for each in further[runs:]]]
+
+
 def main(
     runs: Annotated[int, typer.Option(help="how often to time each")] = 7,
+    peer: Annotated[bool, typer.Option(help="also time Kafka Streams' TopologyTestDriver")] = False,
     child: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Time the test driver."""
@@ -83,14 +112,20 @@ def main(
         print(time.process_time())
         return
     first_result()
-    table = Table("", "seconds", "CPU s")
-    for name, measure in (
+    peers = seconds_of_peer(runs) if peer else [[], [], []]
+    table = Table("", "seconds", "CPU s", *(["Kafka Streams s", "ratio"] if peer else []))
+    measures: list[tuple[str, Callable[[], tuple[float, float]]]] = [
         ("first result of a new process", in_new_process),
         ("further driver with one record", lambda: timed(first_result)),
         (f"{RECORDS:,} records", lambda: timed(many_records)),
-    ):
+    ]
+    for (name, measure), of_peer in zip(measures, peers, strict=True):
         seconds, cpu = zip(*(measure() for _ in range(runs)), strict=True)
-        table.add_row(name, f"{statistics.median(seconds):.3f}", f"{statistics.median(cpu):.3f}")
+        median = statistics.median(seconds)
+        row = [name, f"{median:.3f}", f"{statistics.median(cpu):.3f}"]
+        if of_peer:
+            row += [f"{statistics.median(of_peer):.3f}", f"{median / statistics.median(of_peer):.2f}"]
+        table.add_row(*row)
     Console().print(table)
 
 
