@@ -16,7 +16,7 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values import row_order
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA, RESERVED_NAMES, TEXT_FIELD
-from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_text import literal, struct_json, value_json
 
 Layers = dict[int, list[Column | FallibleExpression] | Transformation]
 """Depth → the layer at that depth."""
@@ -92,7 +92,7 @@ class Scope:
 
     def json(self, builder: PlanBuilder, condition: str = "true") -> str:
         """SQL of the value as JSON; null if the condition is false or the value is null."""
-        text = "value" if self.raw is not None else (VALUE_JSON if self.scalar else TO_JSON).format(self.value(builder))
+        text = "value" if self.raw is not None else (value_json if self.scalar else struct_json)(self.value(builder))
         is_null = null_read(builder, self)
         conditions = [
             *([] if condition == "true" else [condition]),

@@ -12,6 +12,7 @@ from sluice.sql.calls import Call, Part, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
 from sluice.sql.types import precision_and_scale
 from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, AggregateFunction
+from sluice.values.sql_text import all_of, named_struct, value_if
 from sluice.values.sql_types import struct_fields
 
 
@@ -71,8 +72,9 @@ def _function(call: Call) -> AggregateFunction | None:
     if name in OF_PAIRS and len(more) == 1:
         pair = [f"CAST({part} AS DOUBLE)" if name in STATISTICS_OF_TWO else part for part in (first, *more)]
         # These functions ignore pairs with a null.
-        pair = pair if condition is None else [f"IF({condition}, {part}, NULL)" for part in pair]
-        argument = f"named_struct('x', {pair[0]}, 'y', {pair[1]})"
+        if condition is not None:
+            pair = [value_if(condition, part) for part in pair]
+        argument = named_struct({"x": pair[0], "y": pair[1]})
     elif name == "top":
         parameters = (int(more[0]),)
     elif name == "median" and not more:
@@ -83,14 +85,14 @@ def _function(call: Call) -> AggregateFunction | None:
             return None
         name, parameters = f"{name}s" if is_array else name, made
     elif name == "count" and more and not call.quantifier:
-        argument = f"IF({' AND '.join(f'({part}) IS NOT NULL' for part in (first, *more))}, TRUE, NULL)"
+        argument = value_if(all_of(f"({part}) IS NOT NULL" for part in (first, *more)), "TRUE")
     elif name == "count_if" and not more:
-        name, argument = "count", f"IF({first}, TRUE, NULL)"
+        name, argument = "count", value_if(first, "TRUE")
     elif more or name in OF_PAIRS or name in ("percentile", "approx_percentile"):
         return None
     if condition is not None and name not in OF_PAIRS:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        argument = f"IF({condition}, {'TRUE' if argument == '*' else argument}, NULL)"
+        argument = value_if(condition, "TRUE" if argument == "*" else argument)
     if call.quantifier == "DISTINCT":
         return ("count_distinct", argument, ()) if name == "count" else None
     return (name, None, ()) if argument == "*" else (name, argument, parameters)

@@ -1,4 +1,4 @@
-"""Arrow values as JSON, in the same form as Spark's `to_json` with the options of `values.sql_text.TO_JSON`."""
+"""Arrow values as JSON, in the same form as Spark's `to_json` with the options of `values.sql_text.struct_json`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
 from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
 from sluice.values.record_metadata import METADATA
-from sluice.values.sql_text import backticked, literal, quoted
+from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
@@ -77,7 +77,7 @@ class Naming:
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
         # Spark names the field after a struct's field, too. Its optimizer then removes the struct.
-        return f"named_struct({literal(name)}, {sql}).{quoted(name)}"
+        return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
 @cache

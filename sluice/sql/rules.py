@@ -32,7 +32,7 @@ from sluice.sql.types import (
     wide_decimal,
 )
 from sluice.values import row_order
-from sluice.values.sql_text import FROM_JSON, TO_JSON, VALUE_JSON
+from sluice.values.sql_text import struct_json, value_json, value_of_json
 from sluice.values.sql_types import canonical, element_type, map_key_type, map_value_type, struct_fields, struct_type
 
 Kinds: TypeAlias = tuple[str, ...]
@@ -511,7 +511,7 @@ def _array(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(f"ARRAY<{made.type}>" if made.operands else "", made.operands, made.fails)
 
 
-_JSON_OPTIONS = tree_of(TO_JSON.format("x")).args["options"]
+_JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -556,16 +556,16 @@ def _written_json(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kind if is_known else "", kinds if is_known else None, fails=not is_known)
 
 
-_WRITTEN = tree_of(FROM_JSON.format("x", "'a INT'")).args["options"]
+_WRITTEN = tree_of(value_of_json("x", "a INT")).args["options"]
 
 
 def json_of(node: exp.Substring) -> exp.Expr | None:
-    """The value in a call of `substring` made with `VALUE_JSON`; None for any other call."""
+    """The value in a call of `substring` made with `value_json`; None for any other call."""
     try:
         value: exp.Expr = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
         return None
-    return value if node == tree_of(VALUE_JSON.format(text_of(value))) else None
+    return value if node == tree_of(value_json(text_of(value))) else None
 
 
 # -- Texts

@@ -23,7 +23,7 @@ from sluice.sql.types import VOID, Types
 from sluice.values.sql_types import struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
-"""The key of what `VALUE_JSON` writes. No function has this name."""
+"""The key of what `value_json` writes. No function has this name."""
 PATH_ELEMENT = "(the index of an element in a path)"
 """The key of what `paths.element` writes."""
 _LONGEST = 80
@@ -177,7 +177,7 @@ def _column(node: exp.Column, types: Types) -> Typed:
 
 
 def _json_value(node: exp.Substring, value: Typed) -> Typed:
-    """The JSON of a value, written with `VALUE_JSON`."""
+    """The JSON of a value, written with `value_json`."""
     problem = json_problem(value.type) if value.type else ""
     operands = (value.type,) if value.type and not problem else None
     return Typed(node, JSON_VALUE, Signature("STRING", operands, fails=True, problem=problem), (value,))

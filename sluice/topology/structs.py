@@ -8,7 +8,7 @@ from typing import TypeAlias
 from sluice.errors import TopologyError
 from sluice.sql.expressions import parse
 from sluice.topology.source_line import source_line
-from sluice.values.sql_text import literal
+from sluice.values.sql_text import named_struct
 
 Column: TypeAlias = "str | Mapping[str, Column]"
 """An SQL expression, or the columns of a nested object by name."""
@@ -25,7 +25,7 @@ def struct(fields: Mapping[str, Column]) -> str:
                 parse(column)  # so that an error names the field's own expression
             except TopologyError as error:
                 raise TopologyError(f"struct at {source_line()}: {error.detail}", next_step=error.next_step) from None
-    return f"named_struct({', '.join(f'{literal(name)}, {column_sql(column)}' for name, column in fields.items())})"
+    return named_struct({name: column_sql(column) for name, column in fields.items()})
 
 
 def column_sql(column: Column) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.values.record_metadata import TEXT_FIELD
-from sluice.values.sql_text import FROM_JSON, literal
+from sluice.values.sql_text import value_of_json
 from sluice.values.sql_types import struct_type
 
 
@@ -35,7 +35,9 @@ class Shape:
     def parsed(self, text: str) -> str:
         """SQL that parses JSON as a value of this shape; as a VARIANT if it is a single value of an unknown type."""
         if not self.scalar:
-            return FROM_JSON.format(text, literal(self.kind))
+            return value_of_json(text, self.kind)
+        if not self.kind:
+            return f"parse_json({text})"
+        # Spark parses only objects as values of a declared type, so the text is wrapped in one.
         wrapped = f"concat('{{\"v\":', {text}, '}}')"
-        of_wrapped = literal(struct_type({"v": self.kind}))
-        return f"{FROM_JSON.format(wrapped, of_wrapped)}.v" if self.kind else f"parse_json({text})"
+        return f"{value_of_json(wrapped, struct_type({'v': self.kind}))}.v"

@@ -1,17 +1,9 @@
-"""Spark SQL text for names, literals and JSON."""
+"""Builders of Spark SQL text: names, literals, objects, conditions and JSON."""
 
 from __future__ import annotations
 
 import re
-
-TO_JSON = "to_json({}, map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
-"""SQL template for the JSON of a struct. Without the format, Spark truncates times to milliseconds."""
-_WRAPPED = TO_JSON.format("named_struct('v', {0})")
-VALUE_JSON = f"substring({_WRAPPED}, 6, length({_WRAPPED}) - 6)"
-"""SQL template for the JSON of any value. `to_json` takes only structs, so the value is wrapped in one and cut out."""
-FROM_JSON = "from_json({}, {}, map('writer', 'sluice'))"
-"""SQL template for the value of JSON that Sluice has written, given its type. Spark ignores the option, which tells
-Arrow that the JSON has this type."""
+from collections.abc import Iterable, Mapping
 
 
 def quoted(name: str) -> str:
@@ -27,3 +19,39 @@ def backticked(name: str) -> str:
 def literal(text: str) -> str:
     """`text` as a literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def named_struct(fields: Mapping[str, str]) -> str:
+    """An object with these fields, given the SQL of each."""
+    pairs = [f"{literal(name)}, {sql}" for name, sql in fields.items()]
+    return f"named_struct({', '.join(pairs)})"
+
+
+def value_if(condition: str, sql: str) -> str:
+    """The value where the condition is true, else null. Spark does not compute the value where it is not."""
+    return f"IF({condition}, {sql}, NULL)"
+
+
+def all_of(conditions: Iterable[str]) -> str:
+    """The condition that all of these are true."""
+    return " AND ".join(conditions)
+
+
+def struct_json(sql: str) -> str:
+    """The JSON of a struct. Without the format, Spark truncates times to milliseconds."""
+    options = "'ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\""
+    return f"to_json({sql}, map({options}))"
+
+
+def value_json(sql: str) -> str:
+    """The JSON of any value. `to_json` takes only structs, so the value is wrapped in one and cut out."""
+    wrapped = struct_json(named_struct({"v": sql}))
+    return f"substring({wrapped}, 6, length({wrapped}) - 6)"
+
+
+def value_of_json(text: str, kind: str) -> str:
+    """The value of JSON that Sluice has written, given its Spark SQL type.
+
+    Spark ignores the option `writer`. It tells Arrow that the JSON is of exactly this type.
+    """
+    return f"from_json({text}, {literal(kind)}, map('writer', 'sluice'))"

@@ -16,7 +16,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Column
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.typed import typed
-from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_text import literal, struct_json, value_json
 
 Strategy = st.SearchStrategy[str]
 Pick = Callable[[str], Strategy]
@@ -126,8 +126,8 @@ def expressions(draw: st.DrawFn, of: str, depth: int = 3) -> str:
                         f"concat({some('STRING')}, {some('STRING')}, {some('STRING')})",
                         f"({some('STRING')} || {some('STRING')})",
                         f"CAST({some(number)} AS STRING)",
-                        TO_JSON.format(fields),
-                        VALUE_JSON.format(value),
+                        struct_json(fields),
+                        value_json(value),
                     ]
                 )
             )

@@ -22,7 +22,7 @@ from sluice.sql.arrow_types import arrow_type
 from sluice.sql.fallible import causes
 from sluice.sql.rules import key_problem
 from sluice.sql.typed import typed
-from sluice.values.sql_text import TO_JSON, VALUE_JSON
+from sluice.values.sql_text import struct_json, value_json
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
@@ -145,8 +145,8 @@ def expressions() -> Iterator[str]:
     yield from (f"{name}({of})" for name in PARTS_OF_TIMES for of in ("at", "day"))
     yield from (f"date_trunc('{unit}', at)" for unit in ("YEAR", "quarter", "month", "WEEK", "day", "hour", "minute"))
     yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS, *COLUMNS)
-    yield from (TO_JSON.format(f"named_struct('v', {name})") for name in COLUMNS)
-    yield from (VALUE_JSON.format(name) for name in COLUMNS)
+    yield from (struct_json(f"named_struct('v', {name})") for name in COLUMNS)
+    yield from (value_json(name) for name in COLUMNS)
 
 
 TEXT_FUNCTIONS = [

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sluice import Pipeline
 from sluice.values import contracts
-from sluice.values.sql_text import TO_JSON
+from sluice.values.sql_text import struct_json
 from sluice.values.sql_types import struct_type
 from tests.pipelines.conftest import Drive
 
@@ -157,7 +157,7 @@ def in_spark(frame: DataFrame, texts: list[str], *, grouped: bool = False) -> di
     """The results of expressions in Spark, as JSON, by number."""
     columns = [F.expr(text).alias(f"e{number}") for number, text in enumerate(texts)]
     rows = frame.groupBy().agg(*columns) if grouped else frame.select(*columns)
-    (row,) = rows.selectExpr(f"{TO_JSON.format('struct(*)')} AS json").collect()
+    (row,) = rows.selectExpr(f"{struct_json('struct(*)')} AS json").collect()
     results: dict[str, Any] = json.loads(row.json)
     return results
 

@@ -18,7 +18,7 @@ from sluice.engine.batch.side_outputs import BatchStats
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job, Step
 from sluice.state.model import NO_WINDOW
-from sluice.values.sql_text import TO_JSON
+from sluice.values.sql_text import struct_json
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
@@ -175,4 +175,4 @@ def _bytes(text: str | None) -> bytes | None:
 
 def rejection(node: int, error: str, value: str) -> str:
     """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
-    return TO_JSON.format(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")
+    return struct_json(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")

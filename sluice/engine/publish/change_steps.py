@@ -19,7 +19,7 @@ from sluice.sql.arrow_json import json_values
 from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
-from sluice.values.sql_text import VALUE_JSON
+from sluice.values.sql_text import value_json
 from sluice.values.sql_types import canonical
 
 REJECTED = "_rejected"
@@ -40,7 +40,7 @@ def tried(step: Select, name: str, *, again: bool) -> tuple[FallibleExpression, 
     attempt = FallibleExpression(
         name, step.step, f"{REJECTED} IS NULL" if again else "true", (step.sql,), None, step.causes
     )
-    rejected = rejection(step.step, attempt.error, VALUE_JSON.format("v"))
+    rejected = rejection(step.step, attempt.error, value_json("v"))
     rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
     return attempt, f"coalesce({REJECTED}, {rejected})" if again else rejected
 

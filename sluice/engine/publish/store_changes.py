@@ -18,7 +18,7 @@ from sluice.plan import Job, Lookup, Select, TableSink
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.state.shard.interface import Shard
 from sluice.values.sink_tables import WINDOW
-from sluice.values.sql_text import TO_JSON, literal
+from sluice.values.sql_text import literal, struct_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,7 +173,7 @@ def _records(
             frame = _tried(frame, step, f"t{step.step}_{number}", kept)
             kept = frame.columns[:-1]
     rejected = [REJECTED] if REJECTED in kept else []
-    return frame.selectExpr("_key AS key", f"{TO_JSON.format('v')} AS value", "time AS timestamp", *rejected)
+    return frame.selectExpr("_key AS key", f"{struct_json('v')} AS value", "time AS timestamp", *rejected)
 
 
 def _tried(frame: DataFrame, step: Select, name: str, kept: Sequence[str]) -> DataFrame:

@@ -24,7 +24,7 @@ from sluice.plan.operator_parameters import Aggregate, Merge, Process, PythonAgg
 from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
-from sluice.values.sql_text import TO_JSON, VALUE_JSON, literal
+from sluice.values.sql_text import literal, struct_json, value_json
 from sluice.values.sql_types import compact, struct_fields, struct_type
 
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
@@ -224,7 +224,7 @@ def _json(edge: Edge, kinds: list[str]) -> str:
     if edge.has_arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
         return f"concat('[', {_JOINED.join(parts)}, ']')"
-    return (VALUE_JSON if edge.scalar else TO_JSON).format(edge.values[0])
+    return (value_json if edge.scalar else struct_json)(edge.values[0])
 
 
 def _argument(sql: str, kind: str) -> str:
@@ -232,7 +232,7 @@ def _argument(sql: str, kind: str) -> str:
         return "'null'"
     if kind in _WRITTEN_AS_TEXT or kind.startswith("decimal"):
         return f"coalesce(CAST({sql} AS STRING), 'null')"
-    return VALUE_JSON.format(sql)
+    return value_json(sql)
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
