@@ -28,7 +28,7 @@ from sluice.version import __version__ as __version__
 if TYPE_CHECKING:
     from sluice.api.routes.custom_routes import Routes, Stores
     from sluice.client import AsyncClient, Client
-    from sluice.query.local import read_store
+    from sluice.query.read_store import read_store
 
 __all__ = [
     "WALL_CLOCK",
@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(custom_routes, name)
     if name == "read_store":
-        from sluice.query.local import read_store
+        from sluice.query.read_store import read_store
 
         return read_store
     raise AttributeError(name)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from sluice.answers import Run
-from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.auth.permissions import Principal, authenticate
 from sluice.api.routes.access import ApiState
 from sluice.api.runs import DagState
@@ -114,7 +114,7 @@ class Api:
         """The app as it is mounted, at `/sluice` and `/v1`, for the user."""
         state = ApiState(self.ledger, Reader(self.ledger))
         services = Services(self.runs, lambda: dict(self.kafka))
-        apps = {"/sluice": generic_app(self.folder, services), "/v1": own_routes_app(self.folder)}
+        apps = {"/sluice": generic_app(self.folder, services), "/v1": custom_routes_app(self.folder)}
 
         async def with_user(scope: Scope, receive: Receive, send: Send) -> None:
             async def again() -> Principal:

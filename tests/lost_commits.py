@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 
 
 def losing(method: Callable[..., Any]) -> Callable[..., Any]:

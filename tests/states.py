@@ -16,7 +16,7 @@ from sluice.state.ledger.tables import AUDITS
 from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.schema import Row
+from sluice.state.shard.row_tuples import Row
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -8,20 +8,21 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from sluice.api.http.route import App
-from sluice.api.page import page
-from sluice.api.routes.custom_route_files import OwnRoutesApp
+from sluice.api.page.page import STATIC, page_router
+from sluice.api.routes.custom_route_files import CustomRoutesApp
+from sluice.api.routes.rest_view import ROUTERS, description_router
 from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
     """The app for `/sluice`: the generic view and the page. `folder` has the files of pipelines and custom routes."""
-    page_router = page.router(folder or settings().pipelines)
-    routers = (page_router, *page.DESCRIBED)
+    folder = folder or settings().pipelines
+    routers = (page_router(folder), description_router(folder), *ROUTERS)
     routes = [route for router in routers for route in router.routes]
-    return App(routes, StaticFiles(directory=page.STATIC), {SERVICES: services or NO_SERVICES})
+    return App(routes, StaticFiles(directory=STATIC), {SERVICES: services or NO_SERVICES})
 
 
-def own_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
+def custom_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
     """The app for `/v1`: the custom routes, which need no services."""
-    return OwnRoutesApp(folder or settings().pipelines)
+    return CustomRoutesApp(folder or settings().pipelines)

@@ -18,7 +18,7 @@ class StatePlugin(AirflowPlugin):
     name = "sluice"
     fastapi_apps = [  # noqa: RUF012 - declared like this by Airflow
         {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
-        {"name": "Sluice custom routes", "app": Mounted("own_routes_app"), "url_prefix": "/v1"},
+        {"name": "Sluice custom routes", "app": Mounted("custom_routes_app"), "url_prefix": "/v1"},
     ]
     external_views = [  # noqa: RUF012 - declared like this by Airflow
         {

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
-from sluice.kafka.offsets import HELD_SECONDS, HeldPartitions, Lag, Offsets, read_lag
+from sluice.kafka.unread_records import HELD_SECONDS, HeldPartitions, Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.support.single_flight import SingleFlightCache
 

@@ -283,7 +283,7 @@ def repartition(pipeline: Name) -> None:
 def _submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> None:
     with errors_as_messages(), importing():
         from sluice.kafka.brokers import require_brokers
-        from sluice.observe.unread import unread_records
+        from sluice.observe.backlog import unread_records
         from sluice.spark_submit import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
 

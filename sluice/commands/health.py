@@ -71,7 +71,7 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
     """
     from sluice.errors import BrokersUnreachable
     from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
-    from sluice.kafka.offsets import HELD_SECONDS, oldest_held, read_lag
+    from sluice.kafka.unread_records import HELD_SECONDS, oldest_held, read_lag
 
     positions = {name: ledger.positions(name) for name in ledger.generations.pipelines()}
     held: dict[str, tuple[int, datetime]] = {}

@@ -75,7 +75,7 @@ def get(
     """Look up keys; in a windowed store, the windows of one key."""
     read_point: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
     if local:
-        from sluice.query.local import read_store
+        from sluice.query.read_store import read_store
 
         part = _part(pipeline=pipeline, as_of=as_of)
         with errors_as_messages():
@@ -113,7 +113,7 @@ def scan(
     part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages():
         if local:
-            from sluice.query.local import read_store
+            from sluice.query.read_store import read_store
             from sluice.query.time_texts import parse_time
 
             for option, text in (("--from", start), ("--to", end)):

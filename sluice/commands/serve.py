@@ -44,23 +44,23 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
-    from sluice.server import process
+    from sluice.server import state_server
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages():
-        options = process.Options(port, bind, host, certificate, key, rest, take_over)
+        options = state_server.Options(port, bind, host, certificate, key, rest, take_over)
         with Ledger.open(settings().ledger) as ledger:
-            app = process.make_app(ledger, settings(), options)
+            app = state_server.make_app(ledger, settings(), options)
             numbers = _numbers(workers) if workers else []
 
             def started() -> None:
-                process.register(ledger, settings(), options)
+                state_server.register(ledger, settings(), options)
                 for name in (pipeline or ledger.generations.pipelines()) if numbers else ():
-                    process.claim(ledger, settings(), options, name, numbers)
+                    state_server.claim(ledger, settings(), options, name, numbers)
                 where = f"{'https' if certificate else 'http'}://{address_of(options.name, port)}"
                 out.print(f"State server listens on {where}", soft_wrap=True)
 
-            process.serve(app, options, started)
+            state_server.serve(app, options, started)
 
 
 def move(

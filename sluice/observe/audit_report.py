@@ -12,7 +12,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.interface import Shard
+from sluice.state.shard.shard import Shard
 
 _COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sluice.kafka.offsets import Lag
+from sluice.kafka.unread_records import Lag
 from sluice.observe import monitoring
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo

@@ -27,8 +27,8 @@ from sluice.state.model import GenerationInfo, StoreInfo
 from sluice.state.remote.copying import NewShard, in_pages, newest_rows, newest_states
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.checksums import row_digest, state_digest
-from sluice.state.shard.interface import Checksums, Shard, Version
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
 """Suffixes of an operator's name in the names of its stream times."""

@@ -20,7 +20,7 @@ from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.remote import server_identity
 from sluice.state.remote.copying import Progress, WholeCopy
 from sluice.state.remote.opening import open_shard
-from sluice.state.shard.interface import Shard
+from sluice.state.shard.shard import Shard
 from sluice.values.host_ports import address_of
 
 

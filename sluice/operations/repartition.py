@@ -32,8 +32,8 @@ from sluice.state.model import GenerationInfo, WorkerInfo, owner
 from sluice.state.remote.copying import NewShard, Origin, Progress, Versions
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
-from sluice.state.shard.interface import Checksums, Version
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.shard import Checksums, Version
 from sluice.values.counts import counted
 
 log = structlog.get_logger()

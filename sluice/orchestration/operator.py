@@ -19,10 +19,10 @@ from confluent_kafka import KafkaException
 from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.kafka.brokers import require_brokers, silent_admin
-from sluice.kafka.offsets import Lag, read_lag
+from sluice.kafka.unread_records import Lag, read_lag
+from sluice.observe.backlog import unread_records
 from sluice.observe.metrics import gauges
 from sluice.observe.monitoring import run_figures
-from sluice.observe.unread import unread_records
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,

@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from sluice.airflow_connections import KAFKA
 from sluice.engine.run.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, SluiceError
-from sluice.kafka.offsets import Lag, Offsets
+from sluice.kafka.unread_records import Lag, Offsets
 from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.airflow_connections import kafka_config
 from sluice.kafka.brokers import broker_errors, silent_admin
-from sluice.kafka.offsets import Lag, Offsets, read_lag
+from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger

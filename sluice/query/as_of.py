@@ -46,7 +46,7 @@ class AsOf:
             for partition, offset in partitions.items()
         )
 
-    def demand_topics(self, topics: Collection[str]) -> None:
+    def require_topics(self, topics: Collection[str]) -> None:
         """Raise QueryError if a minimum position is of a topic that the pipeline does not read: it is never reached."""
         for topic in self.min_positions:
             if topic not in topics:
@@ -55,7 +55,7 @@ class AsOf:
                     next_step=f"Its topics: {', '.join(sorted(topics))}.",
                 )
 
-    def demand(self, snapshot: Snapshot) -> None:
+    def require_reached(self, snapshot: Snapshot) -> None:
         """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
         if self.is_reached(snapshot):
             return

@@ -19,7 +19,7 @@ class UnknownField(QueryError):
     title = "Unknown field"
 
 
-def demand_field(store: StoreInfo, parameter: str, path: str) -> None:
+def require_field(store: StoreInfo, parameter: str, path: str) -> None:
     """Raise UnknownField, which names the parameter, if the type of the store's values has no field at `path`.
 
     Does not check values of unknown type, or keys of a map.

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from sluice.answers import WorkerStatus
 from sluice.errors import QueryError, StateError
-from sluice.query.execution import Own, Workers
-from sluice.query.pinning import Catalogue
+from sluice.query.catalogue import Catalogue
 from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
 from sluice.query.scan_slots import Gate
+from sluice.query.workers import ServedLocation, Workers
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest
@@ -40,7 +40,7 @@ class Reader:
     during the query; and Busy if too many queries are already scanning stores.
     """
 
-    def __init__(self, ledger: Ledger, own: Own = lambda _: None) -> None:
+    def __init__(self, ledger: Ledger, own: ServedLocation = lambda _: None) -> None:
         self.catalogue = Catalogue(ledger)
         self.workers = Workers(ledger.audits, own)
         self._gate = Gate()

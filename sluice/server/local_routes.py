@@ -26,17 +26,17 @@ from sluice.api.http.request_headers import header
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.scan_slots import Gate
 from sluice.server.http_protocol import PROVEN
-from sluice.server.served_shards import OwnShards
+from sluice.server.served_shards import ServedShards
 from sluice.state.model import GenerationRef
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.remote import server_identity
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
-from sluice.state.shard.interface import Checksums, Journal, Version
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.schema import Row, RowId
+from sluice.state.shard.row_tuples import Row, RowId
+from sluice.state.shard.shard import Checksums, Journal, Version
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class TokenRequired(Principal):
 class LocalApp:
     """The routes over one server's shards. No route calls another server."""
 
-    def __init__(self, shards: OwnShards) -> None:
+    def __init__(self, shards: ServedShards) -> None:
         self._shards = shards
         self._gate = Gate()
         routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [

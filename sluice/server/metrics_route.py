@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
-from sluice.kafka.offsets import Lag, Offsets
+from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe.metrics import gauges, prometheus
-from sluice.query.execution import Own
 from sluice.query.ledger_reads import read_ledger
+from sluice.query.workers import ServedLocation
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo
 
@@ -21,7 +21,7 @@ from sluice.state.model import WorkerInfo
 class MetricsApp:
     """Answers every request with the current gauges; without the lag if Kafka does not answer."""
 
-    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], own: Own) -> None:
+    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], own: ServedLocation) -> None:
         self._ledger = ledger
         self._own = own
         self._services = Services(kafka=lambda: dict(kafka))

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from sluice.errors import Refused
-from sluice.query.execution import LocalWorker, OpenWorkers
 from sluice.query.ledger_reads import read_ledger
+from sluice.query.local_worker import LocalWorker
+from sluice.query.workers import OpenWorkers
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -27,7 +28,7 @@ REFRESH_SECONDS = 2.0
 same time longer, because other processes may not know of the move yet."""
 
 
-class OwnShards:
+class ServedShards:
     """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
 
     def __init__(

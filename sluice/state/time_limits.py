@@ -1,6 +1,11 @@
-"""Time limits of the thread that uses a database: deadlines of queries, and limits of waits for PostgreSQL.
+"""The time limit of a query, and other limits of the thread that uses a database.
 
-The databases themselves enforce deadlines. A limit of waits is for servers that no longer answer.
+A query has `QUERY_SECONDS` at each worker. The thread that executes it sets a deadline, which the databases themselves
+enforce: SQLite's progress handler calls `is_over`, and PostgreSQL gets a statement timeout. The process that asks a
+worker on another host waits a little longer (`query.workers.WORKER_SECONDS`), and scans first wait for a slot
+(`query.scan_slots`).
+
+A limit of waits is for PostgreSQL servers that no longer answer.
 """
 
 from __future__ import annotations
@@ -13,28 +18,32 @@ from typing import Protocol
 
 from sluice.errors import TooSlow
 
-_OF_THREAD = threading.local()
+QUERY_SECONDS = 10.0
+"""Time limit of a query at one worker, including the wait for a thread."""
 _GRACE_SECONDS = 0.5
 """How much longer than a query's deadline its thread waits for PostgreSQL, which enforces the deadline itself."""
 
+_THREAD = threading.local()
+"""The limits of this thread: `until`, `seconds` and `waits_until`, each while a block below sets it."""
+
 
 @contextmanager
-def deadline(until: float, seconds: float) -> Iterator[None]:
+def query_deadline(until: float, seconds: float) -> Iterator[None]:
     """Make this thread's shard queries within the block raise TooSlow after `until` on the monotonic clock.
 
     `seconds` is the query's time limit, which the error quotes.
     """
-    _OF_THREAD.until, _OF_THREAD.seconds = until, seconds
+    _THREAD.until, _THREAD.seconds = until, seconds
     try:
         check_deadline()
         yield
     finally:
-        del _OF_THREAD.until
+        del _THREAD.until
 
 
 def seconds_left() -> float | None:
     """Seconds until the deadline; zero or negative after it, None without a deadline."""
-    until: float | None = getattr(_OF_THREAD, "until", None)
+    until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
 
@@ -45,7 +54,8 @@ def is_over() -> bool:
 
 
 def too_slow() -> TooSlow:
-    return TooSlow(f"The query exceeded the limit of {_OF_THREAD.seconds:g} s.")
+    """The error of a query that has exceeded its time limit."""
+    return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
 
 
 def check_deadline() -> None:
@@ -87,18 +97,24 @@ def waits_limited(seconds: float | None) -> Iterator[None]:
 
     Within another such block, the earlier end counts.
     """
-    before: float | None = getattr(_OF_THREAD, "waits_until", None)
+    before: float | None = getattr(_THREAD, "waits_until", None)
     until = None if seconds is None else time.monotonic() + seconds
-    _OF_THREAD.waits_until = min((end for end in (before, until) if end is not None), default=None)
+    _THREAD.waits_until = _earlier(before, until)
     try:
         yield
     finally:
-        _OF_THREAD.waits_until = before
+        _THREAD.waits_until = before
 
 
 def wait_limit() -> float | None:
     """When this thread's waits for PostgreSQL end, on the monotonic clock; None without a limit."""
-    waits_until: float | None = getattr(_OF_THREAD, "waits_until", None)
-    until: float | None = getattr(_OF_THREAD, "until", None)
-    ends = (waits_until, None if until is None else until + _GRACE_SECONDS)
-    return min((end for end in ends if end is not None), default=None)
+    waits_until: float | None = getattr(_THREAD, "waits_until", None)
+    until: float | None = getattr(_THREAD, "until", None)
+    return _earlier(waits_until, None if until is None else until + _GRACE_SECONDS)
+
+
+def _earlier(first: float | None, second: float | None) -> float | None:
+    """The earlier of two times; None means never."""
+    if first is None:
+        return second
+    return first if second is None else min(first, second)

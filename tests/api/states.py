@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard.schema import Row
+from sluice.state.shard.row_tuples import Row
 from tests.states import States
 
 TOPOLOGY = "pipeline orders\n  stream orders\n    store general_orders_count"

@@ -9,7 +9,7 @@ from sluice.api.mounted import Mounted
 
 def test_the_first_request_freezes_loaded_objects() -> None:
     gc.unfreeze()
-    mounted = Mounted("own_routes_app")
+    mounted = Mounted("custom_routes_app")
     assert gc.get_freeze_count() == 0, "loading the plugin must not freeze objects"
     try:
         assert mounted.app is mounted.app

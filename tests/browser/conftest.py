@@ -114,7 +114,7 @@ class Busy:
 @pytest.fixture
 def api(states: States, monkeypatch: pytest.MonkeyPatch) -> Api:
     """The API over these states, with a log-in that may change the orders, and without a broker."""
-    monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     api = Api(states.ledger, User(editable=("orders",)))
     began = datetime.now(UTC) - timedelta(seconds=40)
     succeeded = Run("manual__1", "success", began, began + timedelta(seconds=28), LOG, "run")

@@ -37,7 +37,7 @@ from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
-from sluice.state.shard.interface import Checksums
+from sluice.state.shard.shard import Checksums
 from sluice.testing.local_run import PIPED, computed, decode_piped, why_not_local
 from sluice.testing.piped import OnlyWriter
 from sluice.testing.topology_test_driver import shared_session

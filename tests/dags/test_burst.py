@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.kafka.offsets import Lag
+from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import run_figures
 from sluice.orchestration.trigger import Burst, Driving, last_run_began
 from sluice.state.ledger.history import Batch

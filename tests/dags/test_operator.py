@@ -375,7 +375,7 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     connect(monkeypatch)
-    monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     with Ledger.open(settings().ledger) as ledger:
         states = States(f"sqlite:///{tmp_path}/state")
         ledger.generations.register(states.info())

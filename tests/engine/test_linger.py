@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sluice import Pipeline
 from sluice.engine.run.linger import Linger, News
 from sluice.errors import EngineError
-from sluice.kafka.offsets import Offsets
+from sluice.kafka.unread_records import Offsets
 from sluice.state.ledger.failures import Failure
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import every_operator

@@ -10,7 +10,7 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
 from sluice.state.remote.opening import open_shard
-from sluice.state.shard.interface import Checksums
+from sluice.state.shard.shard import Checksums
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
-from sluice.observe.unread import unread_records
+from sluice.observe.backlog import unread_records
 from tests.ports import free_port
 from tests.states import States
 

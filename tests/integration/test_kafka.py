@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
-from sluice.kafka.offsets import oldest_held, read_lag
 from sluice.kafka.topics import produce, read_topic
+from sluice.kafka.unread_records import oldest_held, read_lag
 from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.process import Options, claim, configuration, make_app
+from sluice.server.state_server import Options, claim, configuration, make_app
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.server import admission, process
+from sluice.server import admission, state_server
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states
@@ -31,10 +31,10 @@ class Server:
 
     def __init__(self, folder: Path, certificate: Path | None) -> None:
         key = None if certificate is None else certificate.with_suffix(".key")
-        options = process.Options(free_port(), certificate=certificate, key=key)
+        options = state_server.Options(free_port(), certificate=certificate, key=key)
         self.port, self.uses_tls = options.port, certificate is not None
-        app = process.make_app(Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options)
-        self.thread = ServerThread(process.configuration(app, options))
+        app = state_server.make_app(Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options)
+        self.thread = ServerThread(state_server.configuration(app, options))
 
     def connect(self) -> socket.socket:
         """A TCP connection, without a handshake."""
@@ -54,7 +54,7 @@ class Server:
 
 @pytest.fixture(params=["http", "https"])
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(process, "MOST_UNPROVEN", MOST)
+    monkeypatch.setattr(state_server, "MOST_UNPROVEN", MOST)
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
     monkeypatch.setenv("SLUICE_SHARDS", f"sqlite:///{tmp_path}")
     orders_states(f"sqlite:///{tmp_path}", workers=1)

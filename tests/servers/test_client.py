@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from sluice import AsyncClient, Client
 from sluice.answers import Entries, WorkerStatus
-from sluice.api.routes import changes as changes_module
+from sluice.api.routes import change_streams
 from sluice.client import Change, ChangedKey
 from sluice.client.queries import Connection, Query
 from sluice.commands.cli import app
@@ -267,15 +267,15 @@ def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: Stat
                 await answer.aclose()
         return Counter(answer.status_code for answer in answers)
 
-    limit = changes_module.MAX_STREAMS
+    limit = change_streams.MAX_STREAMS
     assert asyncio.run(ask(300)) == {200: limit, 429: 300 - limit}
     deadline = time.monotonic() + 10
-    while changes_module._Stream.open_streams:
+    while change_streams._Stream.open_streams:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for _ in range(3):
         assert hosts[0].ask("HEAD", f"/sluice/v1/stores/{COUNT}/changes").status_code == 200
-    assert changes_module._Stream.open_streams == 0, "HEAD must not open a stream"
+    assert change_streams._Stream.open_streams == 0, "HEAD must not open a stream"
     assert asyncio.run(ask(5)) == {200: 5}
 
 

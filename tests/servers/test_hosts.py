@@ -17,9 +17,9 @@ from sluice.commands.serve import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.operations.moves import move
 from sluice.operations.retention import retain
-from sluice.query import execution
+from sluice.query import workers
 from sluice.server import served_shards
-from sluice.server.process import Options, claim
+from sluice.server.state_server import Options, claim
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -350,7 +350,7 @@ def test_a_move_needs_a_state_server(hosts: list[Host], states: States) -> None:
 
 @pytest.fixture
 def short_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "WORKER_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "WORKER_SECONDS", 0.3)
 
 
 def test_a_worker_that_hangs_is_unavailable_and_not_retried_at_once(

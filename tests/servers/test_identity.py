@@ -15,8 +15,8 @@ import pytest
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.operations.moves import move, require_server
 from sluice.server import served_shards
-from sluice.server.process import Options, register
 from sluice.server.served_shards import identity_of
+from sluice.server.state_server import Options, register
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.remote import server_identity

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.servers
 def test_figures_are_for_holders_of_the_token_and_there_without_a_broker(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     assert host.ask("GET", "/metrics", token=None).status_code == 401
     answer = host.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -13,13 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.auth.permissions import Principal, authenticate
 from sluice.api.routes import custom_route_files, custom_routes
 from sluice.api.routes.access import ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
-from sluice.query.pinning import FRESH_SECONDS
+from sluice.query.catalogue import FRESH_SECONDS
 from sluice.support.single_flight import SingleFlightCache
 from tests.api_client import Clerk
 from tests.docs.pages import files, read
@@ -114,7 +114,7 @@ def states(home: Path) -> States:
 
 @pytest.fixture(scope="module")
 def v1(home: Path, states: States) -> Iterator[TestClient]:
-    with client(own_routes_app(home / "pipelines"), states, "/v1") as http:
+    with client(custom_routes_app(home / "pipelines"), states, "/v1") as http:
         yield http
 
 
@@ -220,7 +220,7 @@ def test_a_broken_file_does_not_affect_others(folder: Path, tmp_path: Path, capl
         folder, counts=COUNTS, exits="import sys; sys.exit(4)", raises="1 / 0", empty="", dies="import os; os._exit(5)"
     )
     write(folder, zz=COUNTS, text=PAYROLL.replace("-> list[int]", ""), any=PAYROLL.replace("/salaries", "/{name}"))
-    with caplog.at_level(logging.ERROR), client(own_routes_app(folder), published(tmp_path), "/v1") as http:
+    with caplog.at_level(logging.ERROR), client(custom_routes_app(folder), published(tmp_path), "/v1") as http:
         assert http.get("/v1/counts/a").json() == {"a": 1}
     broken = {
         file.stem.partition("_")[0]: str(error) for file, error in custom_route_files.load_routes(folder).broken.items()
@@ -247,7 +247,7 @@ def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
     states.publish({"home": "[7]"})
     (text,) = (text for path, text in files(read(PAGE)).items() if path.endswith("pages_routes.py"))
     write(folder, pages=text)
-    with client(own_routes_app(folder), states, "/v1", "pages") as http:
+    with client(custom_routes_app(folder), states, "/v1", "pages") as http:
         assert http.get("/v1/pages/home/views").json() == {"page": "home", "views": 7}
         assert http.get("/v1/pages/none/views").json()["detail"] == "Nobody has viewed 'none'."
 

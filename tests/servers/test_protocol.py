@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.server import http_protocol
-from sluice.server.process import Options, configuration, make_app
+from sluice.server.state_server import Options, configuration, make_app
 from sluice.settings import settings
 from tests.ports import free_port
 from tests.server_thread import ServerThread

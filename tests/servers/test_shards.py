@@ -11,10 +11,10 @@ from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.interface import Checksums, Journal, Shard
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range
+from sluice.state.shard.shard import Checksums, Journal, Shard
 from tests.servers.hosts import Host
 
 REF = GenerationRef("orders", 1)

@@ -19,7 +19,7 @@ from sluice.engine.run.standby_upkeep import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
 from sluice.operations.moves import move
 from sluice.operations.retention import retain
-from sluice.query import execution
+from sluice.query import workers
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.remote import remote_shard, standby_copies
@@ -115,13 +115,13 @@ def wait_for_primary(host: Host) -> None:
 
 @pytest.mark.usefixtures("standby")
 def test_a_lookup_does_not_wait_long_for_a_silent_server(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "LOOKUP_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "LOOKUP_SECONDS", 0.2)
     expected = one(hosts[0])["entries"]
     hosts[1].stop()
     with socket.create_server(("127.0.0.1", hosts[1].port)):  # accepts connections, but never answers
         begun = time.monotonic()
         answer = one(hosts[0])
-        assert time.monotonic() - begun < execution.WORKER_SECONDS / 3
+        assert time.monotonic() - begun < workers.WORKER_SECONDS / 3
     assert (answer["entries"], answer["standby"], answer["partial"]) == (expected, True, False)
     assert "Timed out after 0.2 s" in str(answer["workers"])
 

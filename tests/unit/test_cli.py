@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from sluice import __version__
 from sluice.commands.cli import app
 from sluice.errors import EngineError
-from sluice.kafka.offsets import Lag
+from sluice.kafka.unread_records import Lag
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
@@ -138,8 +138,8 @@ def test_status_names_a_transaction_that_stays_open(
     lags = [Lag({"orders": {0: end, 1: 5}}, {}, {}, lasts) for end in (10, end_later)]
     oldest = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
-    monkeypatch.setattr("sluice.kafka.offsets.read_lag", lambda _admin, _topics, _read: lags.pop(0))
-    monkeypatch.setattr("sluice.kafka.offsets.oldest_held", lambda _kafka, lag: oldest if lag.held else None)
+    monkeypatch.setattr("sluice.kafka.unread_records.read_lag", lambda _admin, _topics, _read: lags.pop(0))
+    monkeypatch.setattr("sluice.kafka.unread_records.oldest_held", lambda _kafka, lag: oldest if lag.held else None)
     monkeypatch.setattr("sluice.commands.health._WATCH_SECONDS", 0.01)
     said = sluice("status")
     assert said.exit_code == int(is_named)

@@ -12,9 +12,9 @@ from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.remote.copying import WholeCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
-from sluice.state.shard.interface import Shard
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
+from sluice.state.shard.shard import Shard
 
 KEYS = [f"key {number}" for number in range(30)]
 OPERATOR = 3

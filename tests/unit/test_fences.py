@@ -24,7 +24,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef
-from sluice.state.shard.interface import Checksums
+from sluice.state.shard.shard import Checksums
 from tests.fences import content, end_lease, paused_before, take_lease
 from tests.installation import Installation, expected, settings_of
 from tests.installation import content as values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.query.fields import UnknownField, demand_field
+from sluice.query.fields import UnknownField, require_field
 from sluice.state.model import StoreInfo
 from sluice.values.field_paths import names_of
 
@@ -34,7 +34,7 @@ def store(value: str) -> StoreInfo:
     ],
 )
 def test_existing_and_possible_fields(value: str, path: str) -> None:
-    demand_field(store(value), "field", path)
+    require_field(store(value), "field", path)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_existing_and_possible_fields(value: str, path: str) -> None:
 )
 def test_missing_fields(value: str, path: str, next_step: str) -> None:
     with pytest.raises(UnknownField, match=r"^group_by: the values of store 's' have no field") as refused:
-        demand_field(store(value), "group_by", path)
+        require_field(store(value), "group_by", path)
     assert refused.value.next_step == next_step
 
 
 def test_a_field_name_with_a_dot_is_not_a_path() -> None:
     with pytest.raises(UnknownField) as refused:
-        demand_field(store(SPARKS), "field", "at.a.b")
+        require_field(store(SPARKS), "field", "at.a.b")
     assert "write the field 'a.b' in backticks" in refused.value.next_step
-    demand_field(store(SPARKS), "field", "at.`a.b`")
+    require_field(store(SPARKS), "field", "at.`a.b`")
 
 
 @pytest.mark.parametrize(

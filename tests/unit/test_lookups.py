@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import StateError
-from sluice.query import execution
-from sluice.query.execution import LocalWorker
+from sluice.query import local_worker
+from sluice.query.local_worker import LocalWorker
 from sluice.state.queries.worker_queries import Value, Values
 from sluice.state.shard.local_shard import LocalShard
 
@@ -82,7 +82,7 @@ def test_a_lookup_in_a_thread_sees_every_batch_too(worker: LocalWorker, writer: 
 def test_a_held_shard_is_let_go(
     worker: LocalWorker, writer: LocalShard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(execution, "HOLD_SECONDS", 0.02)
+    monkeypatch.setattr(local_worker, "HOLD_SECONDS", 0.02)
 
     async def run() -> None:
         shard = await held(worker)
@@ -111,7 +111,7 @@ def test_a_held_shard_does_not_stop_writers(worker: LocalWorker, writer: LocalSh
 def test_a_removed_or_replaced_file_is_noticed(
     worker: LocalWorker, writer: LocalShard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(execution, "HOLD_SECONDS", 0.02)
+    monkeypatch.setattr(local_worker, "HOLD_SECONDS", 0.02)
     file = tmp_path / "worker-0.sqlite"
 
     async def run() -> None:

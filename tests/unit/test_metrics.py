@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import EngineError
-from sluice.kafka.offsets import Lag
+from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import HELP, Gauge, gauges, prometheus
 from sluice.state.ledger.failures import Failure
 from tests.states import NOON, States

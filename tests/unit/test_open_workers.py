@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sluice.query.execution import OPEN_SECONDS, Workers
-from sluice.server.served_shards import OwnShards
+from sluice.query.workers import OPEN_SECONDS, Workers
+from sluice.server.served_shards import ServedShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.queries.worker_queries import Value
 from tests.states import States
@@ -41,7 +41,7 @@ def of_a_reader(states: States, clock: Clock) -> Ask:
 
 def of_a_state_server(states: States, clock: Clock) -> Ask:
     states.ledger.placements.claim(Placement("orders", 0, "127.0.0.1", 1))
-    shards = OwnShards(states.ledger, states.database, "127.0.0.1", 1, clock)
+    shards = ServedShards(states.ledger, states.database, "127.0.0.1", 1, clock)
 
     async def ask(generation: States) -> bytes:
         worker = await shards.worker(generation.ref, 0)

@@ -11,7 +11,7 @@ from sluice.answers import Run
 from sluice.api import services
 from sluice.api.runs import DagState
 from sluice.errors import EngineError, TopologyError
-from sluice.kafka.offsets import HeldPartitions, Lag
+from sluice.kafka.unread_records import HeldPartitions, Lag
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder
 from tests.api_client import Api, User
@@ -25,7 +25,7 @@ OVERVIEW = "/v1/overview"
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the timeout for a broker that does not respond."""
-    monkeypatch.setattr("sluice.kafka.offsets.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
 
 
 @pytest.fixture

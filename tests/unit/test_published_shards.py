@@ -14,7 +14,7 @@ from sluice.errors import StateError
 from sluice.operations.retention import retain
 from sluice.query import AsOf, Reader
 from sluice.query.results import Page
-from sluice.server.served_shards import OwnShards
+from sluice.server.served_shards import ServedShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.queries.worker_queries import Value
@@ -108,7 +108,7 @@ def test_a_state_server_does_not_read_it_either(states: States, tmp_path: Path) 
     states.ledger.placements.claim(Placement("orders", 0, "127.0.0.1", 1))
 
     async def run() -> None:
-        shards = OwnShards(states.ledger, f"sqlite:///{tmp_path}/state", "127.0.0.1", 1)
+        shards = ServedShards(states.ledger, f"sqlite:///{tmp_path}/state", "127.0.0.1", 1)
         worker = await shards.worker(states.ref, 0)
         with pytest.raises(StateError, match="is not the published one"):
             await worker.execute(Value(0, 0, 1, "a"))

@@ -12,7 +12,7 @@ from sqlalchemy import delete, make_url
 
 from sluice.errors import NotFound, NotReady, QueryError, StateError
 from sluice.query import Answer, AsOf, Pin, Reader
-from sluice.query import pinning as catalogue_module
+from sluice.query import catalogue as catalogue_module
 from sluice.state.database import transaction
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import WORKERS

@@ -26,18 +26,18 @@ from sqlalchemy import make_url
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, StateError, TooSlow
 from sluice.operations.retention import retain
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
-from sluice.query import pinning as catalogue_module
+from sluice.query import catalogue as catalogue_module
 from sluice.query import reader as reader_module
 from sluice.query.as_of import parse_positions
 from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.scan_slots import Gate
+from sluice.state import time_limits
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.state.queries import worker_queries
 from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.ranges import Range
-from sluice.state.time_limits import deadline
+from sluice.state.time_limits import query_deadline
 from tests.api_client import Api
 from tests.states import NOON, States
 
@@ -359,7 +359,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 @pytest.mark.parametrize("kind", QUERIES)
 def test_a_slow_query_is_interrupted(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.01)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match=r"exceeded the limit of 0\.01 s"):
         ask(slow, QUERIES[kind], "windows")
     assert not threads_at_work()
@@ -380,10 +380,10 @@ def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pyt
         return  # the previous test covers SQLite
     with LocalShard.open(states.location(0)) as shard:
         driver: Any = shard._driver
-        with pytest.raises(TooSlow), deadline(time.monotonic() + 0.1, 0.1):
+        with pytest.raises(TooSlow), query_deadline(time.monotonic() + 0.1, 0.1):
             driver.fetch("SELECT pg_sleep(20)", ())
         assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline the statement runs to its end"
-        with pytest.raises(TooSlow), deadline(time.monotonic() - 1, 0.1):
+        with pytest.raises(TooSlow), query_deadline(time.monotonic() - 1, 0.1):
             driver.fetch("SELECT 1", ())
 
 
@@ -407,10 +407,10 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
 
 def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.01)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match="exceeded the limit"):
         ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 60.0)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", 60.0)
     assert ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries == 60_000 - 1
 
 
@@ -441,7 +441,7 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
 
 
 def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", 0.3)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.3)
 
     async def run() -> list[float]:
         reader = Reader(slow.ledger)

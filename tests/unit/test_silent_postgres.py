@@ -17,14 +17,15 @@ from sqlalchemy import make_url
 from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import EngineError, SluiceError, StateError, TooSlow
 from sluice.query import ledger_reads
-from sluice.query.execution import LocalWorker
 from sluice.query.ledger_reads import read_ledger
+from sluice.query.local_worker import LocalWorker
+from sluice.state import time_limits
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, owner
 from sluice.state.postgres_connection import connect
 from sluice.state.queries import worker_queries
 from sluice.state.shard.local_shard import LocalShard
-from sluice.state.time_limits import deadline, waits_limited
+from sluice.state.time_limits import query_deadline, waits_limited
 from tests.api_client import Api
 from tests.postgres import frozen, new_database
 from tests.silent_network import SilentNetwork
@@ -78,9 +79,9 @@ def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwor
     with LocalShard.open(states.location(0)) as shard:
         assert shard.journal().batches
         network.is_silent = True
-        with deadline(time.monotonic() + SHORT, SHORT):
+        with query_deadline(time.monotonic() + SHORT, SHORT):
             assert seconds(shard.journal, StateError, "not answered in time") < IMMEDIATELY
-        with deadline(time.monotonic() + SHORT, SHORT):
+        with query_deadline(time.monotonic() + SHORT, SHORT):
             assert seconds(lambda: LocalShard.open(states.location(0)), StateError, "timeout") < IMMEDIATELY
         network.is_silent = False
         assert shard.journal().batches
@@ -90,7 +91,7 @@ def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwor
 def test_queries_that_wait_for_each_others_connection_end_at_their_deadlines(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", SHORT)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", SHORT)
     states = States(url)
     snapshot = states.publish({"a": "[1]"})
     worker = LocalWorker(states.location(owner("a", 2)))
@@ -114,7 +115,7 @@ def test_requests_and_renewals_end_while_postgresql_is_frozen(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_reads, "ANSWER_SECONDS", SHORT)
-    monkeypatch.setattr(worker_queries, "QUERY_SECONDS", SHORT)
+    monkeypatch.setattr(time_limits, "QUERY_SECONDS", SHORT)
     states = States(new_database(postgres))
     states.publish({"a": "[1, 2]", "b": "[3, 4]"})
     paths = ["stores", "stores/totals/keys/a", "stores/totals", "stores/totals/count", "pipelines/orders/snapshots"]

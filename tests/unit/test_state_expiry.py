@@ -8,7 +8,7 @@ from sluice.errors import LeaseError
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
-from sluice.state.shard.schema import Row
+from sluice.state.shard.row_tuples import Row
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from sluice import answers
 from sluice.answers import WorkerStatus
 from sluice.observe import monitoring
 from sluice.query import Entry, Pin
-from sluice.query.pinning import PipelineSnapshot
+from sluice.query.catalogue import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 from sluice.values.times import moment
 

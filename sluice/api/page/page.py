@@ -1,10 +1,9 @@
-"""The page in Airflow's navigation, and the documentation of the REST view."""
+"""The page in Airflow's navigation, and the documentation of the REST view as HTML."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.api.http.documentation import describe
-from sluice.api.http.replies import reply
-from sluice.api.http.route import Route, Router
-from sluice.api.page import overview
-from sluice.api.routes import changes, dead_letters, pipelines, stores
+from sluice.api.http.route import Router
 from sluice.api.routes.access import access
-from sluice.api.routes.custom_route_files import readable_routes
+from sluice.api.routes.rest_view import readable_description
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
-DESCRIBED = (
-    overview.router,
-    pipelines.router,
-    dead_letters.router,
-    stores.router,
-    changes.router,
-    changes.pipelines_router,
-)
-"""The routers of the generic view, in the order of the documentation."""
 STATIC = Path(__file__).parent / "static"
 
 # The page loads content only from its own server, and data from stores cannot run as scripts.
@@ -52,8 +38,8 @@ class PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
 
 
-def router(folder: Path) -> Router:
-    """The routes of the page and of the documentation, which includes the custom routes in `folder`."""
+def page_router(folder: Path) -> Router:
+    """The routes of the page. `folder` has the pipelines' custom panels and routes."""
     router = Router("page")
 
     @router.get("/", is_described=False)
@@ -74,21 +60,9 @@ def router(folder: Path) -> Router:
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:
         """The documentation of the REST view as HTML."""
-        return _html("docs.html", request, api=description(tuple(await readable_routes(request, folder))))
-
-    @router.get("/openapi.json", is_described=False)
-    async def get_openapi(request: Request, _query: object) -> Response:
-        """The OpenAPI description of the REST view."""
-        return reply(description(tuple(await readable_routes(request, folder))))
+        return _html("docs.html", request, api=await readable_description(request, folder))
 
     return router
-
-
-@cache
-def description(own: tuple[Route, ...] = ()) -> dict[str, Any]:
-    """The OpenAPI description of the generic view and of custom routes."""
-    generic = [route for router in DESCRIBED for route in router.routes]
-    return describe(("/sluice", generic), ("/v1", own))
 
 
 def _html(template: str, request: Request, **values: Any) -> Response:

@@ -1,1 +1,1 @@
-"""The routes of the REST view and of the page."""
+"""The routes of the REST view."""

@@ -19,8 +19,8 @@ from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin, Reader
 from sluice.query.as_of import parse_positions
+from sluice.query.catalogue import PipelineSnapshot, only_store
 from sluice.query.ledger_reads import read_ledger
-from sluice.query.pinning import PipelineSnapshot, only_store
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger

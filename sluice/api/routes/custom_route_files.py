@@ -101,7 +101,7 @@ async def readable_routes(request: Request, folder: Path) -> list[Route]:
     return [route for route in routes if route.tag in pipelines]
 
 
-class OwnRoutesApp:
+class CustomRoutesApp:
     """The app for `/v1`, which loads the files of routes at the first request."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,11 +110,11 @@ class OwnRoutesApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            self._app = _OwnApp(await asyncio.to_thread(routes_of, self._folder))
+            self._app = _RestrictedApp(await asyncio.to_thread(routes_of, self._folder))
         await self._app(scope, receive, send)
 
 
-class _OwnApp(App):
+class _RestrictedApp(App):
     """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:

@@ -27,7 +27,7 @@ from sluice.api.http.route import PATH_PARAMETER, Route
 from sluice.api.routes.access import Access, access
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow
 from sluice.query import Entry, Group, Pin
-from sluice.query.pinning import PipelineSnapshot
+from sluice.query.catalogue import PipelineSnapshot
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
 from sluice.state.model import WorkerInfo, owner

@@ -17,7 +17,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
-from sluice.state.shard.interface import Checksums, Shard
+from sluice.state.shard.shard import Checksums, Shard
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import shown
-from sluice.state.shard.interface import Shard
+from sluice.state.shard.shard import Shard
 
 
 @contextmanager

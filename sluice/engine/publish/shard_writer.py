@@ -17,9 +17,9 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
 from sluice.settings import settings
-from sluice.state.shard.interface import Shard
 from sluice.state.shard.local_shard import rows_of
-from sluice.state.shard.schema import Row, RowId
+from sluice.state.shard.row_tuples import Row, RowId
+from sluice.state.shard.shard import Shard
 
 RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """What the writers of shards return: side outputs."""

@@ -16,7 +16,7 @@ from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.publish.change_steps import REJECTED, ChangeSteps, decode_row, right_column, tried, value_texts
 from sluice.plan import Job, Lookup, Select, TableSink
 from sluice.plan.arrow_support import NeedsSparkError
-from sluice.state.shard.interface import Shard
+from sluice.state.shard.shard import Shard
 from sluice.values.sink_tables import WINDOW
 from sluice.values.sql_text import literal, struct_json
 

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from sluice.kafka.brokers import broker_errors, quiet
-from sluice.kafka.offsets import Lag, Offsets, read_lag
+from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
 

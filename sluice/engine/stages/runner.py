@@ -39,8 +39,8 @@ from sluice.operators.suppress import Suppress
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard.interface import Shard
 from sluice.state.shard.operator_states import State, StoredState
+from sluice.state.shard.shard import Shard
 from sluice.values import row_order
 from sluice.values.row_order import hashed
 from sluice.values.windows import Bounds

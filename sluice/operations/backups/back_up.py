@@ -23,8 +23,8 @@ from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.remote.copying import Progress, WholeCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.interface import Shard
 from sluice.state.shard.local_shard import LocalShard
+from sluice.state.shard.shard import Shard
 from sluice.support.file_modes import make_folder
 from sluice.version import __version__
 

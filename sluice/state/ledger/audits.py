@@ -10,11 +10,11 @@ import msgspec
 from sqlalchemy import RowMapping, select
 
 from sluice.state.database import as_json
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import AUDITS, of_ref
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.state.shard.interface import Checksums
+from sluice.state.shard.shard import Checksums
 
 _JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 

@@ -12,7 +12,7 @@ from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import SluiceError
 from sluice.state.database import database_errors, first_line, transaction
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import FAILURES
 
 Kind = Literal["run", "file", "overdue"]

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select, true, upd
 from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.leases import LeaseRow, require_epoch
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.notes import add_note
-from sluice.state.ledger.part import LedgerPart
 from sluice.state.ledger.placement import epochs_of, place_workers
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.standbys import Standbys
@@ -33,8 +33,8 @@ from sluice.state.ledger.tables import (
     of_ref,
 )
 from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
-from sluice.state.shard.interface import Checksums
 from sluice.state.shard.passwords import without_password
+from sluice.state.shard.shard import Checksums
 
 _BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, PLANS, SOURCES, QUARANTINE)
 

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import RowMapping, select
 
 from sluice.state.database import as_json
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import HISTORY, of_ref
 from sluice.state.model import GenerationRef
 

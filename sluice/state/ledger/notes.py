@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, insert, select
 
 from sluice.state.database import database_errors, transaction
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import NOTES
 from sluice.state.model import GenerationRef, OfGeneration
 

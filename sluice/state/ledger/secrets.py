@@ -7,7 +7,7 @@ import secrets
 from sqlalchemy import select, text
 
 from sluice.state.database import database_errors, transaction
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import SECRETS
 
 _BYTES = 32

@@ -15,7 +15,7 @@ from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.sources import note_last_records
 from sluice.state.ledger.tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
 from sluice.state.model import GenerationRef, Snapshot

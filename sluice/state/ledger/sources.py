@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import LeaseRow, require_epoch
-from sluice.state.ledger.part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import SOURCES, of_ref
 from sluice.state.model import GenerationRef
 

@@ -16,9 +16,6 @@ from sluice.state.time_limits import check_deadline
 
 T = TypeVar("T")
 
-QUERY_SECONDS = 10.0
-"""Time limit of a query at one worker, including the wait for a thread."""
-
 _PAGE = 5_000
 
 

@@ -16,7 +16,9 @@ from typing import Self, TypeVar
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
-from sluice.state.shard.interface import (
+from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
+from sluice.state.shard.shard import (
     NOTHING,
     STATE_ROWS,
     UNFINISHED,
@@ -27,8 +29,6 @@ from sluice.state.shard.interface import (
     Shard,
     Version,
 )
-from sluice.state.shard.operator_states import StateVersion
-from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
 
 Progress = Callable[[str], None]
 Versions = TypeVar("Versions", Version, StateVersion)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sluice.state.shard.addresses import drop, is_remote
-from sluice.state.shard.interface import Shard
 from sluice.state.shard.local_shard import LocalShard
+from sluice.state.shard.shard import Shard
 
 if TYPE_CHECKING:
     from sluice.state.remote.remote_shard import RemoteShard

@@ -14,10 +14,10 @@ from sluice.errors import StateError, Unreachable
 from sluice.state.model import StateRow
 from sluice.state.remote.connection import NotAStateServer, client_options, response_content, time_limits
 from sluice.state.shard.checksums import checksum_of
-from sluice.state.shard.interface import Checksums, Journal, Last, Shard, Version
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.schema import Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow
+from sluice.state.shard.shard import Checksums, Journal, Last, Shard, Version
 
 ANSWER_SECONDS = 60.0
 """How long a busy server may take to say that it has a shard. A paused server accepts connections and never answers."""

@@ -18,7 +18,7 @@ from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.remote.copying import Progress, WholeCopy
 from sluice.state.remote.opening import drop_shard, open_shard
 from sluice.state.shard.addresses import is_file, is_remote, shown
-from sluice.state.shard.interface import Checksums, Shard
+from sluice.state.shard.shard import Checksums, Shard
 
 RETRY_SECONDS = 10.0
 """How long a run waits for an unreachable state server, which may be restarting, before it promotes a standby."""

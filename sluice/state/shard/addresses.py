@@ -11,9 +11,9 @@ from sqlalchemy import URL
 from sluice.errors import SettingsError, StateError
 from sluice.state.database import database_url
 from sluice.state.model import GenerationRef
+from sluice.state.shard.database_driver import Driver, Mode
 from sluice.state.shard.passwords import with_password
 from sluice.state.shard.postgres_driver import PostgresDriver, drop_schema, has_schema
-from sluice.state.shard.schema import Driver, Mode
 from sluice.state.shard.sqlite_driver import SqliteDriver
 
 _POSTGRES_NAME_BYTES = 63

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xxhash import xxh3_64_intdigest
 
-from sluice.state.shard.schema import Row
+from sluice.state.shard.row_tuples import Row
 
 NO_CHECKSUM = "0" * 16
 """The checksum of an empty state."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.state.shard.schema import Driver
+from sluice.state.shard.database_driver import Driver
 
 _HORIZONS = """CREATE TABLE IF NOT EXISTS horizons (
     group_id INTEGER NOT NULL, batch BIGINT NOT NULL, until BIGINT NOT NULL, PRIMARY KEY (group_id, batch))"""

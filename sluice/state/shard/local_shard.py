@@ -15,11 +15,12 @@ from sluice.state.model import NO_WINDOW, StateRow
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
+from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expiry import expire
-from sluice.state.shard.interface import STATE_ROWS, Checksums, Journal, JournalEntry, Last, Shard, Version
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
-from sluice.state.shard.schema import Driver, Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow
+from sluice.state.shard.shard import STATE_ROWS, Checksums, Journal, JournalEntry, Last, Shard, Version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +81,7 @@ class LocalShard(Shard):
         found = list(self._driver.replaced(batch, rows))
         for row in found:
             _checked(*row)
-        self._demand_newest(epoch)
+        self._require_newest_writer(epoch)
         return found
 
     @override
@@ -121,13 +122,13 @@ class LocalShard(Shard):
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
         states = operator_states.read(self._driver, operator, keys, before, shared)
-        self._demand_newest(epoch)
+        self._require_newest_writer(epoch)
         return states
 
     @override
     def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
         found = operator_states.due(self._driver, operator, until, before, clock)
-        self._demand_newest(epoch)
+        self._require_newest_writer(epoch)
         return found
 
     @override
@@ -165,12 +166,12 @@ class LocalShard(Shard):
                 )
             # The update locks the row until the end of the transaction, so writers take turns.
             if not self._driver.execute(statements.FENCE, (epoch, epoch)):
-                self._demand_newest(epoch)
+                self._require_newest_writer(epoch)
             for operator in operators:
-                self._demand_in_order(operator, batch)
+                self._require_batch_order(operator, batch)
             yield
 
-    def _demand_in_order(self, operator: int, batch: int) -> None:
+    def _require_batch_order(self, operator: int, batch: int) -> None:
         newest = self._driver.fetch(statements.NEWEST_BATCH, (operator,))[0][0]
         if newest is not None and newest > batch:
             raise EngineError(
@@ -178,7 +179,7 @@ class LocalShard(Shard):
                 next_step="Nothing needs to be done: Spark has run the task again elsewhere.",
             )
 
-    def _demand_newest(self, epoch: int) -> None:
+    def _require_newest_writer(self, epoch: int) -> None:
         """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
@@ -190,7 +191,7 @@ class LocalShard(Shard):
     def begin(self, epoch: int, as_of: int) -> Checksums:
         with self._writing(epoch):
             pass
-        rows = self._demand_all_rows()
+        rows = self._require_row_counts()
         with self._writing(epoch):
             self._forget_since(as_of + 1)
         checksums = self.checksums(as_of)
@@ -208,7 +209,7 @@ class LocalShard(Shard):
             )
             self._driver.execute(statements.GROWN, (-rows, -states))
 
-    def _demand_all_rows(self) -> int:
+    def _require_row_counts(self) -> int:
         """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
         state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
         for what, written, there in (
@@ -231,16 +232,16 @@ class LocalShard(Shard):
     @override
     def verify(self, as_of: int, published: Checksums | None = None) -> None:
         self._driver.check()
-        self._demand_all_rows()
+        self._require_row_counts()
         self._verify_rows(as_of, self.checksum(as_of) if published is None else published.state_rows)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
-        _demand_equal(sum(_checked(*row) for row in self._everything(as_of)), checksum, "state rows")
+        _require_checksum(sum(_checked(*row) for row in self._everything(as_of)), checksum, "state rows")
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
         wanted = (published or self.checksums(as_of)).states
-        _demand_equal(operator_states.total(self._driver, as_of, _PAGE_ROWS), wanted, "operator states")
+        _require_checksum(operator_states.total(self._driver, as_of, _PAGE_ROWS), wanted, "operator states")
 
     def _everything(self, as_of: int) -> Iterator[tuple[Any, ...]]:
         position: tuple[Any, ...] = (-1, "", NO_WINDOW)
@@ -334,7 +335,7 @@ class LocalShard(Shard):
     def absorb(self, versions: Iterable[Version]) -> None:
         rows = [(*version.row, _checked(*version.row, version.digest), version.batch) for version in versions]
         with self._driver.transaction():
-            self._demand_sealed()
+            self._require_sealed()
             self._driver.insert("state_rows", _ROW_COLUMNS, rows)
 
     @override
@@ -344,7 +345,7 @@ class LocalShard(Shard):
     @override
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         with self._driver.transaction():
-            self._demand_sealed()
+            self._require_sealed()
             operator_states.absorb(self._driver, versions)
 
     @override
@@ -360,7 +361,7 @@ class LocalShard(Shard):
     @override
     def settle(self, since: int, journal: Journal) -> None:
         with self._driver.transaction():
-            self._demand_sealed()
+            self._require_sealed()
             for table in ("state_rows", "states"):
                 self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
@@ -372,7 +373,7 @@ class LocalShard(Shard):
     def seal(self, *, sealed: bool = True) -> None:
         self._driver.seal(sealed)
 
-    def _demand_sealed(self) -> None:
+    def _require_sealed(self) -> None:
         if not self._driver.is_sealed():
             raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
 
@@ -384,7 +385,7 @@ def _checked(group_id: int, key: str, start: int, end: int, value: str | None, d
     return digest
 
 
-def _demand_equal(total: int, wanted: str, what: str) -> None:
+def _require_checksum(total: int, wanted: str, what: str) -> None:
     if (checksum := checksum_of(total)) != wanted:
         raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {wanted}.")
 

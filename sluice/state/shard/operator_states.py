@@ -15,7 +15,7 @@ import msgspec
 
 from sluice.errors import DamagedState
 from sluice.state.shard.checksums import state_digest
-from sluice.state.shard.schema import Driver
+from sluice.state.shard.database_driver import Driver
 
 _CHUNK = 500
 

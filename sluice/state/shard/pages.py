@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.state.model import NO_WINDOW
-from sluice.state.shard.interface import Shard, Version
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.shard import Shard, Version
 
 PAGE = 20_000
 

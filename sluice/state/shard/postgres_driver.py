@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import certificate_advice, first_line
-from sluice.state.shard.schema import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
+from sluice.state.shard.database_driver import Driver, Mode
+from sluice.state.shard.row_tuples import RowId, StoredRow
+from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import check_deadline, held, seconds_left, too_slow
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class PostgresDriver(Driver):
             self._connection = self._connect()
             if mode == "create":
                 self._create()
-            demand_format(self._connection.execute(PROBE).fetchall())
+            require_format(self._connection.execute(PROBE).fetchall())
 
     def _connect(self) -> psycopg.Connection[Any]:
         from psycopg import sql
@@ -123,7 +125,7 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                demand_format(())
+                require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
 

@@ -1,26 +1,11 @@
-"""The interface between a shard and its database, SQLite or PostgreSQL.
-
-SQLAlchemy would cost more than a look-up itself, so shards use the database drivers' cursors. Both databases run the
-same SQL, with `?` as the placeholder.
-"""
+"""The schema of a shard: its tables in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from sluice.errors import DamagedState
-
-Row: TypeAlias = tuple[int, str, int, int, str | None]
-"""The fields of a `StateRow`: group id, key, window start, window end, value."""
-
-RowId: TypeAlias = tuple[int, str, int]
-"""The fields that identify a state row: group id, key, window start."""
-
-StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
-"""The fields of a `StateRow` with a value, and its digest."""
-
-Mode: TypeAlias = Literal["read", "write", "create"]
 
 FORMAT = 3
 """Format of a shard's tables. Shards with another format are rejected."""
@@ -57,61 +42,7 @@ PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, b
 """Reads the shard's format. Fails unless all tables of a shard exist."""
 
 
-def demand_format(found: Sequence[Any]) -> None:
+def require_format(found: Sequence[Any]) -> None:
     """Raise DamagedState unless PROBE found the format of this version of Sluice."""
     if [*found] != [(FORMAT,)]:
         raise DamagedState("The shard has no format, or the format of another version of Sluice.")
-
-
-class Driver(Protocol):
-    """A connection to a shard's database. May be called from any thread."""
-
-    blocking: bool
-    """Whether a query may take longer than a switch to another thread."""
-
-    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """All rows of a query, read consistently."""
-
-    def transaction(self) -> Any:
-        """A context manager whose block's writes are committed or rolled back together."""
-
-    def hold(self) -> None:
-        """Let the reads from now on see the database as it is now, until `hold` or `release` is called.
-
-        Saves each read the locks with which it begins and ends. Does nothing if the driver is `blocking`.
-        """
-
-    def release(self) -> None:
-        """Let each read see the database as it is then. Does nothing if nothing is held."""
-
-    def pinned(self) -> Any:
-        """A context manager whose block's reads all see the database as it was when the block began."""
-
-    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement. Returns the number of affected rows."""
-
-    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement for each row of values. Returns the total number of affected rows."""
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows into a table in the fastest way that the database offers."""
-
-    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
-        """For each state row in `rows`, its newest version before `batch` and that version's digest.
-
-        Omits tombstones.
-        """
-
-    def check(self) -> None:
-        """Read the whole database. Raises StateError if its internal structures are damaged."""
-
-    def is_current(self) -> bool:
-        """Whether the opened shard is still at its address, not replaced or deleted."""
-
-    def is_sealed(self) -> bool:
-        """Whether the shard was moved away. Within a transaction, the answer holds until its end."""
-
-    def seal(self, sealed: bool) -> None:
-        """Mark the shard as moved away, or remove the mark."""
-
-    def close(self) -> None: ...

@@ -17,7 +17,9 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, SluiceError, StateError
 from sluice.state.database import BUSY_SECONDS, first_line, use_wal
-from sluice.state.shard.schema import PROBE, Driver, Mode, RowId, StoredRow, demand_format, tables
+from sluice.state.shard.database_driver import Driver, Mode
+from sluice.state.shard.row_tuples import RowId, StoredRow
+from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import acquire, is_over, too_slow
 from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
 
@@ -59,7 +61,7 @@ class SqliteDriver(Driver):
             if mode == "create":
                 self._create()
             # An empty file is a valid database to SQLite, but not a shard.
-            demand_format(self._connection.execute(PROBE).fetchall())
+            require_format(self._connection.execute(PROBE).fetchall())
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
                 close_folders(path.parent, levels=2)  # the folders of the generation and the pipeline
@@ -68,7 +70,7 @@ class SqliteDriver(Driver):
     def _create(self) -> None:
         known = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "state_rows" in known and "shard" not in known:
-            demand_format(())
+            require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
 

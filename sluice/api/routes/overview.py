@@ -14,10 +14,10 @@ from sluice.answers import PipelineHealth
 from sluice.api.http.replies import reply, snapshot_answer
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access
-from sluice.api.routes.pipelines import failure_answer
+from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
-from sluice.kafka.offsets import Lag, Offsets
+from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe import monitoring
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger

@@ -20,7 +20,7 @@ from sluice.query import Answer, Pin
 from sluice.query.as_of import AsOf, as_snapshot
 from sluice.query.cursors import SECRET, Cursor, read_cursor, write_cursor
 from sluice.query.differences import compare
-from sluice.query.fields import demand_field
+from sluice.query.fields import require_field
 from sluice.query.reader import MANY
 from sluice.query.time_texts import parse_time
 from sluice.state.model import StoreInfo, WorkerInfo
@@ -211,9 +211,9 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
     """For each group over all workers: the number of entries, and sum, min and max of a field."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
-    demand_field(pin.store, "field", query.field)
+    require_field(pin.store, "field", query.field)
     if query.group_by not in GROUPINGS:
-        demand_field(pin.store, "group_by", query.group_by)
+        require_field(pin.store, "group_by", query.group_by)
 
     async def combine() -> Payload:
         combined = await allowed.reader.combine(
@@ -266,7 +266,7 @@ async def get_top(request: Request, query: TopQuery) -> Response:
     """The entries of all workers with the largest, or smallest, numbers in a field."""
     allowed = await access(request)
     pin = await allowed.pin_at(query.store, query)
-    demand_field(pin.store, "field", query.field)
+    require_field(pin.store, "field", query.field)
 
     async def top() -> Payload:
         reader = allowed.reader

@@ -16,7 +16,7 @@ from sluice import answers
 from sluice.api.http.replies import reply
 from sluice.api.http.route import Router
 from sluice.api.routes.access import access
-from sluice.api.routes.pipelines import PipelineQuery
+from sluice.api.routes.pipeline_routes import PipelineQuery
 from sluice.errors import QueryError
 from sluice.kafka import dead_letter_topic
 from sluice.kafka.dead_letter_topic import Chosen, DeadLetter, Marker

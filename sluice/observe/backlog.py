@@ -8,7 +8,7 @@ from confluent_kafka import KafkaException
 
 from sluice.errors import SluiceError
 from sluice.kafka.brokers import silent_admin
-from sluice.kafka.offsets import read_lag
+from sluice.kafka.unread_records import read_lag
 
 
 def unread_records(

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from sluice.api.apps import generic_app, own_routes_app
+from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.mounted import freeze_imports
 from sluice.api.routes.access import ApiState
 from sluice.errors import Refused, SettingsError, StateError
@@ -23,7 +23,7 @@ from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_fil
 from sluice.server.http_protocol import PatientProtocol
 from sluice.server.local_routes import LocalApp, TokenRequired, not_found
 from sluice.server.metrics_route import MetricsApp
-from sluice.server.served_shards import OwnShards, identity_of
+from sluice.server.served_shards import ServedShards, identity_of
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -168,7 +168,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
             next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
             "secrets; print(secrets.token_urlsafe())'",
         )
-    shards = OwnShards(ledger, known.shards, options.name, options.port)
+    shards = ServedShards(ledger, known.shards, options.name, options.port)
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
         "/metrics": MetricsApp(ledger, known.kafka, shards.here),
@@ -177,7 +177,7 @@ def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
         state = ApiState(ledger, Reader(ledger, shards.here))
         mounted |= {
             "/sluice": _With(generic_app(known.pipelines), state, "/sluice"),
-            "/v1": _With(own_routes_app(known.pipelines), state, "/v1"),
+            "/v1": _With(custom_routes_app(known.pipelines), state, "/v1"),
         }
     return TokenRequired(_Mounts(mounted), known.server_token, shards.card)
 

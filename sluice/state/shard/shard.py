@@ -13,7 +13,7 @@ import msgspec
 from sluice.state.model import StateRow
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.schema import Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):

@@ -124,10 +124,10 @@ class Catalogue:
         if newest is None:
             raise NotReady(f"Pipeline {pipeline!r} has published nothing yet.")
         if when.min_positions:
-            when.demand_topics({*newest.generation.topics, *newest.snapshot.positions})
+            when.require_topics({*newest.generation.topics, *newest.snapshot.positions})
         if when.as_of is not None and when.as_of != newest.snapshot.id:
             newest = await read_ledger(partial(self._earlier, newest.snapshot, when.as_of))
-        when.demand(newest.snapshot)
+        when.require_reached(newest.snapshot)
         return newest.pin(store.name)
 
     async def newest(self, pipeline: str) -> PipelineSnapshot | None:

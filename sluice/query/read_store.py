@@ -11,7 +11,7 @@ import msgspec
 from sluice import answers
 from sluice.errors import Incomplete, QueryError
 from sluice.query.as_of import AsOf
-from sluice.query.pinning import only_store
+from sluice.query.catalogue import only_store
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
 from sluice.settings import settings

@@ -21,7 +21,7 @@ from sluice.api.http.problems import problem_of
 from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_time
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access
-from sluice.api.routes.stores import Store
+from sluice.api.routes.store_routes import Store
 from sluice.errors import Busy, Gone, SluiceError
 from sluice.query import Pin
 from sluice.query.as_of import parse_snapshot

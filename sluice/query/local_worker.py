@@ -1,0 +1,121 @@
+"""A worker whose shard this process opens and queries itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TypeVar
+
+from sluice.errors import DamagedState, StateError
+from sluice.state import time_limits
+from sluice.state.queries.worker_queries import Query
+from sluice.state.shard.local_shard import LocalShard
+from sluice.state.time_limits import held, query_deadline
+
+T = TypeVar("T")
+PublishedChecksum = Callable[[int], tuple[int, str] | None]
+"""A batch → itself, or the oldest retained batch after it, and the published checksum of a shard's state rows at it."""
+
+HOLD_SECONDS = 0.05
+"""How long look-ups share one read transaction of SQLite. Its beginning and end take longer than a look-up."""
+
+# Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
+# Look-ups have threads of their own, so that they do not wait for scans.
+_SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
+_LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
+
+
+class LocalWorker:
+    """A worker whose shard this process opens.
+
+    Keeps one connection for look-ups and one for scans, so that a long scan does not delay look-ups.
+    """
+
+    def __init__(self, location: str, published: PublishedChecksum = lambda _: None) -> None:
+        self._location = location
+        self._published = published
+        self._opening = Lock()
+        self._shards: dict[str, LocalShard] = {}
+        self._held_shard: LocalShard | None = None
+        self._held_as_of = -1
+        """The batch for whose look-up the shard is held. The batch has been published, so the shard has it."""
+        self._release_timer: asyncio.TimerHandle | None = None
+
+    async def execute(self, query: Query[T]) -> T:
+        """The query's result. A look-up in SQLite runs in this thread, because switching threads would take longer."""
+        if query.is_quick:
+            shard = self._shards.get("get")
+            if shard is not None and not shard.blocking and self._hold(shard, query.as_of):
+                return query.execute(shard)
+        pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
+        # The time limit includes the wait for a thread.
+        until = time.monotonic() + time_limits.QUERY_SECONDS
+        return await asyncio.get_running_loop().run_in_executor(pool, self._execute, purpose, query, until)
+
+    async def close(self) -> None:
+        self._release_hold()
+        for shard in self._shards.values():
+            shard.close()
+        self._shards.clear()
+
+    def _hold(self, shard: LocalShard, as_of: int) -> bool:
+        """Hold the shard for look-ups of a batch. Returns False if the shard's file has been removed or replaced.
+
+        A hold that began before a batch was published does not have the batch, so a newer batch needs a new hold.
+        """
+        if self._held_shard is shard and as_of <= self._held_as_of:
+            return True
+        self._release_hold()
+        if not shard.is_current():
+            return False
+        shard.hold()
+        self._held_shard, self._held_as_of = shard, as_of
+        self._release_timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_hold)
+        return True
+
+    def _release_hold(self) -> None:
+        shard, self._held_shard = self._held_shard, None
+        if shard is not None and self._release_timer is not None:
+            self._release_timer.cancel()
+            shard.release()
+
+    def _execute(self, purpose: str, query: Query[T], until: float) -> T:
+        with query_deadline(until, time_limits.QUERY_SECONDS):
+            shard = self._open_shard(purpose, query.as_of)
+            shard.release()  # what is held may not have the query's batch
+            return query.execute(shard)
+
+    def _open_shard(self, purpose: str, as_of: int) -> LocalShard:
+        with held(self._opening):
+            shard = self._shards.get(purpose)
+            if shard is None or not shard.is_current():
+                # The file was removed or replaced. The old connection is not closed here, because another thread may
+                # still read from it; it closes with its last reference.
+                self._shards.pop(purpose, None)
+                shard = LocalShard.open(self._location)
+                try:
+                    self._require_published(shard, as_of)
+                except StateError:
+                    shard.close()
+                    raise
+                self._shards[purpose] = shard
+            return shard
+
+    def _require_published(self, shard: LocalShard, as_of: int) -> None:
+        """Raise StateError if the shard has other state than the published, such as another worker's or an old copy."""
+        if shard.is_sealed() and not shard.journal().batches:
+            raise StateError("The copy of the shard is not complete yet.")
+        published = self._published(as_of)
+        if published is None:
+            return
+        batch, expected = published
+        checksum = shard.checksum(batch)
+        if checksum != expected:
+            raise DamagedState(
+                f"The shard is not the published one: the checksum of its state rows at batch {batch} is {checksum}, "
+                f"but {expected} was published. Another worker's shard or an older copy may be in its place. Put the "
+                "right one back, or start a run, which restores the state."
+            )

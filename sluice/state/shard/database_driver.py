@@ -1,0 +1,70 @@
+"""The interface between a shard and its database, SQLite or PostgreSQL.
+
+SQLAlchemy would cost more than a look-up itself, so shards use the database drivers' cursors. Both databases run the
+same SQL, with `?` as the placeholder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, TypeAlias
+
+from sluice.state.shard.row_tuples import RowId, StoredRow
+
+Mode: TypeAlias = Literal["read", "write", "create"]
+"""How a shard is opened. `create` writes too, and creates the shard if it does not exist."""
+
+
+class Driver(Protocol):
+    """A connection to a shard's database. May be called from any thread."""
+
+    blocking: bool
+    """Whether a query may take longer than a switch to another thread."""
+
+    def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """All rows of a query, read consistently."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """A context manager whose block's writes are committed or rolled back together."""
+
+    def hold(self) -> None:
+        """Let the reads from now on see the database as it is now, until `hold` or `release` is called.
+
+        Saves each read the locks with which it begins and ends. Does nothing if the driver is `blocking`.
+        """
+
+    def release(self) -> None:
+        """Let each read see the database as it is then. Does nothing if nothing is held."""
+
+    def pinned(self) -> AbstractContextManager[None]:
+        """A context manager whose block's reads all see the database as it was when the block began."""
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement. Returns the number of affected rows."""
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Run a statement for each row of values. Returns the total number of affected rows."""
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows into a table in the fastest way that the database offers."""
+
+    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+        """For each state row in `rows`, its newest version before `batch` and that version's digest.
+
+        Omits tombstones.
+        """
+
+    def check(self) -> None:
+        """Read the whole database. Raises StateError if its internal structures are damaged."""
+
+    def is_current(self) -> bool:
+        """Whether the opened shard is still at its address, not replaced or deleted."""
+
+    def is_sealed(self) -> bool:
+        """Whether the shard was moved away. Within a transaction, the answer holds until its end."""
+
+    def seal(self, sealed: bool) -> None:
+        """Mark the shard as moved away, or remove the mark."""
+
+    def close(self) -> None: ...

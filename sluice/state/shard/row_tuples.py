@@ -1,0 +1,14 @@
+"""State rows as tuples, as the databases take and return them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+Row: TypeAlias = tuple[int, str, int, int, str | None]
+"""The fields of a `StateRow`: group id, key, window start, window end, value."""
+
+RowId: TypeAlias = tuple[int, str, int]
+"""The fields that identify a state row: group id, key, window start."""
+
+StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
+"""The fields of a `StateRow` with a value, and its digest."""
