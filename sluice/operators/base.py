@@ -114,14 +114,14 @@ S = TypeVar("S")
 class Operator(Protocol[S]):
     """An operator. It changes a key's state in place.
 
-    A row with a null key gets a new state from `begin`, which is not stored.
+    A row with a null key gets a new state from `new_state`, which is not stored.
     """
 
     @property
     def state_type(self) -> Any:
         """The msgspec type of a key's state."""
 
-    def begin(self) -> S:
+    def new_state(self) -> S:
         """Return the initial state of a key."""
 
     def process(self, state: S, row: Row, out: Output) -> None:

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from sluice.operators.base import Output, Row
+from sluice.operators.lateness import forgotten_at, last_forgotten
 
 
-@dataclass(frozen=True)
 class Deduplicate:
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
-    A record is a duplicate if a record with the same id and an event time at most `within` ms away has passed. The
-    state holds the event times of passed records, each until stream time is more than `within` ms past it.
+    A record is a duplicate if a record with the same id and an event time at most `within_ms` away has passed. The
+    state holds the event times of passed records, each until stream time is more than `within_ms` past it.
     """
 
-    within: int
-    state_type: ClassVar[Any] = list[int]
+    state_type: Any = list[int]
 
-    def begin(self) -> list[int]:
+    def __init__(self, within_ms: int) -> None:
+        self.within_ms = within_ms
+
+    def new_state(self) -> list[int]:
         return []
 
     def process(self, state: list[int], row: Row, out: Output) -> None:
         if row.key is not None:
             self.close(state, row.key, row.after, out)
-            if any(abs(row.time - passed) <= self.within for passed in state):
+            if any(abs(row.time - passed) <= self.within_ms for passed in state):
                 out.count("duplicate")
                 return
             state.append(row.time)
         out.emit(row.foreign, row.value, row.time)
 
     def due(self, state: list[int]) -> int | None:
-        return min(state) + self.within + 1 if state else None
+        return forgotten_at(min(state), self.within_ms) if state else None
 
     def close(
         self, state: list[int], key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        state[:] = [passed for passed in state if passed + self.within >= closed]
+        last = last_forgotten(closed, self.within_ms)
+        state[:] = [passed for passed in state if passed > last]
 
     def is_empty(self, state: list[int]) -> bool:
         return not state

@@ -12,7 +12,7 @@ class Merge(Timeless):
 
     state_type: Any = None
 
-    def begin(self) -> None:
+    def new_state(self) -> None:
         pass
 
     def process(self, state: None, row: Row, out: Output) -> None:

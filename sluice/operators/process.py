@@ -38,9 +38,9 @@ class Process:
         self.sets_timers = hasattr(self._processor, "on_timer")
         self._context = Context(options, outputs, timers=self.sets_timers)
         self._processor.init(self._context)
-        self._of_author: Callable[[Any], object] = self._processor.process
+        self._process_record: Callable[[Any], object] = self._processor.process
 
-    def begin(self) -> Kept:
+    def new_state(self) -> Kept:
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: Kept, row: Row, out: Output) -> None:
@@ -54,14 +54,14 @@ class Process:
             out.headers = row.headers
         context = self._context
         context.turn_to(state, key, time, row.after, out)
-        context.begin()
+        context.keep_changes()
         out.hold()
         try:
             record = Record(key, None if value is None else self._decode(value), time)
-            if (result := self._of_author(record)) is not None:
+            if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
-            context.undo()
+            context.undo_changes()
             out.reject(error, key, value, time)
         else:
             out.release()
@@ -97,11 +97,11 @@ class Process:
 
     def tick(
         self, state: Kept, key: str, now: int, stream_time: int, out: Output,
-        begin: Callable[[Timer, int], None] = lambda _, __: None,
+        before_timer: Callable[[Timer, int], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
         """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch.
 
-        Calls `begin` before each timer fires, with what has set the timer.
+        Calls `before_timer` before each timer fires, with what has set the timer.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             if schedule.time > now or state.wall.get(name) is not schedule:
@@ -112,7 +112,7 @@ class Process:
             else:
                 del state.wall[name]
             timer = Timer(key, name, "wall", schedule.time)
-            begin(timer, schedule.cause)
+            before_timer(timer, schedule.cause)
             self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: Kept) -> bool:
@@ -142,13 +142,13 @@ class Process:
         out.headers = None
         context = self._context
         context.turn_to(state, timer.key, timer.time, stream_time, out)
-        context.begin()
+        context.keep_changes()
         out.hold()
         try:
             if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
                 require_run(result)
         except BaseException as error:
-            context.undo()
+            context.undo_changes()
             out.reject(error, timer.key, None, timer.time, timer.name)
         else:
             out.release()

@@ -102,7 +102,7 @@ class Journal:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
         """Dictionary, name in it, old value."""
 
-    def begin(self) -> None:
+    def keep_changes(self) -> None:
         """Make all changes so far final."""
         if self._before:
             self._before.clear()
@@ -111,7 +111,7 @@ class Journal:
         """Log an entry or a timer before it is set or deleted."""
         self._before.append((kept, name, kept.get(name)))
 
-    def undo(self) -> None:
+    def undo_changes(self) -> None:
         """Restore every changed entry and timer."""
         for kept, name, before in reversed(self._before):
             if before is None:
@@ -207,7 +207,7 @@ class Context:
         self._fields = [(store, field_of(number)) for number, store in enumerate(self._stores.values())]
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
-        self.begin, self.undo = self._journal.begin, self._journal.undo
+        self.keep_changes, self.undo_changes = self._journal.keep_changes, self._journal.undo_changes
         self._kept: Kept
         self._out: Output
         self.key: str | None = ""

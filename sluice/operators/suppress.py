@@ -15,6 +15,7 @@ import msgspec
 
 from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
+from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.windows import Bounds
 
 NO_WINDOW: Bounds = (-1, -1)
@@ -93,9 +94,9 @@ class Limit:
 class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
-    Until a window closes: sends one result per window once stream time reaches its end + `wait`, and no tombstones.
-    Until a time limit: sends the latest value once stream time is `wait` after the first update held back.
-    `wait`: in ms, the limit, or the window's grace (for sessions, grace + gap).
+    Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`, and no tombstones.
+    Until a time limit: sends the latest value once stream time is `wait_ms` after the first update held back.
+    `wait_ms`: in ms, the limit, or the window's grace (for sessions, grace + gap).
     `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
 
     If the buffer is full, `emit_early` sends the oldest updates of all keys. An update of a key other than the current
@@ -108,14 +109,14 @@ class Suppress:
     def __init__(
         self,
         until: Literal["window_close", "time_limit"],
-        wait: int,
+        wait_ms: int,
         limit: Limit | None = None,
         *,
         retracts: bool = False,
         filtered: bool = False,
     ) -> None:
         self.until_close = until == "window_close"
-        self.wait = wait
+        self.wait_ms = wait_ms
         self.limit = limit or Limit()
         self.retracts = retracts
         self.filtered = filtered
@@ -125,7 +126,7 @@ class Suppress:
         self._replaced: str | None = None
         """The old value of the next update."""
 
-    def begin(self) -> State:
+    def new_state(self) -> State:
         return {}
 
     def process(self, state: State, row: Row, out: Output) -> None:
@@ -158,13 +159,13 @@ class Suppress:
         return self.due(state)
 
     def due(self, state: State) -> int | None:
-        return min(waiting.since for waiting in state.values()) + self.wait if state else None
+        return closes_at(min(waiting.since for waiting in state.values()), self.wait_ms) if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         """Send the updates that are due or `called`, the oldest first."""
-        horizon = closed - self.wait
+        horizon = last_closed_end(closed, self.wait_ms)
         called = self.called.pop(key, ()) if key is not None else ()
         due = [window for window, waiting in state.items() if waiting.since <= horizon or window in called]
         due.sort(key=lambda window: state[window].since)
@@ -185,7 +186,7 @@ class Suppress:
         """Send the oldest updates of all keys while the buffer exceeds its limit."""
         if self.shared is None or self.limit.when_full != "emit_early":
             return
-        self.shared.forget(row.after - self.wait)
+        self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()
             if key == row.key:

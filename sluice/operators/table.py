@@ -27,7 +27,7 @@ class Latest(Timeless):
     def __init__(self, *, retracts: bool = False) -> None:
         self.retracts = retracts
 
-    def begin(self) -> Held:
+    def new_state(self) -> Held:
         return Held()
 
     def process(self, state: Held, row: Row, out: Output) -> None:

@@ -1,6 +1,6 @@
-"""Windows over event time: which records belong to them, and when they close. All times are in ms.
+"""Windows over event time, and which records belong to them. All times are in ms.
 
-Aggregation groups and operators share these definitions. Functions of times also take NumPy arrays of times.
+`operators/lateness.py` decides when records are late. Functions of times also take NumPy arrays of times.
 Authors create windows with `tumbling`, `hopping`, `sliding`, `session` and `within`.
 """
 
@@ -55,14 +55,6 @@ class Window:
         first = (time - self.size_ms + every) // every * every
         return range(first if first > 0 else 0, time + 1, every)
 
-    def closes_at(self, end: T) -> T:
-        """Stream time from which records are late for the window that ends at `end`."""
-        return end + self.grace_ms
-
-    def last_closed(self, stream_time: T) -> T:
-        """The latest end of a window that is closed: the inverse of `closes_at`."""
-        return stream_time - self.grace_ms
-
     def __str__(self) -> str:
         size, grace = duration_text(self.size_ms), duration_text(self.grace_ms)
         if self.advance_ms:
@@ -85,10 +77,6 @@ class SlidingWindow:
         """How long after its end a window accepts records, in stream time."""
         return self.grace_ms
 
-    def last_closed(self, stream_time: T) -> T:
-        """The latest end of a window for which records are late."""
-        return stream_time - self.grace_ms - 1
-
     def __str__(self) -> str:
         return f"sliding({duration_text(self.size_ms)}, grace {duration_text(self.grace_ms)})"
 
@@ -109,14 +97,6 @@ class SessionWindow:
     def open_ms(self) -> int:
         """How long after its end a session can still grow, in stream time."""
         return self.gap_ms + self.grace_ms
-
-    def closes_at(self, end: T) -> T:
-        """Stream time from which no record can join the session that ends at `end`."""
-        return end + self.open_ms
-
-    def last_closed(self, stream_time: T) -> T:
-        """The latest end of a session that is closed: the inverse of `closes_at`."""
-        return stream_time - self.open_ms
 
     def __str__(self) -> str:
         return f"session(gap {duration_text(self.gap_ms)}, grace {duration_text(self.grace_ms)})"

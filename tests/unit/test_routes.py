@@ -95,7 +95,7 @@ def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_st
     assert planned.store_only_operators == {operator.number}
     output = StageOutput(operator=StageOperator(operator, lambda: None), only_stored=planned.store_only_operators)  # type: ignore[arg-type, return-value]
     for sequence, (key, value) in enumerate([("a", "1"), ("b", "2"), ("a", "3")]):
-        output.begin((sequence, 0, b"\x00"), 0)
+        output.start_row((sequence, 0, b"\x00"), 0)
         output.emit(key, value, 0)
     (batch,) = output.batches()
     assert [(row["key"], row["value"], row["sequence"]) for row in batch.to_pylist()] == [("a", "3", 2), ("b", "2", 1)]

@@ -17,6 +17,7 @@ import pyarrow as pa
 from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, truth
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
+from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
 from sluice.state.model import NO_WINDOW
 from sluice.values.windows import Window
@@ -45,7 +46,8 @@ def assign_windows(times: Times, window: Window, stream_time: int, closed: int =
     # A matrix with a row per record and a column per window that may contain it, oldest window first.
     starts = window.first_start(times)[:, None] + np.arange(window.overlap) * window.every_ms
     holds = (starts >= 0) & (starts <= times[:, None])
-    late = holds & (starts + window.size_ms <= window.last_closed(np.maximum(running, closed))[:, None])
+    stream_times = np.maximum(running, closed)[:, None]
+    late = holds & WindowLateness(window).is_late(starts + window.size_ms, stream_times)
     rows, columns = np.nonzero(holds & ~late)
     return Windowed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
 

@@ -130,7 +130,7 @@ class StageOutput:
             return origin
         return hashed(repr((path, self.released)).encode())
 
-    def begin(self, position: Position, stream_time: int, released: Released | None = None) -> None:
+    def start_row(self, position: Position, stream_time: int, released: Released | None = None) -> None:
         """Start the results of the next row or release."""
         self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
 
@@ -350,22 +350,22 @@ class Looks(Releases):
             advance = self._next()
             if advance is None:
                 return None
-            number, time, side = advance
+            number, time = advance
             at = self.timeline.position(number)
             if not (at < position or (inclusive and at == position)):
                 return None
             self._from = number + 1
-            self._join.look(time, side)
+            self._join.look(time)
             self._looked = at, time
 
-    def _next(self) -> tuple[int, int, int] | None:
-        """The next advance at which the join looks, with its stream time and side."""
-        looks: list[tuple[int, int, int]] = []
+    def _next(self) -> tuple[int, int] | None:
+        """The next advance at which the join looks, with its stream time."""
+        looks: list[tuple[int, int]] = []
         for side, (advances, times) in enumerate(self.timeline.looks):
             late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
             first = max(late_enough, np.searchsorted(advances, self._from))
             if first < len(times):
-                looks.append((int(advances[first]), int(times[first]), side))
+                looks.append((int(advances[first]), int(times[first])))
         return min(looks, default=None)
 
 
@@ -445,7 +445,7 @@ class OperatorRun:
         assert self.releases is not None
         # As in Kafka Streams, the results have the headers of the record that has advanced stream time.
         output.operator, output.row, output.headers = self.spec, None, self.releases.timeline.headers.get(position)
-        output.begin(position, due, Released(due, key, self.releases.before_row))
+        output.start_row(position, due, Released(due, key, self.releases.before_row))
         self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
 
@@ -455,7 +455,7 @@ class OperatorRun:
         for key in keys:
             stored = states.get(key)
             if stored is None:
-                state = self._held[key] = self.operator.begin()
+                state = self._held[key] = self.operator.new_state()
             else:
                 state = self._held[key] = self._decode(stored.data)
                 self._digests[key] = stored.digest
@@ -481,7 +481,7 @@ class OperatorRun:
 
     def _state(self, key: str | None) -> Any:
         if key is None:
-            return self.operator.begin()
+            return self.operator.new_state()
         if key not in self._held:
             self.load([key])
         return self._held[key]
@@ -514,15 +514,15 @@ class OperatorRun:
         self.load([key for key in due if key not in self._held])
         position, closed = output.position, self.closed
 
-        def begin(timer: Timer, cause: int) -> None:
+        def start_timer(timer: Timer, cause: int) -> None:
             released = Released(timer.time, timer.key, before_row=False, timer=timer.name, cause=cause)
-            output.begin(position, closed, released)
+            output.start_row(position, closed, released)
 
         for key, state in self._held.items():
             due_time = operator.wall_due(state)
             if due_time is not None and due_time <= now:
                 output.operator = self.spec
-                operator.tick(state, key, now, closed, output, begin)
+                operator.tick(state, key, now, closed, output, start_timer)
 
     def show(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""

@@ -134,7 +134,7 @@ class StageRun:
         for number, (target, position, row) in enumerate(self._rows(ordered)):
             for run in releasing[target]:
                 run.release(output, position, with_row=False)
-            output.begin(position, row.after)
+            output.start_row(position, row.after)
             if number not in changes:
                 operators[target].process(row, output)
             elif row.old:
@@ -208,7 +208,7 @@ class StageRun:
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
             self.output.headers = None
-            self.output.begin((LAST, operator.spec.number, b""), operator.closed)
+            self.output.start_row((LAST, operator.spec.number, b""), operator.closed)
             operator.finish(self.output)
             operator.close(self.output)
             operator.show(self.output)

@@ -31,7 +31,7 @@ class Accumulator:
     def __init__(self, kind: Any) -> None:
         self.kind = kind
 
-    def begin(self) -> Any:
+    def new_accumulator(self) -> Any:
         return None
 
     def add(self, accumulator: Any, value: Any) -> Any:
@@ -52,11 +52,11 @@ class Accumulator:
         """Return the function's result as SQL defines it."""
         return accumulator
 
-    def keep(self) -> None:
+    def keep_changes(self) -> None:
         """Make in-place changes final."""
 
-    def undo(self) -> None:
-        """Undo in-place changes since `keep`."""
+    def undo_changes(self) -> None:
+        """Undo in-place changes since `keep_changes`."""
 
 
 class Count(Accumulator):
@@ -67,7 +67,7 @@ class Count(Accumulator):
         self.rows = rows
 
     @override
-    def begin(self) -> int:
+    def new_accumulator(self) -> int:
         return 0
 
     @override
@@ -98,7 +98,7 @@ class Sum(Accumulator):
         super().__init__(tuple[int, Large])
 
     @override
-    def begin(self) -> tuple[int, Large]:
+    def new_accumulator(self) -> tuple[int, Large]:
         return 0, 0
 
     @override
@@ -144,7 +144,7 @@ class ExactSum(Accumulator):
         super().__init__(tuple[int, Exact])
 
     @override
-    def begin(self) -> tuple[int, Exact]:
+    def new_accumulator(self) -> tuple[int, Exact]:
         return 0, Exact()
 
     @override
@@ -179,7 +179,7 @@ class DecimalSum(Accumulator):
         super().__init__(tuple[int, Decimal])
 
     @override
-    def begin(self) -> tuple[int, Decimal]:
+    def new_accumulator(self) -> tuple[int, Decimal]:
         return 0, Decimal(0)
 
     @override
@@ -251,7 +251,7 @@ class CollectList(Accumulator):
     """All values that are not null, in order."""
 
     @override
-    def begin(self) -> list[Any]:
+    def new_accumulator(self) -> list[Any]:
         return []
 
     @override
@@ -274,7 +274,7 @@ class CollectSet(Accumulator):
     """The distinct values, in the order of their first records."""
 
     @override
-    def begin(self) -> dict[Any, None]:
+    def new_accumulator(self) -> dict[Any, None]:
         return {}
 
     @override
@@ -296,14 +296,14 @@ class InPlace(Accumulator):
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
         self.changes: list[Callable[[], object]] = []
-        """What undoes the changes since `keep`."""
+        """What undoes the changes since `keep_changes`."""
 
     @override
-    def keep(self) -> None:
+    def keep_changes(self) -> None:
         self.changes.clear()
 
     @override
-    def undo(self) -> None:
+    def undo_changes(self) -> None:
         while self.changes:
             self.changes.pop()()
 
@@ -334,7 +334,7 @@ class ApproximateCountDistinct(InPlace):
         super().__init__(Distinct)
 
     @override
-    def begin(self) -> Distinct:
+    def new_accumulator(self) -> Distinct:
         return Distinct({}, bytearray())
 
     @override
@@ -368,7 +368,7 @@ class ApproximatePercentile(InPlace):
         self.parts, self.many = parts, many
 
     @override
-    def begin(self) -> Histogram[Any]:
+    def new_accumulator(self) -> Histogram[Any]:
         return Histogram({}, {})
 
     @override
@@ -400,7 +400,7 @@ class Counted(InPlace):
         super().__init__(dict[argument, int])
 
     @override
-    def begin(self) -> dict[Any, int]:
+    def new_accumulator(self) -> dict[Any, int]:
         return {}
 
     def _set(self, accumulator: dict[Any, int], value: Any, count: int) -> dict[Any, int]:
@@ -496,7 +496,7 @@ class Truths(Accumulator):
         self.all_true = all_true
 
     @override
-    def begin(self) -> tuple[int, int]:
+    def new_accumulator(self) -> tuple[int, int]:
         return 0, 0
 
     @override

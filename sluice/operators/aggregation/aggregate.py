@@ -13,6 +13,7 @@ import msgspec
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import Bounds, Window
 
 State = dict[int, tuple[int, Any]]
@@ -51,7 +52,7 @@ class BaseAggregation:
         calculation = self.calculation
         held = state.get(start)
         if held is None:
-            old, time, aggregate = None, row.time, calculation.begin() if seed is None else seed
+            old, time, aggregate = None, row.time, calculation.new_aggregate() if seed is None else seed
         else:
             time, aggregate = held
             old = calculation.result(aggregate) if self.retracts else None
@@ -66,10 +67,10 @@ class BaseAggregation:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
-    def _undo(self, state: State, before: State) -> None:
-        """Restore the state as of the calculation's last `keep`."""
+    def _restore(self, state: State, before: State) -> None:
+        """Restore the state as of the calculation's last `keep_changes`."""
         state.clear()
-        state.update({start: (time, self.calculation.undo(held)) for start, (time, held) in before.items()})
+        state.update({start: (time, self.calculation.undo_changes(held)) for start, (time, held) in before.items()})
 
 
 class Aggregation(BaseAggregation):
@@ -81,18 +82,18 @@ class Aggregation(BaseAggregation):
         self._changed: dict[tuple[str, int], None] = {}
         """The keys and windows whose result `finish` has to send."""
 
-    def begin(self) -> State:
+    def new_state(self) -> State:
         return {}
 
     def process(self, state: State, row: Row, out: Output) -> None:
         before = state.copy()
-        self.calculation.keep()
+        self.calculation.keep_changes()
         out.hold()
         try:
-            self._take(state, row, out)
+            self._add_row(state, row, out)
         except BaseException as error:
             self._added.clear()
-            self._undo(state, before)
+            self._restore(state, before)
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
@@ -101,7 +102,7 @@ class Aggregation(BaseAggregation):
                     self._changed[row.key, start] = None  # type: ignore[index]  # a row without a key is not added
                 self._added.clear()
 
-    def _take(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: State, row: Row, out: Output) -> None:
         raise NotImplementedError
 
     def finish(self, states: Mapping[str, State], out: Output) -> None:
@@ -121,7 +122,7 @@ class Aggregation(BaseAggregation):
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream."""
 
-    def _take(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: State, row: Row, out: Output) -> None:
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         else:
@@ -140,22 +141,22 @@ class TableAggregate(Timeless, BaseAggregation):
         super().__init__(calculation, retracts=retracts)
         self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
 
-    def begin(self) -> Group[Any]:
+    def new_state(self) -> Group[Any]:
         return Group({}, {})
 
     def process(self, state: Group[Any], row: Row, out: Output) -> None:
         if row.old:
-            self._take(state, row, None, out)
+            self._change(state, row, None, out)
         else:
-            self._take(state, None, row, out)
+            self._change(state, None, row, out)
 
     def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
         """Subtract the old value of a row and add its new value."""
-        self._take(state, old, new, out)
+        self._change(state, old, new, out)
 
-    def _take(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
+    def _change(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
         before = state.windows.copy()
-        self.calculation.keep()
+        self.calculation.keep_changes()
         row = new or old
         assert row is not None
         held = state.instead.pop(_own(row), None if old is None else old.value)
@@ -168,7 +169,7 @@ class TableAggregate(Timeless, BaseAggregation):
             else:
                 self._update(state.windows, row.key, row.time, held, added, out)
         except BaseException as error:
-            self._undo(state.windows, before)
+            self._restore(state.windows, before)
             if held is not None or added is not None:
                 state.instead[_own(row)] = held
             out.reject(error, row.key, row.value, row.time)
@@ -183,7 +184,7 @@ class TableAggregate(Timeless, BaseAggregation):
             return
         old = None
         if stored is None:
-            aggregate = calculation.begin()
+            aggregate = calculation.new_aggregate()
         else:
             time, aggregate = max(stored[0], time), stored[1]
             old = calculation.result(aggregate) if self.retracts else None
@@ -218,20 +219,22 @@ class WindowedAggregate(Aggregation):
     ) -> None:
         super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.window = window
+        self.lateness = WindowLateness(window)
 
     def _bounds(self, start: int) -> Bounds:
         return start, start + self.window.size_ms
 
-    def _take(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: State, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""
         if row.key is None:
             out.count("null_key")
             return
-        size, last_closed = self.window.size_ms, self.window.last_closed(row.after)
+        size, last_late_end = self.window.size_ms, self.lateness.last_late_end(row.after)
         starts = self.window.starts(row.time)
         late = 0
+        # Kafka Streams judges each of the overlapping windows: a record can be late for the earlier ones only.
         for start in starts:
-            if start + size > last_closed:
+            if start + size > last_late_end:
                 self._add(state, start, self._bounds(start), row, out)
             else:
                 late += 1
@@ -241,11 +244,11 @@ class WindowedAggregate(Aggregation):
                 out.send_late()
 
     def due(self, state: State) -> int | None:
-        return self.window.closes_at(min(state) + self.window.size_ms) if state else None
+        return self.lateness.closes_at(min(state) + self.window.size_ms) if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        last_closed = self.window.last_closed(closed) - self.window.size_ms
+        last_closed = self.lateness.last_closed_end(closed) - self.window.size_ms
         for start in [start for start in state if start <= last_closed]:
             del state[start]

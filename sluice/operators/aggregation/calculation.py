@@ -28,7 +28,7 @@ class Calculation(Protocol):
     kind: Any
     """The aggregate's type."""
 
-    def begin(self) -> Any:
+    def new_aggregate(self) -> Any:
         """Return an aggregate of no values."""
 
     def read(self, value: str | None) -> Any:
@@ -55,11 +55,11 @@ class Calculation(Protocol):
     def check(self, aggregate: Any) -> None:
         """Raise the error that `result` would raise."""
 
-    def keep(self) -> None:
+    def keep_changes(self) -> None:
         """Make all changes so far final."""
 
-    def undo(self, aggregate: Any) -> Any:
-        """Return the aggregate as of the last `keep`."""
+    def undo_changes(self, aggregate: Any) -> Any:
+        """Return the aggregate as of the last `keep_changes`."""
 
 
 class Functions:
@@ -96,8 +96,8 @@ class Functions:
         self._last: tuple[str | None, Any] = None, self._nulls
         """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
 
-    def begin(self) -> tuple[Any, ...]:
-        return tuple([accumulator.begin() for accumulator in self._accumulators])
+    def new_aggregate(self) -> tuple[Any, ...]:
+        return tuple([accumulator.new_accumulator() for accumulator in self._accumulators])
 
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
@@ -153,13 +153,13 @@ class Functions:
         if not self._counts:
             self.result(aggregate)
 
-    def keep(self) -> None:
+    def keep_changes(self) -> None:
         for accumulator in self._in_place:
-            accumulator.keep()
+            accumulator.keep_changes()
 
-    def undo(self, aggregate: tuple[Any, ...]) -> tuple[Any, ...]:
+    def undo_changes(self, aggregate: tuple[Any, ...]) -> tuple[Any, ...]:
         for accumulator in self._in_place:
-            accumulator.undo()
+            accumulator.undo_changes()
         return aggregate
 
 
@@ -218,7 +218,7 @@ class Custom:
         self._before: dict[int, bytes] = {}
         """Aggregates encoded before the author's functions could modify them, by their `id`."""
 
-    def begin(self) -> Any:
+    def new_aggregate(self) -> Any:
         if self._initializer is None:
             return None
         initial = self._initializer()
@@ -232,7 +232,7 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            aggregate = self.begin()  # the last call returned None
+            aggregate = self.new_aggregate()  # the last call returned None
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
 
@@ -264,11 +264,11 @@ class Custom:
         if type(aggregate) is not int:  # `_checked` has found an int to fit 64 bits
             self.result(aggregate)
 
-    def keep(self) -> None:
+    def keep_changes(self) -> None:
         if self._before:
             self._before.clear()
 
-    def undo(self, aggregate: Any) -> Any:
+    def undo_changes(self, aggregate: Any) -> Any:
         before = self._before.get(id(aggregate))
         return aggregate if before is None else self._decode_kept(before)
 

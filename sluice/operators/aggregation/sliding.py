@@ -7,114 +7,132 @@ from typing import Any
 from sluice.operators.aggregation.aggregate import Aggregation, State
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
+from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import SlidingWindow
 
 
 class SlidingAggregate(Aggregation):
     """One aggregate per key and distinct window. Null values are dropped.
 
-    A record at t has the window `[t - size, t]`, and `[t + 1, t + 1 + size]` if that contains later records; records
-    before `size` share `[0, size]`. A new window starts as a copy of an existing window with the same records. A record
-    is late for a closed window, which is neither created nor changed.
+    As in Kafka Streams, a record at t has two windows: its own, `[t - size, t]`, and the next, `[t + 1, t + 1 + size]`,
+    if that contains later records. Records before `size` share the window `[0, size]`. A new window starts as a copy of
+    an existing window with the same records. A window for which the record is late is neither created nor changed.
     """
 
     def __init__(self, calculation: Calculation, window: SlidingWindow, *, retracts: bool = False) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
+        self.lateness = WindowLateness(window)
 
-    def _take(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: State, row: Row, out: Output) -> None:
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
         time, size = row.time, self.window.size_ms
-        if time + size <= self.window.last_closed(row.after):
+        # The latest window that contains the record would end here.
+        if self.lateness.is_late(time + size, row.after):
             out.count("late")
             out.send_late()
             return
+        # Windows that contain the record, or a record that shares a window with it; the latest first.
         starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
-        after = self._seed_after(state, starts, time)
+        next_window = self._next_window(state, starts, time)
         if time < size:
-            counted = self._join_first(state, starts, row, out, after)
+            is_counted = self._add_to_first(state, starts, row, out, next_window)
         else:
-            counted = self._join(state, starts, row, out)
-            self._begin_after(state, row, out, after)
-        if not counted:
+            is_counted = self._add_to_own(state, starts, row, out)
+            self._create_next(state, row, out, next_window)
+        if not is_counted:
             out.count("late")
             out.send_late()
 
-    def _seed_after(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
+    def _next_window(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""
-        first = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
-        holding = next((start for start in starts if first <= start <= time), None)
-        if holding is None or state[holding][0] <= time or time + 1 in state:
+        earliest = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
+        containing = next((start for start in starts if earliest <= start <= time), None)
+        if containing is None or time + 1 in state:
             return None
-        latest, aggregate = state[holding]
+        latest, aggregate = state[containing]
+        # Without records after `time`, the next window would be empty.
+        if latest <= time:
+            return None
         return latest, self.calculation.copy(aggregate)
 
-    def _begin_after(self, state: State, row: Row, out: Output, after: tuple[int, Any] | None) -> None:
-        """Begin the window right after the record with what `_seed_after` has found."""
-        if after is not None:
-            begin = row.time + 1
-            state[begin] = after
-            window = (begin, begin + self.window.size_ms)
-            out.emit(row.key, self.calculation.result(after[1]), after[0], window=window)
+    def _create_next(self, state: State, row: Row, out: Output, next_window: tuple[int, Any] | None) -> None:
+        """Create the window right after the record, if `_next_window` has returned it."""
+        if next_window is not None:
+            start = row.time + 1
+            state[start] = next_window
+            latest, aggregate = next_window
+            out.emit(row.key, self.calculation.result(aggregate), latest, window=(start, start + self.window.size_ms))
 
-    def _join(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record that has a window of its own, which ends at the record. Return whether any window was open.
+    def _add_to_own(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
+        """Add a record that has a window of its own, which ends at the record. Returns whether any window was open.
 
         `starts` are the starts of nearby windows, the latest first.
         """
         own = row.time - self.window.size_ms
         has_own = own in state
-        before = next((start for start in starts if start < own), None)
+        preceding = next((start for start in starts if start < own), None)
         previous = state[own][0] if has_own else None
-        seed = None
-        if before is not None and (previous is None or previous < row.time):
-            previous = state[before][0]
+        """The time of the last record before the row."""
+        copied = None
+        if preceding is not None and (previous is None or previous < row.time):
+            previous = state[preceding][0]
+            # The own window starts with the records of an earlier window that it contains, too.
             if not has_own and previous >= own:
-                seed = self.calculation.copy(state[before][1])
-        counted = self._add_each(state, [start for start in starts if own <= start <= row.time], row, out)
+                copied = self.calculation.copy(state[preceding][1])
+        is_counted = self._add_to_each(state, [start for start in starts if own <= start <= row.time], row, out)
+        # The previous record has had no next window so far: the row is the first record in it.
         if previous is not None and own <= previous < row.time and previous + 1 not in state:
-            counted |= self._add_each(state, [previous + 1], row, out)
+            is_counted |= self._add_to_each(state, [previous + 1], row, out)
         if not has_own:
-            counted |= self._add_each(state, [own], row, out, seed)
+            is_counted |= self._add_to_each(state, [own], row, out, copied)
+            # This window also starts right after the previous record. Kafka Streams sends its result twice, which is
+            # visible to a later step that counts updates.
             if own in state and previous == own - 1:
-                # This window also starts right after the previous record. Kafka Streams sends its result twice, which
-                # is visible to a later step that counts updates.
                 time, aggregate = state[own]
                 out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size_ms))
-        return counted
+        return is_counted
 
-    def _join_first(
-        self, state: State, starts: list[int], row: Row, out: Output, after: tuple[int, Any] | None
+    def _add_to_first(
+        self, state: State, starts: list[int], row: Row, out: Output, next_window: tuple[int, Any] | None
     ) -> bool:
-        """Add a record before `size`, which belongs to the shared window from 0. Return whether any window was open.
+        """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
-        Kafka Streams sends the windows in this order, which a later step sees that no longer tells them apart.
+        Kafka Streams sends the windows in this order. It is visible to a later step that no longer tells them apart.
         """
         previous = state[0][0] if 0 in state else row.time
-        counted = self._add_each(state, [start for start in reversed(starts) if 0 < start <= row.time], row, out)
-        self._begin_after(state, row, out, after)
-        first = [previous + 1] if previous < row.time and previous + 1 not in state else []
-        return self._add_each(state, [*first, 0], row, out) or counted
+        containing = [start for start in reversed(starts) if 0 < start <= row.time]
+        is_counted = self._add_to_each(state, containing, row, out)
+        self._create_next(state, row, out, next_window)
+        is_first_in_next = previous < row.time and previous + 1 not in state
+        return self._add_to_each(state, [previous + 1, 0] if is_first_in_next else [0], row, out) or is_counted
 
-    def _add_each(self, state: State, starts: list[int], row: Row, out: Output, seed: Any | None = None) -> bool:
-        """Add the value to the windows that are open. Return whether there was an open window."""
-        last_closed = self.window.last_closed(row.after) - self.window.size_ms
-        starts = [start for start in starts if start > last_closed]
+    def _add_to_each(self, state: State, starts: list[int], row: Row, out: Output, copied: Any | None = None) -> bool:
+        """Add the value to the windows for which it is not late. Returns whether there was any."""
+        size = self.window.size_ms
+        last_late = self.lateness.last_late_end(row.after) - size
+        is_added = False
         for start in starts:
-            self._add(state, start, (start, start + self.window.size_ms), row, out, seed)
-        return bool(starts)
+            if start > last_late:
+                self._add(state, start, (start, start + size), row, out, copied)
+                is_added = True
+        return is_added
 
     def due(self, state: State) -> int | None:
-        return min(state) + self._lifetime() if state else None
+        return self.lateness.late_at(self._last_use(min(state))) if state else None
 
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        for start in [start for start in state if start + self._lifetime() <= closed]:
+        """Forget the windows that can no longer be changed or copied to a new one."""
+        for start in [start for start in state if self.lateness.is_late(self._last_use(start), closed)]:
             del state[start]
 
-    def _lifetime(self) -> int:
-        """How long after its start a window can be changed or copied to a new one, in ms of stream time."""
-        return 3 * self.window.size_ms + self.window.grace_ms + 1
+    def _last_use(self, start: int) -> int:
+        """The end of the last window that may start as a copy of the window from `start`.
+
+        A record reads windows that start at most two sizes before it, and its own next window is one size long.
+        """
+        return start + 3 * self.window.size_ms

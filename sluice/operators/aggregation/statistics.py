@@ -52,7 +52,7 @@ class Statistic(Accumulator):
         self._result_of = result_of
 
     @override
-    def begin(self) -> Sums:
+    def new_accumulator(self) -> Sums:
         return self._zero
 
     @override

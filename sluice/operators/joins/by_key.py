@@ -47,7 +47,7 @@ class TableJoin(Timeless):
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
         """Key and side → value and time of a change that is not the side's turn yet."""
 
-    def begin(self) -> Pair:
+    def new_state(self) -> Pair:
         return Pair()
 
     def process(self, state: Pair, row: Row, out: Output) -> None:
@@ -124,7 +124,7 @@ class StreamTableJoin(Timeless):
         self.how = how
         self.mapped = mapped
 
-    def begin(self) -> Entry:
+    def new_state(self) -> Entry:
         return Entry()
 
     def process(self, state: Entry, row: Row, out: Output) -> None:

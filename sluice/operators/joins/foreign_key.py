@@ -43,7 +43,7 @@ class ForeignKeyJoin(Timeless):
         self.how = how
         self.right_filtered = right_filtered
 
-    def begin(self) -> Referred:
+    def new_state(self) -> Referred:
         return Referred()
 
     def process(self, state: Referred, row: Row, out: Output) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.joins.by_key import How, joined
+from sluice.operators.lateness import JoinLateness
 from sluice.values.windows import JoinWindow
 
 _NEVER = 1 << 62
@@ -21,7 +22,7 @@ class Record(msgspec.Struct, array_like=True):
 
     time: int
     value: str
-    waits: bool
+    waits_for_match: bool
     """Whether the record must be sent unmatched if no match arrives."""
 
 
@@ -54,12 +55,12 @@ class Watch(msgspec.Struct, array_like=True):
     waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
     """The times of each side's waiting records, sorted."""
 
-    def look(self, stream_time: int, ends: tuple[int, int]) -> None:
-        """Remove each side's times before `ends`: the windows of those records have ended at `stream_time`."""
-        last = [times[-1] for times in self.waiting if times]
-        for times, end in zip(self.waiting, ends, strict=True):
-            del times[: bisect_left(times, end)]
-        self.since = self._next_look() if all(self.waiting) else max(last, default=_NEVER)
+    def look(self, stream_time: int, last_unmatched: tuple[int, int]) -> None:
+        """Remove each side's times up to `last_unmatched`: those records are sent unmatched at `stream_time`."""
+        latest = [times[-1] for times in self.waiting if times]
+        for times, last in zip(self.waiting, last_unmatched, strict=True):
+            del times[: bisect_right(times, last)]
+        self.since = self._next_look() if all(self.waiting) else max(latest, default=_NEVER)
         self.looked = stream_time
 
     def _next_look(self) -> int:
@@ -70,29 +71,27 @@ class Watch(msgspec.Struct, array_like=True):
         """
         left, right = self.waiting
         if left[0] >= right[0]:
-            behind = left[1:2] + right[bisect_right(right, left[0]) :][:1]
-            return min(behind, default=left[0])
-        behind = right[1:2] + left[bisect_left(left, right[0]) :][:1]
-        return min(behind, default=right[0])
+            following = left[1:2] + right[bisect_right(right, left[0]) :][:1]
+            return min(following, default=left[0])
+        following = right[1:2] + left[bisect_left(left, right[0]) :][:1]
+        return min(following, default=right[0])
 
-    def wait(self, side: int, time: int) -> None:
-        """Add the time of a record that waits."""
+    def add_waiting(self, side: int, time: int) -> None:
+        """Add the time of a record that waits for a match."""
         insort(self.waiting[side], time)
         self.since = min(self.since, time)
 
-    def matched(self, side: int, time: int) -> None:
+    def remove_matched(self, side: int, time: int) -> None:
         """Remove the time of a record that has been matched."""
         times = self.waiting[side]
         del times[bisect_left(times, time)]
 
 
 class StreamJoin:
-    """Matches records within a window.
+    """Matches records within a window. `lateness` says until when a record waits for matches.
 
-    A result's time is the larger of both times. A record can be matched until the largest time of its own stream is
-    `window.reach_ms` past it. On an outer side, an unmatched record is sent with null once stream time has
-    passed the end of its window (left: time + after, right: time + before) by more than grace. It is sent immediately
-    if stream time has already passed that end when the record arrives, or if the record has no key.
+    A result's time is the larger of both times. On an outer side, a record without a match is sent with null: after its
+    window and grace; or immediately, if its window has already ended when it arrives, or if it has no key.
 
     After `watch`, the join looks for unmatched records at the same times as Kafka Streams; this needs one stream time
     for all keys.
@@ -103,9 +102,7 @@ class StreamJoin:
     def __init__(self, how: How, window: JoinWindow) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
         self._is_outer = any(self.outer)
-        self.ahead = window.after_ms, window.before_ms
-        """How far ahead a match may be of a record of the left side, and of the right side, in ms."""
-        self.grace, self.reach = window.grace_ms, window.reach_ms
+        self.lateness = JoinLateness(window)
         self.shared: Watch | None = None
 
     def watch(self) -> None:
@@ -113,7 +110,7 @@ class StreamJoin:
         if self._is_outer:
             self.shared = Watch()
 
-    def begin(self) -> Sides:
+    def new_state(self) -> Sides:
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
@@ -121,6 +118,7 @@ class StreamJoin:
             out.count("null_key" if row.key is None else "null_value")
             return
         if row.key is None:
+            # A record without a key matches nothing. Kafka Streams sends it at once if its side is outer.
             if self.outer[row.side]:
                 out.emit(None, self._unmatched(row.side, row.value), row.time)
             else:
@@ -128,86 +126,107 @@ class StreamJoin:
             return
         if self._is_outer:
             self._send_unmatched(state, row.key, row.before, out)
+            # Kafka Streams looks for unmatched records before it matches the record, unless that is out of order.
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
-        waits = False
+        waits_for_match = False
         if not self._match(state, row.key, row, out) and self.outer[row.side]:
-            waits = row.time + self.ahead[row.side] >= row.after
-            if not waits:
+            waits_for_match = not self.lateness.is_past(row.side, row.time, row.after)
+            if not waits_for_match:
                 out.emit(row.key, self._unmatched(row.side, row.value), row.time)
-        self._keep(state, row, waits)
-        self._forget(state, row.reached)
+        self._store(state, row, waits_for_match)
+        self._forget_expired(state, row.reached)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
-        side = state.left if row.side == RIGHT else state.right
-        if not side.records:
+        """Send the results with all matching records of the other side. Returns whether there are any."""
+        other_side = 1 - row.side
+        records = state.left.records if row.side == RIGHT else state.right.records
+        if not records:
             return False
-        earliest = max(row.time - self.ahead[1 - row.side], row.reached[1 - row.side] - self.reach + 1)
-        first = bisect_left(side.records, earliest, key=_TIME)
-        last = bisect_right(side.records, row.time + self.ahead[row.side], key=_TIME)
-        for other in side.records[first:last]:
-            if other.waits and self.shared is not None:
-                self.shared.matched(1 - row.side, other.time)
-            other.waits = False
+        lateness = self.lateness
+        earliest = max(row.time - lateness.ahead[other_side], lateness.last_expired(row.reached[other_side]) + 1)
+        first = bisect_left(records, earliest, key=_TIME)
+        last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
+        for other in records[first:last]:
+            if other.waits_for_match and self.shared is not None:
+                self.shared.remove_matched(other_side, other.time)
+            other.waits_for_match = False
             value = joined(row.value, other.value) if row.side == LEFT else joined(other.value, row.value)
             out.emit(key, value, max(row.time, other.time))
         return first < last
 
-    def _keep(self, state: Sides, row: Row, waits: bool) -> None:
-        if not waits and row.time <= row.reached[row.side] - self.reach:
+    def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
+        """Store the row's record for later records of the other side, unless nothing can match it any more."""
+        if not waits_for_match and row.time <= self.lateness.last_expired(row.reached[row.side]):
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
-        record = Record(row.time, row.value, waits)
+        record = Record(row.time, row.value, waits_for_match)
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
             insort(side.records, record, key=_TIME)
-        if waits:
+        if waits_for_match:
             side.waits_from = min(side.waits_from, row.time)
             if self.shared is not None:
-                self.shared.wait(row.side, row.time)
+                self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
         """The stream time after which a record of this side triggers a search for unmatched records."""
-        return _NEVER if self.shared is None else min(self.shared.since + self.ahead[side] + self.grace, _NEVER)
+        if self.shared is None or self.shared.since == _NEVER:
+            return _NEVER
+        return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
 
-    def look(self, stream_time: int, side: int) -> None:
+    def look(self, stream_time: int) -> None:
         """Look for unmatched records of all keys. The records are sent when their keys are closed."""
         assert self.shared is not None
-        left, right = (stream_time - ahead - self.grace for ahead in self.ahead)
-        self.shared.look(stream_time, (left, right))
+        last_unmatched = (
+            self.lateness.last_unmatched(LEFT, stream_time),
+            self.lateness.last_unmatched(RIGHT, stream_time),
+        )
+        self.shared.look(stream_time, last_unmatched)
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
-        """Send the unmatched records whose window ended more than grace ago, by time, the right side first."""
+        """Send the records that no longer wait for a match, by time, the right side first."""
         due: list[tuple[int, int, Record]] = []
         if self.shared is not None:
             stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):
-            end = stream_time - self.ahead[number] - self.grace
-            if side.waits_from < end:
-                waiting = [record for record in side.records if record.waits]
-                due += [(record.time, number, record) for record in waiting if record.time < end]
-                side.waits_from = next((record.time for record in waiting if record.time >= end), _NEVER)
+            last = self.lateness.last_unmatched(number, stream_time)
+            if side.waits_from > last:
+                continue
+            side.waits_from = _NEVER
+            for record in side.records:
+                if not record.waits_for_match:
+                    continue
+                if record.time > last:
+                    side.waits_from = record.time
+                    break
+                due.append((record.time, number, record))
+        # Kafka Streams' store of unmatched records has this order, for all keys: by time, the right side first.
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
-            record.waits = False
-            out.emit(key, self._unmatched(number, record.value), time, rank=2 * time + (number == LEFT))
+            record.waits_for_match = False
+            rank = 2 * time + (number == LEFT)
+            out.emit(key, self._unmatched(number, record.value), time, rank=rank)
 
     def _unmatched(self, side: int, value: str) -> str:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched."""
-        waiting = [(side.waits_from, ahead) for side, ahead in zip((state.left, state.right), self.ahead, strict=True)]
-        times = [waits_from + ahead + self.grace + 1 for waits_from, ahead in waiting if waits_from != _NEVER]
-        return min(times, default=None)
+        due = _NEVER
+        for number, side in enumerate((state.left, state.right)):
+            if side.waits_from != _NEVER:
+                due = min(due, self.lateness.sent_unmatched_at(number, side.waits_from))
+        return None if due == _NEVER else due
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or can no longer be matched."""
         due = _NEVER
-        for side, ahead in ((state.left, self.ahead[LEFT]), (state.right, self.ahead[RIGHT])):
+        for number, side in enumerate((state.left, state.right)):
             if side.records:
-                due = min(due, side.waits_from + ahead + self.grace + 1, side.records[0].time + self.reach)
+                sent = self.lateness.sent_unmatched_at(number, side.waits_from)
+                due = min(due, sent, self.lateness.expires_at(side.records[0].time))
         return None if due == _NEVER else due
 
     def close(
@@ -217,18 +236,19 @@ class StreamJoin:
         # `due` selects the keys to close by `closed` alone. Up to a later time, only the selected keys would forget
         # records.
         left, right = reached
-        self._forget(state, (min(left, closed), min(right, closed)))
+        self._forget_expired(state, (min(left, closed), min(right, closed)))
 
-    def _forget(self, state: Sides, reached: tuple[int, int]) -> None:
+    def _forget_expired(self, state: Sides, reached: tuple[int, int]) -> None:
+        """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
         for side, latest in ((state.left, reached[LEFT]), (state.right, reached[RIGHT])):
-            records, last = side.records, latest - self.reach
+            records, last = side.records, self.lateness.last_expired(latest)
             if not records or records[0].time > last:
                 continue
             if records[-1].time <= last and side.waits_from == _NEVER:
                 records.clear()
             else:
                 count = bisect_right(records, last, key=_TIME)
-                records[:count] = [record for record in records[:count] if record.waits]
+                records[:count] = [record for record in records[:count] if record.waits_for_match]
 
     def is_empty(self, state: Sides) -> bool:
         return not state.left.records and not state.right.records

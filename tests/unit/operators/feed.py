@@ -123,11 +123,11 @@ def run(
     for number, given in enumerate(rows):
         value = None if given.value is None else json.dumps(given.value)
         if given.key is None:
-            state = operator.begin()
+            state = operator.new_state()
         elif given.key in states:
             state = states[given.key]
         else:
-            state = decode(ran.states[given.key]) if given.key in ran.states else operator.begin()
+            state = decode(ran.states[given.key]) if given.key in ran.states else operator.new_state()
         times = before[number], after[number], given.side, given.old, given.window, reached[number], given.foreign
         if isinstance(operator, StreamJoin) and given.key is not None and given.value is not None:
             _look(operator, given, after[number])
@@ -146,7 +146,7 @@ def run(
 
 def _look(join: StreamJoin, given: Given, stream_time: int) -> None:
     if given.time == stream_time and join.looks_after(given.side) < stream_time:
-        join.look(stream_time, given.side)
+        join.look(stream_time)
 
 
 def stream_times(

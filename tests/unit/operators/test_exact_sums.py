@@ -53,7 +53,7 @@ def test_order_batches_and_subtraction_do_not_change_the_sum(seed: int) -> None:
     steps = [(value, 1) for value in values + gone] + [(value, -1) for value in gone]
     rng.shuffle(steps)
     sums, decode = ExactSum(), state_decoder(ExactSum().kind)
-    accumulator, other = sums.begin(), sums.begin()
+    accumulator, other = sums.new_accumulator(), sums.new_accumulator()
     for value, sign in steps:
         if rng.random() < 0.2:
             accumulator, other = other, accumulator
@@ -63,7 +63,7 @@ def test_order_batches_and_subtraction_do_not_change_the_sum(seed: int) -> None:
     whole = sums.merge(accumulator, other)
     assert whole[0] == len(values)
     assert read(whole) == exactly(values)
-    in_order = sums.begin()
+    in_order = sums.new_accumulator()
     for value in values:
         in_order = sums.add(in_order, value)
     assert encode_state(whole) == encode_state(in_order), "the state has the same bytes"

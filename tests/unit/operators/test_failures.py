@@ -166,7 +166,7 @@ def test_a_row_that_comes_again_replaces_the_value_that_could_not_be_subtracted(
 
 def test_a_change_within_a_group_is_atomic() -> None:
     operator, ran = TableAggregate(lists()), Ran()
-    state = operator.begin()
+    state = operator.new_state()
     operator.process(state, Row("g", "1", 0, -1, 0), ran)
     operator.change(state, Row("g", "1", 1, 0, 1, old=True), Row("g", "13", 1, 0, 1), ran)
     assert (state.windows, ran.values) == ({0: (0, [1])}, [[1]])
@@ -176,7 +176,7 @@ def test_a_change_within_a_group_is_atomic() -> None:
 def changed(values: Sequence[int | None], other: int) -> Ran:
     """A group in which the row `a` takes the values one after the other, beside the row `b`; a cut after each."""
     operator, ran = TableAggregate(lists()), Ran()
-    state = operator.begin()
+    state = operator.new_state()
     operator.process(state, Row("g", str(other), 0, -1, 0, foreign="b"), ran)
     for before, after in zip([None, *values], values, strict=False):
         old = None if before is None else Row("g", str(before), 0, -1, 0, old=True, foreign="a")
@@ -247,7 +247,7 @@ def test_a_failing_wall_clock_timer_counts_as_fired_and_changes_nothing() -> Non
 def test_a_sum_that_overflows_rejects_only_the_record(function: Function, values: list[Any], why: str) -> None:
     several = Functions(Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw))
     raws = [msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values]
-    ran, state = Ran(), Aggregate(several).begin()
+    ran, state = Ran(), Aggregate(several).new_state()
     operator = WindowedAggregate(several, hopping("2 ms", advance="1 ms"))
     for value in raws[:1]:
         operator.process(state, Row("a", to_json([1, value, 1]), 5, 5, 5), ran)

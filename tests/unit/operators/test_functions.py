@@ -51,7 +51,7 @@ def test_function(function: Function, values: list[Any], expected: Any) -> None:
 
 def result_text(function: Function, *arguments: str) -> str | None:
     functions = Functions(function)
-    aggregate = functions.begin()
+    aggregate = functions.new_aggregate()
     for argument in arguments:
         aggregate = functions.add("a", aggregate, functions.read(argument))
         kept = msgspec.msgpack.encode(aggregate)
@@ -228,7 +228,7 @@ def test_a_row_regrouped_to_a_null_key_only_leaves_its_old_group() -> None:
 
 def test_a_row_that_changes_within_its_group_is_one_update() -> None:
     operator, ran = TableAggregate(Functions(Function("sum", int), subtracts=True), retracts=True), Ran()
-    state = operator.begin()
+    state = operator.new_state()
     operator.process(state, Row("g", "[2]", 5, -1, 5), ran)
     operator.change(state, Row("g", "[2]", 3, 5, 5, old=True), Row("g", "[7]", 3, 5, 5), ran)
     assert ran.results == [Result("g", [2], 5), Result("g", [2], 5, None, True), Result("g", [7], 5)]
@@ -252,6 +252,6 @@ def test_the_old_value_is_sent_before_the_new_one() -> None:
 def test_subtracting_from_a_missing_group_does_nothing() -> None:
     ran = Ran()
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
-    state = operator.begin()
+    state = operator.new_state()
     operator.process(state, Row("a", "[null]", 0, -1, 0, old=True), ran)
     assert (ran.results, operator.is_empty(state)) == ([], True)

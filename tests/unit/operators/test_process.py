@@ -176,7 +176,7 @@ def test_a_wall_clock_timer_fires_once_per_run() -> None:
         context.schedule("tick", 100, every=10, clock="wall")
 
     operator, ran = process(record, told), Ran()
-    state = operator.begin()
+    state = operator.new_state()
     operator.process(state, Row("a", "1", 0, -1, 0), ran)
     assert operator.wall_due(state) == 100
     operator.tick(state, "a", 99, 0, ran)

@@ -1,0 +1,115 @@
+"""Decides whether a record is late, and when a window is closed. Every operator and every group asks this module.
+
+*Stream time* is the largest event time so far, of late records and of the current record too
+(`engine/batch/stream_time.py` computes it). The rules are those of Kafka Streams, to the millisecond:
+
+| windows | a record is late for a window when | the window is closed when |
+| --- | --- | --- |
+| tumbling, hopping: `[start, end)` | end + grace <= stream time | end + grace <= stream time |
+| sliding: `[start, end]` | end + grace < stream time | end + grace <= stream time |
+| session: `[start, end]` | end + gap + grace < stream time | end + gap + grace <= stream time |
+
+For a session, `end` is the end after the record has joined the session and merged it with others. `suppress` sends the
+results of closed windows, and operators forget windows that can no longer change.
+
+The functions also take NumPy arrays of times. All times are in ms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+from sluice.values.windows import AnyWindow, JoinWindow, T, Window
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class WindowLateness:
+    """When records are late for the windows of one definition, and when these windows are closed."""
+
+    def __init__(self, window: AnyWindow) -> None:
+        self.open_ms = window.open_ms
+        # Sliding windows and sessions include their end, and Kafka Streams counts records one millisecond longer.
+        self._late_after_ms = window.open_ms if isinstance(window, Window) else window.open_ms + 1
+
+    @overload
+    def is_late(self, end: int, stream_time: int) -> bool: ...
+    @overload
+    def is_late(self, end: npt.NDArray[np.int64], stream_time: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]: ...
+    def is_late(self, end: Any, stream_time: Any) -> Any:
+        """Whether a record is late for a window that ends at `end`."""
+        return end <= self.last_late_end(stream_time)
+
+    def last_late_end(self, stream_time: T) -> T:
+        """The latest end of a window for which a record is late."""
+        return stream_time - self._late_after_ms
+
+    def late_at(self, end: int) -> int:
+        """The stream time from which records are late for a window: the inverse of `last_late_end`."""
+        return end + self._late_after_ms
+
+    def closes_at(self, end: int) -> int:
+        """The stream time at which a window is closed."""
+        return closes_at(end, self.open_ms)
+
+    def last_closed_end(self, stream_time: int) -> int:
+        """The latest end of a closed window."""
+        return last_closed_end(stream_time, self.open_ms)
+
+
+def closes_at(end: int, open_ms: int) -> int:
+    """The stream time at which a window is closed that stays open for `open_ms` after its end."""
+    return end + open_ms
+
+
+def last_closed_end(stream_time: int, open_ms: int) -> int:
+    """The latest end of a closed window: the inverse of `closes_at`."""
+    return stream_time - open_ms
+
+
+class JoinLateness:
+    """When the records of a join of two streams can no longer be matched, and when they are sent unmatched.
+
+    `side` is that of the record: LEFT or RIGHT.
+    """
+
+    def __init__(self, window: JoinWindow) -> None:
+        self.ahead = window.after_ms, window.before_ms
+        """How far ahead of a record of the left side, and of the right side, a match may be."""
+        self._sent_after_ms = window.after_ms + window.grace_ms + 1, window.before_ms + window.grace_ms + 1
+        self._reach_ms = window.reach_ms
+
+    def expires_at(self, time: int) -> int:
+        """The largest time of a record's own stream from which the record can no longer be matched."""
+        return time + self._reach_ms
+
+    def last_expired(self, latest: int) -> int:
+        """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
+        return latest - self._reach_ms
+
+    def is_past(self, side: int, time: int, stream_time: int) -> bool:
+        """Whether a new record's window has ended, so that an unmatched record does not wait for a match.
+
+        As in Kafka Streams, grace does not count here.
+        """
+        return time + self.ahead[side] < stream_time
+
+    def sent_unmatched_at(self, side: int, time: int) -> int:
+        """The stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
+        return time + self._sent_after_ms[side]
+
+    def last_unmatched(self, side: int, stream_time: int) -> int:
+        """The latest time of a waiting record that is sent unmatched: the inverse of `sent_unmatched_at`."""
+        return stream_time - self._sent_after_ms[side]
+
+
+def forgotten_at(time: int, within_ms: int) -> int:
+    """The stream time at which `deduplicate` forgets a record: when it is more than `within_ms` past the record."""
+    return time + within_ms + 1
+
+
+def last_forgotten(stream_time: int, within_ms: int) -> int:
+    """The latest time of a record that `deduplicate` has forgotten: the inverse of `forgotten_at`."""
+    return stream_time - within_ms - 1
