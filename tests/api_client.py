@@ -18,7 +18,7 @@ from typing_extensions import override
 from sluice.answers import Run
 from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.auth.permissions import Principal, authenticate
-from sluice.api.routes.access import ApiState
+from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.api.runs import DagState
 from sluice.api.services import Services
 from sluice.query import Reader
@@ -121,7 +121,7 @@ class Api:
                 return self.user
 
             authenticate(scope, self.user, again)
-            scope["state"]["sluice_state"] = state
+            scope["state"][API_STATE] = state
             prefix = "/" + scope["path"].split("/")[1]
             await apps[prefix]({**scope, "root_path": prefix}, receive, send)
 

@@ -78,7 +78,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
     With `database`, raise Refused if the server has its shards in another kind of database.
     """
     address = place.shown
-    card = server_identity.ask(place.url, address)
+    card = server_identity.fetch_card(place.url, address)
     if (card.host, card.port) != place.address:
         own = address_of(card.host, card.port)
         raise Refused(

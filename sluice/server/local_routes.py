@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -17,19 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.api.auth.permissions import Principal, authenticate, unauthorized
 from sluice.api.http.bodies import read_body
 from sluice.api.http.problems import problem, problem_of
-from sluice.api.http.request_headers import header
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.scan_slots import Gate
-from sluice.server.http_protocol import PROVEN
 from sluice.server.served_shards import ServedShards
 from sluice.state.model import GenerationRef
 from sluice.state.queries.worker_queries import AnyQuery
-from sluice.state.remote import server_identity
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.local_shard import LocalShard
@@ -83,57 +77,6 @@ class _Page(msgspec.Struct, frozen=True):
     after: tuple[str, int] | None
     limit: int
     checked: bool = False
-
-
-class TokenRequired(Principal):
-    """ASGI middleware: 401 for every request without the servers' token. The token grants access to everything."""
-
-    def __init__(self, app: ASGIApp, token: str, card: Card) -> None:
-        self._app = app
-        self._token = token
-        self._card = card
-        self._expected = f"bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
-        given = header(scope, b"authorization")
-        scheme, _, token = given.partition(b" ")
-        if not hmac.compare_digest(scheme.lower() + b" " + token, self._expected):
-            if (number := self._challenge(scheme, token)) is not None:
-                content, proof = server_identity.answer(self._token, number, self._card)
-                await Response(content, headers={server_identity.PROOF: proof}, media_type=_JSON)(scope, receive, send)
-                return
-            how = "Send the token that the server was started with as Authorization: Bearer."
-            refusal = unauthorized(how)
-            refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
-            await refusal(scope, receive, send)
-            return
-        if (proven := scope.get(PROVEN)) is not None:
-            proven()
-        authenticate(scope, self, self._again)
-        await self._app(scope, receive, send)
-
-    def _challenge(self, scheme: bytes, credentials: bytes) -> str | None:
-        """The random number of a challenge whose sender knows the token."""
-        if scheme.lower() != server_identity.SCHEME.lower().encode():
-            return None
-        return server_identity.asked(self._token, credentials.decode("latin-1"))
-
-    @property
-    def name(self) -> str:
-        """The holder of the token has no name of their own."""
-        return "state-server"
-
-    async def may_read(self, pipeline: str) -> bool:
-        """Whether the holder of the token may read a pipeline."""
-        return True
-
-    async def may_edit(self, pipeline: str) -> bool:
-        """Whether the holder of the token may change a pipeline."""
-        return True
-
-    async def _again(self) -> Principal:
-        return self
 
 
 class LocalApp:

@@ -16,14 +16,15 @@ from typing_extensions import override
 
 from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.mounted import freeze_imports
-from sluice.api.routes.access import ApiState
+from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
 from sluice.server.http_protocol import PatientProtocol
-from sluice.server.local_routes import LocalApp, TokenRequired, not_found
+from sluice.server.local_routes import LocalApp, not_found
 from sluice.server.metrics_route import MetricsApp
 from sluice.server.served_shards import ServedShards, identity_of
+from sluice.server.token_required import TokenRequired
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -129,7 +130,7 @@ def register(ledger: Ledger, known: Settings, options: Options) -> None:
     place, own = options.place("", 0), identity_of(known.shards)
     try:
         # The server need not trust its own certificate. The answer is a proof without it.
-        found = server_identity.ask(place.url, place.shown, verify_certificate=False)
+        found = server_identity.fetch_card(place.url, place.shown, verify_certificate=False)
     except StateError as error:
         raise StateError(
             f"This server does not reach itself at {place.shown}, so other hosts may not, either. {error.detail}",
@@ -269,7 +270,7 @@ class _With:
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["sluice_state"] = self._state
+        scope["state"][API_STATE] = self._state
         scope["root_path"] = scope.get("root_path", "") + self._prefix
         await self._app(scope, receive, send)
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from sluice.api.routes.access import CACHE_SECONDS
+from sluice.api.routes.api_state import CACHE_SECONDS
 from sluice.errors import EngineError, TopologyError
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import owner

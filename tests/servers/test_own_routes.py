@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.auth.permissions import Principal, authenticate
 from sluice.api.routes import custom_route_files, custom_routes
-from sluice.api.routes.access import ApiState
+from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.catalogue import FRESH_SECONDS
@@ -129,7 +129,7 @@ def client(app: ASGIApp, states: States, prefix: str, pipeline: str = "orders") 
 
     async def with_log_in(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["sluice_state"] = state
+            scope.setdefault("state", {})[API_STATE] = state
             scope["root_path"] = prefix
             authenticate(scope, clerk, refresh)
             await app(scope, receive, send)

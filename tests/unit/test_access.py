@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from sluice.api.routes.access import Access, ApiState
+from sluice.api.routes.access import Access
+from sluice.api.routes.api_state import ApiState
 from sluice.errors import NotFound
 from sluice.query import Reader
 from tests.api_client import Clerk

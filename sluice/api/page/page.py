@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.api.http.route import Router
-from sluice.api.routes.access import access
+from sluice.api.routes.access import access_of
 from sluice.api.routes.rest_view import readable_description
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -50,8 +50,8 @@ def page_router(folder: Path) -> Router:
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=PanelQuery)
     async def get_panel(request: Request, query: PanelQuery) -> Response:
         """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
-        allowed = await access(request)
-        await allowed.require_pipeline(query.pipeline)
+        access = await access_of(request)
+        await access.require_pipeline(query.pipeline)
         file = folder / f"{query.pipeline}_panel.js"
         if not _NAME.fullmatch(query.pipeline) or not file.is_file():
             return Response(status_code=204)

@@ -1,13 +1,14 @@
-"""Access of a request to data: finds the store, checks the user's permission, and pins a snapshot."""
+"""What a request may see: finds the pipelines and stores that its user may read, and pins their snapshots.
+
+Every route gets to data through `Access`. `auth.permissions` says who decides what the user may read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import TypeVar, cast
 
-import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 
 from sluice.answers import WorkerStatus, unavailable
@@ -15,94 +16,20 @@ from sluice.api.auth.permissions import Principal, principal
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.request_headers import header
 from sluice.api.http.route import Unchanged
+from sluice.api.routes.api_state import ApiState, state_of
+from sluice.api.routes.read_point import ReadPoint
 from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
-from sluice.query import AsOf, Pin, Reader
-from sluice.query.as_of import parse_positions
+from sluice.query import AsOf, Pin
 from sluice.query.catalogue import PipelineSnapshot, only_store
 from sluice.query.ledger_reads import read_ledger
-from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
-from sluice.support.single_flight import SingleFlightCache
 
 T = TypeVar("T")
 
-FIGURES_SECONDS = 2.0
-"""How long statistics about pipelines are cached, because computing them takes longer than a query."""
 _LIST_STORES = "GET /sluice/v1/stores lists all stores."
-_CACHE_BYTES = 32 * 2**20
-CACHE_SECONDS = 1.0
-"""How long a complete response is cached, and therefore how long an unavailable worker can go unnoticed."""
-
-
-class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The snapshot that a query reads, and whether the answer must be complete."""
-
-    pipeline: (
-        Annotated[str, Meta(description="The pipeline, if several have a store of this name.", max_length=200)] | None
-    ) = None
-    as_of: (
-        Annotated[
-            str,
-            Meta(
-                description="A snapshot (1.42), a run (run:NAME), a time, or standby for the newest snapshot that all "
-                "standbys have; default: the newest snapshot.",
-                max_length=300,
-            ),
-        ]
-        | None
-    ) = None
-    min_snapshot: (
-        Annotated[str, Meta(description="Respond with 412 if the snapshot is older than this one.", max_length=30)]
-        | None
-    ) = None
-    min_position: (
-        Annotated[
-            str,
-            Meta(
-                description="Respond with 412 unless the snapshot has reached these positions: "
-                "TOPIC:PARTITION:OFFSET, separated by commas.",
-                max_length=4_000,
-            ),
-        ]
-        | None
-    ) = None
-    require: (
-        Annotated[
-            Literal["complete"], Meta(description="Respond with 503 instead of a partial answer if a worker is down.")
-        ]
-        | None
-    ) = None
-
-    @property
-    def when(self) -> AsOf:
-        """The read point as an argument for the reader."""
-        return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
-
-
-class ApiState:
-    """State shared by all requests of a process: the reader, caches, and secrets from the ledger."""
-
-    def __init__(self, ledger: Ledger, reader: Reader) -> None:
-        self.reader = reader
-        self.responses = SingleFlightCache[Payload](
-            CACHE_SECONDS, _CACHE_BYTES, size=lambda payload: len(payload.content)
-        )
-        self.ledger = ledger
-        self.figures = SingleFlightCache[Any](FIGURES_SECONDS, 1_000)
-        self._secrets: dict[str, bytes] = {}
-
-    async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
-        """The cached payload, or the computed one. Partial payloads and those of standbys are not cached."""
-        return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
-
-    async def secret(self, name: str) -> bytes:
-        """A secret key that all servers with this ledger share."""
-        if name not in self._secrets:
-            self._secrets[name] = await read_ledger(lambda: self.ledger.secrets.get(name))
-        return self._secrets[name]
 
 
 class Forbidden(QueryError):
@@ -111,9 +38,6 @@ class Forbidden(QueryError):
     status = 403
     title = "Not allowed"
     next_step = "Ask an administrator of Airflow for the permission to edit the DAG."
-
-
-_states: dict[str, ApiState] = {}
 
 
 class Access:
@@ -230,17 +154,6 @@ def require_complete(workers: Iterable[WorkerStatus]) -> None:
         )
 
 
-async def access(request: Request) -> Access:
+async def access_of(request: Request) -> Access:
     """The access of a request's user. The ledger is opened at the first request."""
-    return Access(request, await _state(request), principal(request))
-
-
-async def _state(request: Request) -> ApiState:
-    given: ApiState | None = request.scope["state"].get("sluice_state")
-    if given is not None:
-        return given
-    url = settings().ledger
-    if url not in _states:
-        ledger = await read_ledger(lambda: Ledger.open(url))
-        _states.setdefault(url, ApiState(ledger, Reader(ledger)))
-    return _states[url]
+    return Access(request, await state_of(request), principal(request))

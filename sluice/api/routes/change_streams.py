@@ -20,7 +20,7 @@ from sluice.api.auth.permissions import Principal, refresh_principal
 from sluice.api.http.problems import problem_of
 from sluice.api.http.replies import Payload, encoded, snapshot_answer, window_time
 from sluice.api.http.route import Router
-from sluice.api.routes.access import Access, access
+from sluice.api.routes.access import Access, access_of
 from sluice.api.routes.store_routes import Store
 from sluice.errors import Busy, Gone, SluiceError
 from sluice.query import Pin
@@ -58,34 +58,34 @@ async def stream_changes(request: Request, query: ChangesQuery) -> Response:
     reconnect, the stream continues after that snapshot. An event `reset` instead of `snapshot` means that the changed
     keys are unknown and everything must be read again.
     """
-    allowed = await access(request)
-    pin = await allowed.pin(query.store, query.pipeline)
+    access = await access_of(request)
+    pin = await access.pin(query.store, query.pipeline)
     since = request.headers.get("last-event-id")
     if since is not None:
         parse_snapshot(since)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=headers)
-    return _Stream(_events(allowed, pin, since), media_type=_EVENTS, headers=headers)
+    return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=headers)
 
 
 @pipelines_router.get("", media_types=(_EVENTS,))
 async def stream_events(request: Request, _query: object) -> Response:
     """Server-sent events `pipelines`: the names of pipelines that published, began or ended a run, or failed."""
-    allowed = await access(request)
+    access = await access_of(request)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=headers)
-    return _Stream(_pipeline_events(allowed), media_type=_EVENTS, headers=headers)
+    return _Stream(_pipeline_events(access), media_type=_EVENTS, headers=headers)
 
 
-async def _pipeline_events(allowed: Access) -> AsyncIterator[bytes]:
-    user: Principal | None = allowed.user
+async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
+    user: Principal | None = access.user
     before: dict[str, Any] = {}
     heartbeat = time.monotonic()
     while user is not None:
         try:
-            now = {name: state for name, state in (await _activity(allowed)).items() if await user.may_read(name)}
+            now = {name: state for name, state in (await _activity(access)).items() if await user.may_read(name)}
         except SluiceError as error:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
             now = before
@@ -95,15 +95,15 @@ async def _pipeline_events(allowed: Access) -> AsyncIterator[bytes]:
         if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
             heartbeat = time.monotonic()
             yield b": still here\n\n"
-            user = await refresh_principal(allowed.request)
+            user = await refresh_principal(access.request)
         await asyncio.sleep(EVENT_SECONDS)
 
 
-async def _activity(allowed: Access) -> dict[str, Any]:
+async def _activity(access: Access) -> dict[str, Any]:
     """Pipeline → its newest snapshots, failures, and the state of its last run."""
     dags, ledger = await asyncio.gather(
-        allowed.state.figures.get("dags", lambda: asyncio.to_thread(allowed.services.runs.dags)),
-        allowed.figures("activity", _ledger_activity),
+        access.state.figures.get("dags", lambda: asyncio.to_thread(access.services.runs.dags)),
+        access.figures("activity", _ledger_activity),
     )
     return {
         name: (ledger.get(name), dag.last_run and (dag.last_run.run, dag.last_run.state), dag.paused)
@@ -152,11 +152,11 @@ async def _send_in_time(send: Send, message: Message) -> None:
         raise ClientDisconnect from None
 
 
-async def _events(allowed: Access, pin: Pin, since: str | None) -> AsyncIterator[bytes]:
+async def _events(access: Access, pin: Pin, since: str | None) -> AsyncIterator[bytes]:
     try:
         last, heartbeat = since, time.monotonic()
         while True:
-            if pin.snapshot.id != last and (event := await _shared_event(allowed, pin, last)):
+            if pin.snapshot.id != last and (event := await _shared_event(access, pin, last)):
                 yield event
                 last = pin.snapshot.id
             elif time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
@@ -165,32 +165,32 @@ async def _events(allowed: Access, pin: Pin, since: str | None) -> AsyncIterator
                 await asyncio.sleep(POLL_SECONDS)
             if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
                 heartbeat = time.monotonic()
-                user = await refresh_principal(allowed.request)
+                user = await refresh_principal(access.request)
                 if user is None or not await user.may_read(pin.store.pipeline):
                     return
-            pin = await allowed.reader.catalogue.pin(pin.store)
+            pin = await access.reader.catalogue.pin(pin.store)
     except SluiceError as error:
         yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
 
 
-async def _shared_event(allowed: Access, pin: Pin, last: str | None) -> bytes | None:
+async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | None:
     """The event for a new snapshot, computed once for all streams of the store; None while too many queries run."""
     try:
         key = ("changes", pin.name, pin.store.name, last)
-        return (await allowed.state.cached(key, lambda: _event(allowed, pin, last))).content
+        return (await access.state.cached(key, lambda: _event(access, pin, last))).content
     except Busy:
         return None
 
 
-async def _event(allowed: Access, pin: Pin, last: str | None) -> Payload:
+async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     try:
-        changes = await allowed.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
+        changes = await access.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
     except Gone:
         is_continuation = False
-        changes = await allowed.reader.changed(pin, pin.snapshot.batch)
+        changes = await access.reader.changed(pin, pin.snapshot.batch)
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
     change = answers.Change(
         pipeline=pin.store.pipeline,

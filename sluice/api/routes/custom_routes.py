@@ -24,7 +24,7 @@ from starlette.responses import Response
 from sluice.answers import WorkerStatus
 from sluice.api.http.replies import JsonResponse, Payload, encoded, provenance, reply
 from sluice.api.http.route import PATH_PARAMETER, Route
-from sluice.api.routes.access import Access, access
+from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow
 from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
@@ -55,17 +55,17 @@ class Address(msgspec.Struct, frozen=True):
 class Stores:
     """The stores of a pipeline, in the newest snapshot at the time of the request."""
 
-    def __init__(self, allowed: Access, pipeline: str, snapshot: PipelineSnapshot | None) -> None:
+    def __init__(self, access: Access, pipeline: str, snapshot: PipelineSnapshot | None) -> None:
         self.snapshots = [] if snapshot is None else [snapshot]
         """The newest snapshot; empty before the first."""
         self.statuses: list[WorkerStatus] = []
-        self._allowed = allowed
+        self._access = access
         self._pipeline = pipeline
 
     @classmethod
-    async def open(cls, allowed: Access, pipeline: str) -> Stores:
+    async def open(cls, access: Access, pipeline: str) -> Stores:
         """Open the stores for one request."""
-        return cls(allowed, pipeline, await allowed.reader.catalogue.newest(pipeline))
+        return cls(access, pipeline, await access.reader.catalogue.newest(pipeline))
 
     async def get(self, store: str, key: Any) -> Entry | None:
         """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""
@@ -134,13 +134,13 @@ class Stores:
             del self.statuses[before:]
             return Payload("", content, workers)
 
-        cached = await self._allowed.cached(self.snapshots, payload)
+        cached = await self._access.cached(self.snapshots, payload)
         self.statuses += cached.workers
         return cast("T", msgspec.Raw(cached.content))
 
     @property
     def _reader(self) -> Reader:
-        return self._allowed.reader
+        return self._access.reader
 
     def _entries(self, entries: list[Entry], workers: tuple[WorkerStatus, ...]) -> list[Entry]:
         self.statuses += workers
@@ -162,7 +162,7 @@ class Stores:
         """
         if worker.port:
             return Address(worker.host, worker.port)
-        return Address(*self._allowed.request.scope["server"])
+        return Address(*self._access.request.scope["server"])
 
 
 Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
@@ -218,10 +218,10 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
         raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.")
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:
-        allowed = await access(request)
-        stores = await Stores.open(allowed, pipeline)
+        access = await access_of(request)
+        stores = await Stores.open(access, pipeline)
         if has_etag and stores.snapshots:
-            allowed.require_change(stores.snapshots)
+            access.require_change(stores.snapshots)
         try:
             async with asyncio.timeout(ROUTE_SECONDS) as limit:
                 answer = await function(stores, **msgspec.structs.asdict(query))

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from sluice import answers
 from sluice.api.http.replies import reply
 from sluice.api.http.route import Router
-from sluice.api.routes.access import access
+from sluice.api.routes.access import access_of
 from sluice.api.routes.pipeline_routes import PipelineQuery
 from sluice.errors import QueryError
 from sluice.kafka import dead_letter_topic
@@ -54,11 +54,11 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
     """The newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
-    allowed = await access(request)
-    generation = await allowed.generation(query.pipeline)
+    access = await access_of(request)
+    generation = await access.generation(query.pipeline)
     chosen = Chosen(query.reason, _time(query.since), query.partition)
     async with _gate:
-        kafka = allowed.services.kafka()
+        kafka = access.services.kafka()
         matches = await asyncio.to_thread(dead_letter_topic.find, kafka, query.pipeline, chosen, query.limit)
     letters = [
         _letter(letter, generation.topics, matches.markers.get((letter.partition, letter.offset)))
@@ -72,12 +72,12 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
 @router.post("/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery)
 async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
     """Write the records of dead letters to their source topics again, each once. Needs permission to edit the DAG."""
-    allowed = await access(request)
-    await allowed.require_edit(query.pipeline)
-    topics = {*(await allowed.generation(query.pipeline)).topics}
+    access = await access_of(request)
+    await access.require_edit(query.pipeline)
+    topics = {*(await access.generation(query.pipeline)).topics}
     which = Chosen(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
     async with _gate:
-        kafka = allowed.services.kafka()
+        kafka = access.services.kafka()
         done = await asyncio.to_thread(dead_letter_topic.redrive, kafka, query.pipeline, topics, which, chosen.limit)
     return reply(answers.Redriven(done.redriven, dict(done.skipped), done.more))
 

@@ -13,7 +13,7 @@ from sluice import answers
 from sluice.answers import PipelineHealth
 from sluice.api.http.replies import reply, snapshot_answer
 from sluice.api.http.route import Router
-from sluice.api.routes.access import Access, access
+from sluice.api.routes.access import Access, access_of
 from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
@@ -31,18 +31,18 @@ _NO_DAG = DagState(paused=False, last_run=None)
 @router.get("", list[answers.Overview])
 async def show_overview(request: Request, _query: object) -> Response:
     """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
-    allowed = await access(request)
+    access = await access_of(request)
     generations, failures, dags = await asyncio.gather(
-        allowed.generations(), allowed.failures(), asyncio.to_thread(allowed.services.runs.dags)
+        access.generations(), access.failures(), asyncio.to_thread(access.services.runs.dags)
     )
     current = {info.pipeline: info for info in generations}
     names = {*current} | {failure.pipeline for failure in failures}
-    names |= {name for name in dags if await allowed.may_read(name)}
-    positions = await allowed.figures("positions", _positions)
-    lags, error = await _lags(allowed, {name: read for name, read in positions.items() if name in names})
+    names |= {name for name in dags if await access.may_read(name)}
+    positions = await access.figures("positions", _positions)
+    lags, error = await _lags(access, {name: read for name, read in positions.items() if name in names})
     overviews = [
         await _overview(
-            allowed,
+            access,
             name,
             current.get(name),
             [failure for failure in failures if failure.pipeline == name],
@@ -57,7 +57,7 @@ async def show_overview(request: Request, _query: object) -> Response:
 
 
 async def _overview(
-    allowed: Access,
+    access: Access,
     name: str,
     generation: GenerationInfo | None,
     failures: list[Failure],
@@ -65,12 +65,12 @@ async def _overview(
     lag: Lag | None,
     error: str,
 ) -> answers.Overview:
-    newest = None if generation is None else await allowed.reader.catalogue.newest(name)
-    held = generation is not None and await allowed.figures(
+    newest = None if generation is None else await access.reader.catalogue.newest(name)
+    held = generation is not None and await access.figures(
         ("held", name), lambda ledger: _is_held(ledger, generation.ref)
     )
     unread = None if lag is None else lag.records
-    since = None if lag is None else allowed.services.held_since(lag)
+    since = None if lag is None else access.services.held_since(lag)
     return answers.Overview(
         pipeline=name,
         health=_health(failures, dag, held, unread, since),
@@ -82,11 +82,11 @@ async def _overview(
         lag_error="" if lag else (error or "Nothing has been read yet."),
         snapshot=None if newest is None else snapshot_answer(newest.snapshot),
         last_run=dag.last_run,
-        dead_letters=await allowed.figures(
+        dead_letters=await access.figures(
             ("dead letters", name),
             lambda ledger: monitoring.dead_letters(ledger, name, datetime.now(UTC) - monitoring.DAY),
         ),
-        may_edit=await allowed.user.may_edit(name),
+        may_edit=await access.user.may_edit(name),
     )
 
 
@@ -111,12 +111,12 @@ def _positions(ledger: Ledger) -> dict[str, Offsets]:
     return {pipeline: ledger.positions(pipeline) for pipeline in ledger.generations.pipelines()}
 
 
-async def _lags(allowed: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
+async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
     """The lags by pipeline, and the reason if they are unknown."""
     if not positions:
         return {}, ""
     try:
-        return await allowed.services.lag(positions), ""
+        return await access.services.lag(positions), ""
     except BrokersUnreachable as error:
         return {}, error.detail
 

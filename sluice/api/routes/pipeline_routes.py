@@ -16,7 +16,7 @@ from sluice import answers
 from sluice.answers import Health, WorkerStatus
 from sluice.api.http.replies import age_seconds, reply, snapshot_answer
 from sluice.api.http.route import Router
-from sluice.api.routes.access import Access, access
+from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
 from sluice.query.ledger_reads import read_ledger
@@ -97,19 +97,19 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
     """All pipelines that you may read, with their current generations and unresolved failures."""
-    allowed = await access(request)
-    current = {info.pipeline: info for info in await allowed.generations()}
-    failures = await allowed.failures()
+    access = await access_of(request)
+    current = {info.pipeline: info for info in await access.generations()}
+    failures = await access.failures()
     names = sorted({*current} | {failure.pipeline for failure in failures})
-    return reply([await _pipeline(allowed, name, current.get(name), failures) for name in names])
+    return reply([await _pipeline(access, name, current.get(name), failures) for name in names])
 
 
 @router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
 async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
     """The newest snapshots of the pipeline, newest first."""
-    allowed = await access(request)
-    await allowed.generation(query.pipeline)
-    snapshots = await allowed.reader.catalogue.snapshots(query.pipeline, query.limit)
+    access = await access_of(request)
+    await access.generation(query.pipeline)
+    snapshots = await access.reader.catalogue.snapshots(query.pipeline, query.limit)
     return reply(
         [answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots]
     )
@@ -118,10 +118,10 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
 @router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
 async def list_batches(request: Request, query: BatchesQuery) -> Response:
     """The newest batches of the pipeline with their audits, newest first."""
-    allowed = await access(request)
-    info, root = await allowed.generation(query.pipeline), allowed.services.runs.root
+    access = await access_of(request)
+    info, root = await access.generation(query.pipeline), access.services.runs.root
     return reply(
-        await allowed.figures(
+        await access.figures(
             ("batches", info.ref, query.limit), lambda ledger: monitoring.batches(ledger, info, query.limit, root)
         )
     )
@@ -130,9 +130,9 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
 async def list_runs(request: Request, query: RunsQuery) -> Response:
     """The newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
-    allowed = await access(request)
-    await allowed.require_pipeline(query.pipeline)
-    return reply(await asyncio.to_thread(allowed.services.runs.recent, query.pipeline, query.limit))
+    access = await access_of(request)
+    await access.require_pipeline(query.pipeline)
+    return reply(await asyncio.to_thread(access.services.runs.recent, query.pipeline, query.limit))
 
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
@@ -141,14 +141,14 @@ async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) ->
 
     The user needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
-    allowed = await access(request)
-    await allowed.require_edit(query.pipeline)
-    runs, parameters = allowed.services.runs, {"action": wanted.action.value}
+    access = await access_of(request)
+    await access.require_edit(query.pipeline)
+    runs, parameters = access.services.runs, {"action": wanted.action.value}
     points = {name: text for name, text in (("from", wanted.begin), ("until", wanted.until)) if text}
     Span.parse(wanted.begin, wanted.until)
     if points and wanted.action is not Action.REPLAY:
         raise QueryError(f"Only a replay takes {' and '.join(points)}.")
-    run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, allowed.user.name)
+    run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, access.user.name)
     log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
     return reply(answers.Started(run, log))
 
@@ -156,16 +156,16 @@ async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) ->
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
     """The current generation of the pipeline, and those of unfinished rebuilds and replays."""
-    allowed = await access(request)
-    await allowed.generation(query.pipeline)
-    return reply(await read_ledger(lambda: monitoring.generations(allowed.state.ledger, query.pipeline)))
+    access = await access_of(request)
+    await access.generation(query.pipeline)
+    return reply(await read_ledger(lambda: monitoring.generations(access.state.ledger, query.pipeline)))
 
 
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
 async def list_workers(request: Request, query: PipelineQuery) -> Response:
     """The workers of the pipeline: address, stores and status."""
-    allowed = await access(request)
-    return reply(await _workers(allowed, await allowed.generation(query.pipeline)))
+    access = await access_of(request)
+    return reply(await _workers(access, await access.generation(query.pipeline)))
 
 
 @router.get(
@@ -173,8 +173,8 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
     """The pipeline's topology as text, as a Mermaid flowchart, or as an SVG drawing."""
-    allowed = await access(request)
-    info = await allowed.generation(query.pipeline)
+    access = await access_of(request)
+    info = await access.generation(query.pipeline)
     content = {Form.TEXT: info.description, Form.MERMAID: info.drawing, Form.SVG: info.picture}[query.form]
     if not content:
         raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
@@ -192,7 +192,7 @@ def failure_answer(failure: Failure) -> answers.Failure:
 
 
 async def _pipeline(
-    allowed: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
+    access: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
 ) -> answers.PipelineStatus:
     own_failures = [failure for failure in failures if failure.pipeline == name]
     kinds = {failure.kind for failure in own_failures}
@@ -204,21 +204,21 @@ async def _pipeline(
         topics=() if info is None else info.topics,
         stores=[] if info is None else [store.name for store in info.stores],
         workers=0 if info is None else len(info.workers),
-        snapshot=None if info is None else await _newest_snapshot(allowed, name),
+        snapshot=None if info is None else await _newest_snapshot(access, name),
     )
 
 
-async def _newest_snapshot(allowed: Access, pipeline: str) -> answers.Snapshot | None:
-    newest = await allowed.reader.catalogue.newest(pipeline)
+async def _newest_snapshot(access: Access, pipeline: str) -> answers.Snapshot | None:
+    newest = await access.reader.catalogue.newest(pipeline)
     return None if newest is None else snapshot_answer(newest.snapshot)
 
 
-async def _workers(allowed: Access, info: GenerationInfo) -> list[answers.Worker]:
-    if await allowed.reader.catalogue.newest(info.pipeline) is None:
+async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]:
+    if await access.reader.catalogue.newest(info.pipeline) is None:
         nothing = "Nothing is published yet."
         statuses = tuple(WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers)
     else:
-        statuses = await allowed.reader.statuses(info.workers)
+        statuses = await access.reader.statuses(info.workers)
     stores = [store.name for store in info.stores]
     return [
         answers.Worker(
@@ -228,7 +228,7 @@ async def _workers(allowed: Access, info: GenerationInfo) -> list[answers.Worker
             stores,
             "degraded" if status.standby else status.status,
             status.reason,
-            _size(allowed, worker),
+            _size(access, worker),
             _standby(info, worker),
         )
         for worker, status in zip(info.workers, statuses, strict=True)
@@ -242,7 +242,7 @@ def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None
     return answers.Standby(standby.host, standby.port, snapshot)
 
 
-def _size(allowed: Access, worker: WorkerInfo) -> int | None:
+def _size(access: Access, worker: WorkerInfo) -> int | None:
     """The size of a worker's shard if this server opens it."""
-    location = allowed.reader.workers.location(worker)
+    location = access.reader.workers.location(worker)
     return None if location is None else size_of(location)

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from sluice import answers
 from sluice.api.http.replies import Payload, encoded, entries_payload, reply, snapshot_answer, store_reply, window_time
 from sluice.api.http.route import Router
-from sluice.api.routes.access import Access, ReadPoint, access, require_complete
+from sluice.api.routes.access import Access, access_of, require_complete
+from sluice.api.routes.read_point import ReadPoint
 from sluice.errors import NotFound, NotReady, QueryError, TooSlow
 from sluice.query import Answer, Pin
 from sluice.query.as_of import AsOf, as_snapshot
@@ -137,10 +138,10 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
 @router.get("", list[answers.Store], parameters=ListQuery)
 async def list_stores(request: Request, query: ListQuery) -> Response:
     """All stores that you may read, with their snapshots and the status of their workers."""
-    allowed = await access(request)
+    access = await access_of(request)
     try:
         async with asyncio.timeout(LIST_SECONDS):
-            return reply([await _store(allowed, store, query.entries) for store in await allowed.stores()])
+            return reply([await _store(access, store, query.entries) for store in await access.stores()])
     except TimeoutError:
         raise TooSlow(f"Listing the stores took longer than {LIST_SECONDS:g} s.") from None
 
@@ -148,12 +149,12 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
 @router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True, may_be_empty=True)
 async def get_key(request: Request, query: KeyQuery) -> Response:
     """The value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
-    allowed = await access(request)
-    pin = await allowed.pin_at(query.store, query)
+    access = await access_of(request)
+    pin = await access.pin_at(query.store, query)
     if pin.store.kind == "window" or query.start_from or query.to:
-        answer = await allowed.reader.windows(pin, query.key, *query.times)
+        answer = await access.reader.windows(pin, query.key, *query.times)
     else:
-        answer = await allowed.reader.get(pin, query.key)
+        answer = await access.reader.get(pin, query.key)
     if not answer.entries:
         raise NotFound(f"Store {query.store!r} has no such key or window in snapshot {pin.snapshot.id}.")
     if len(answer.entries) > MANY:
@@ -164,9 +165,9 @@ async def get_key(request: Request, query: KeyQuery) -> Response:
 @router.get("/{store}/keys", answers.Entries, parameters=KeysQuery, has_etag=True)
 async def get_keys(request: Request, query: KeysQuery) -> Response:
     """The values of several keys in the given order, each from its owner. Keys without a value are omitted."""
-    allowed = await access(request)
-    pin = await allowed.pin_at(query.store, query)
-    answer = await allowed.reader.multi_get(pin, query.key)
+    access = await access_of(request)
+    pin = await access.pin_at(query.store, query)
+    answer = await access.reader.multi_get(pin, query.key)
     if query.require is not None:
         require_complete(answer.workers)
     return store_reply(pin, _payload(answer))
@@ -175,48 +176,48 @@ async def get_keys(request: Request, query: KeysQuery) -> Response:
 @router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, query: PageQuery) -> Response:
     """Entries of all workers, sorted by key and window, page by page. All pages come from one snapshot."""
-    allowed = await access(request)
-    cursor = await _cursor(allowed, query)
+    access = await access_of(request)
+    cursor = await _cursor(access, query)
     if cursor:
-        pin = await allowed.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
+        pin = await access.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
     else:
-        pin = await allowed.pin(query.store, query.pipeline, query.when)
-    allowed.require_change([pin])
+        pin = await access.pin(query.store, query.pipeline, query.when)
+    access.require_change([pin])
 
     async def read_page() -> Payload:
         after = (cursor.key, cursor.window_start) if cursor else None
-        page = await allowed.reader.scan(
+        page = await access.reader.scan(
             pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
         )
-        return _payload(page, None if page.after is None else await _next_cursor(allowed, pin, page.after))
+        return _payload(page, None if page.after is None else await _next_cursor(access, pin, page.after))
 
-    return store_reply(pin, await allowed.cached([pin], read_page, complete=query.require is not None))
+    return store_reply(pin, await access.cached([pin], read_page, complete=query.require is not None))
 
 
 @router.get("/{store}/count", answers.Count, parameters=RangeQuery, has_etag=True)
 async def count_entries(request: Request, query: RangeQuery) -> Response:
     """The number of entries in a range of keys or windows."""
-    allowed = await access(request)
-    pin = await allowed.pin_at(query.store, query)
+    access = await access_of(request)
+    pin = await access.pin_at(query.store, query)
 
     async def count() -> Payload:
-        counted = await allowed.reader.count(pin, query.within)
+        counted = await access.reader.count(pin, query.within)
         return Payload("count", encoded(counted.entries), counted.workers)
 
-    return store_reply(pin, await allowed.cached([pin], count, complete=query.require is not None))
+    return store_reply(pin, await access.cached([pin], count, complete=query.require is not None))
 
 
 @router.get("/{store}/combine", answers.Groups, parameters=CombineQuery, has_etag=True)
 async def combine_entries(request: Request, query: CombineQuery) -> Response:
     """For each group over all workers: the number of entries, and sum, min and max of a field."""
-    allowed = await access(request)
-    pin = await allowed.pin_at(query.store, query)
+    access = await access_of(request)
+    pin = await access.pin_at(query.store, query)
     require_field(pin.store, "field", query.field)
     if query.group_by not in GROUPINGS:
         require_field(pin.store, "group_by", query.group_by)
 
     async def combine() -> Payload:
-        combined = await allowed.reader.combine(
+        combined = await access.reader.combine(
             pin, query.field, query.group_by, within=query.within, order=query.order, limit=query.limit
         )
         groups = await asyncio.to_thread(
@@ -229,7 +230,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
         )
         return Payload("groups", groups, combined.workers)
 
-    return store_reply(pin, await allowed.cached([pin], combine, complete=query.require is not None))
+    return store_reply(pin, await access.cached([pin], combine, complete=query.require is not None))
 
 
 @router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
@@ -238,10 +239,10 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
 
     One of the snapshots can belong to a generation that was built beside the current one.
     """
-    allowed = await access(request)
-    before = await allowed.pin(query.store, query.pipeline, AsOf(query.before))
-    after = await allowed.pin(query.store, query.pipeline, AsOf(query.after))
-    differences = await compare(allowed.reader, before, after)
+    access = await access_of(request)
+    before = await access.pin(query.store, query.pipeline, AsOf(query.before))
+    after = await access.pin(query.store, query.pipeline, AsOf(query.after))
+    differences = await compare(access.reader, before, after)
     examples = [
         answers.Difference(example.key, example.kind, window_time(example.window_start), example.before, example.after)
         for example in differences.examples
@@ -264,15 +265,15 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
 @router.get("/{store}/top", answers.Entries, parameters=TopQuery, has_etag=True)
 async def get_top(request: Request, query: TopQuery) -> Response:
     """The entries of all workers with the largest, or smallest, numbers in a field."""
-    allowed = await access(request)
-    pin = await allowed.pin_at(query.store, query)
+    access = await access_of(request)
+    pin = await access.pin_at(query.store, query)
     require_field(pin.store, "field", query.field)
 
     async def top() -> Payload:
-        reader = allowed.reader
+        reader = access.reader
         return _payload(await reader.top(pin, query.field, query.limit, within=query.within, smallest=query.smallest))
 
-    return store_reply(pin, await allowed.cached([pin], top, complete=query.require is not None))
+    return store_reply(pin, await access.cached([pin], top, complete=query.require is not None))
 
 
 def _payload(answer: Answer, cursor: str | None = None) -> Payload:
@@ -289,10 +290,10 @@ def _workers(pin: Pin, number: int | None) -> list[WorkerInfo] | None:
     return [pin.workers[number]]
 
 
-async def _cursor(allowed: Access, query: PageQuery) -> Cursor | None:
+async def _cursor(access: Access, query: PageQuery) -> Cursor | None:
     if query.cursor is None:
         return None
-    cursor = read_cursor(query.cursor, await allowed.state.secret(SECRET), query.store)
+    cursor = read_cursor(query.cursor, await access.state.secret(SECRET), query.store)
     if query.pipeline not in (None, cursor.pipeline):
         raise QueryError("The cursor belongs to another pipeline.", next_step="Omit the cursor to start again.")
     if as_snapshot(query.when.as_of or "") not in (None, as_snapshot(cursor.snapshot)):
@@ -302,17 +303,17 @@ async def _cursor(allowed: Access, query: PageQuery) -> Cursor | None:
     return cursor
 
 
-async def _next_cursor(allowed: Access, pin: Pin, after: tuple[str, int]) -> str:
+async def _next_cursor(access: Access, pin: Pin, after: tuple[str, int]) -> str:
     cursor = Cursor(pin.store.pipeline, pin.store.name, pin.snapshot.id, *after)
-    return write_cursor(cursor, await allowed.state.secret(SECRET))
+    return write_cursor(cursor, await access.state.secret(SECRET))
 
 
-async def _store(allowed: Access, store: StoreInfo, count_entries: bool) -> answers.Store:
+async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answers.Store:
     try:
-        pin = await allowed.pin(store.name, store.pipeline)
+        pin = await access.pin(store.name, store.pipeline)
     except NotReady:
         pin = None
-    workers = () if pin is None else await allowed.reader.statuses(pin.workers)
+    workers = () if pin is None else await access.reader.statuses(pin.workers)
     return answers.Store(
         pipeline=store.pipeline,
         store=store.name,
@@ -325,6 +326,6 @@ async def _store(allowed: Access, store: StoreInfo, count_entries: bool) -> answ
         workers=workers,
         snapshot=None if pin is None else snapshot_answer(pin.snapshot),
         partial=any(worker.status != "ok" for worker in workers),
-        entries=None if pin is None or not count_entries else (await allowed.reader.count(pin)).entries,
+        entries=None if pin is None or not count_entries else (await access.reader.count(pin)).entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )

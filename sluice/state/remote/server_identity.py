@@ -22,7 +22,7 @@ SCHEME = "Challenge"
 PROOF = "X-Sluice-Proof"
 """The header of an answer with the server's proof."""
 _ANSWER_SECONDS = 5.0
-_ASKED = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
+_CHALLENGE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -37,19 +37,19 @@ class Card(msgspec.Struct, frozen=True):
     """The identity of the server, which stays the same as long as it has its shards."""
 
 
-def asked(token: str, credentials: str) -> str | None:
+def challenge_number(token: str, credentials: str) -> str | None:
     """The random number in a challenge's Authorization header; None unless the asker knows the token."""
-    parts = _ASKED.fullmatch(credentials)
+    parts = _CHALLENGE.fullmatch(credentials)
     return parts[1] if parts is not None and hmac.compare_digest(_mac(token, "ask", parts[1]), parts[2]) else None
 
 
-def answer(token: str, number: str, card: Card) -> tuple[bytes, str]:
+def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
     """A server's answer to a challenge, and its proof."""
     content = msgspec.json.encode(card)
     return content, _mac(token, "answer", number, content.decode())
 
 
-def ask(url: str, address: str, *, verify_certificate: bool = True) -> Card:
+def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """The proved card of the state server at a URL. `address` names it in errors.
 
     Raises StateError if none answers, and Refused if it does not accept or know the token of this process.

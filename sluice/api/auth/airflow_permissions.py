@@ -1,0 +1,53 @@
+"""The permissions of Airflow's users: who may read a pipeline's DAG may see the pipeline and its stores."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, TypeAlias
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+from airflow.models.dag import DagModel
+from typing_extensions import override
+
+from sluice.api.auth.permissions import Principal
+
+_DagMethod: TypeAlias = Literal["GET", "PUT"]
+"""Airflow's names of the permissions to read and to edit a DAG."""
+
+
+def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
+    """Whether Airflow lets a user read or edit the DAG of a pipeline. Blocks while Airflow reads its database."""
+    details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
+    manager: Any = get_auth_manager()
+    return bool(manager.is_authorized_dag(method=method, details=details, user=user))
+
+
+class AirflowUser(Principal):
+    """A user of Airflow, with a cache of the user's permissions."""
+
+    def __init__(self, user: BaseUser) -> None:
+        self._user = user
+        self._permissions: dict[tuple[str, _DagMethod], asyncio.Future[bool]] = {}
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._user.get_name()
+
+    @override
+    async def may_read(self, pipeline: str) -> bool:
+        return await self._is_allowed(pipeline, "GET")
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return await self.may_read(pipeline) and await self._is_allowed(pipeline, "PUT")
+
+    async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
+        permission = self._permissions.get((pipeline, method))
+        if permission is None or (permission.done() and permission.exception() is not None):
+            lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
+            permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)
+        # A request that is cancelled must not cancel the look-up for the user's other requests.
+        return permission.result() if permission.done() else await asyncio.shield(permission)

@@ -1,0 +1,76 @@
+"""The token of the state servers, which every request to a state server needs."""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
+from sluice.api.auth.permissions import Principal, authenticate, unauthorized
+from sluice.api.http.request_headers import header
+from sluice.server.http_protocol import PROVEN
+from sluice.state.remote import server_identity
+from sluice.state.remote.server_identity import Card
+
+
+class TokenHolder(Principal):
+    """A program with the servers' token, which may read and change all pipelines."""
+
+    @property
+    @override
+    def name(self) -> str:
+        """The holder of the token has no name of their own."""
+        return "state-server"
+
+    @override
+    async def may_read(self, pipeline: str) -> bool:
+        return True
+
+    @override
+    async def may_edit(self, pipeline: str) -> bool:
+        return True
+
+
+class TokenRequired:
+    """ASGI middleware that responds with 401 to every request without the servers' token.
+
+    A challenge needs no token: its sender has only proved to know the token (`state.remote.server_identity`).
+    """
+
+    def __init__(self, app: ASGIApp, token: str, card: Card) -> None:
+        self._app = app
+        self._token = token
+        self._card = card
+        self._expected = f"bearer {token}".encode()
+        self._holder = TokenHolder()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or respond with 401."""
+        scheme, _, credentials = header(scope, b"authorization").partition(b" ")
+        if hmac.compare_digest(scheme.lower() + b" " + credentials, self._expected):
+            proven = scope.get(PROVEN)
+            if proven is not None:
+                proven()
+            authenticate(scope, self._holder, self._same_holder)
+            await self._app(scope, receive, send)
+            return
+        number = self._challenge_number(scheme, credentials)
+        if number is not None:
+            content, proof = server_identity.proved_card(self._token, number, self._card)
+            headers = {server_identity.PROOF: proof}
+            await Response(content, headers=headers, media_type="application/json")(scope, receive, send)
+            return
+        refusal = unauthorized("Send the token that the server was started with as Authorization: Bearer.")
+        refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
+        await refusal(scope, receive, send)
+
+    def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:
+        """The random number of a challenge whose sender knows the token; None for any other request."""
+        if scheme.lower() != server_identity.SCHEME.lower().encode():
+            return None
+        return server_identity.challenge_number(self._token, credentials.decode("latin-1"))
+
+    async def _same_holder(self) -> Principal:
+        return self._holder
