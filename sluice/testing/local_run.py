@@ -50,7 +50,7 @@ class LocalRun(PipedRun):
         super().__init__(job, settings, partitions)
         self._query = query
         self._failed: BaseException | None = None
-        self.begin(generation_info(self.storage, query.types, query.input_types), query.types, query.totals)
+        self.begin(generation_info(self.storage, query.types), query.types)
 
     def take(self, records: list[str]) -> None:
         if self._failed is not None:
@@ -70,6 +70,7 @@ class Computed:
     """The row batches of a batch for the shards."""
 
     row_batches: RowBatches
+    spark = None
 
     def write(self, writer: ShardWriter) -> pa.Table:
         written = [batch for of_worker in self.row_batches.values() for batch in writer(iter(of_worker))]

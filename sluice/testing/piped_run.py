@@ -8,14 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.batch.dead_letters import headers_of
-from sluice.engine.batch.rejected import Place
+from sluice.engine.batch.record_headers import Place, headers_of
 from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals
-from sluice.engine.publish.encode import UNWRITTEN
-from sluice.engine.publish.publisher import Publisher, StateRows
-from sluice.engine.publish.store_changes import GlobalTables
-from sluice.engine.publish.window_retention import Retention
+from sluice.engine.publish.output_writer import Destinations
+from sluice.engine.publish.publisher import ROWS, Publisher
+from sluice.engine.publish.shard_writer import StateRows
+from sluice.engine.publish.state_types import StateTypes
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -45,8 +43,8 @@ class PipedRun:
         for place in self.storage.locations:
             create_shard(place).close()
 
-    def begin(self, info: GenerationInfo, types: Mapping[str, str], totals: Totals) -> None:
-        """Register the generation, and make its publisher; `types`: store → the type of its values."""
+    def begin(self, info: GenerationInfo, types: StateTypes) -> None:
+        """Register the generation, and make its publisher."""
         self.stores = {store.name: store for store in info.stores}
         self._ledger.generations.register(info)
         table_sinks = {}
@@ -55,11 +53,14 @@ class PipedRun:
 
             table_sinks[destination] = KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
         self._publisher = Publisher(
-            self.storage, self._ledger, self.lease, self.lease, self.output,
-            GlobalTables.load(self.job, self.storage.locations[0], None), None, types,
-            Retention.of(self.storage, self.partitions), self.headers_at, totals, table_sinks=table_sinks,
+            storage=self.storage,
+            types=types,
+            ledger=self._ledger,
+            lease=self.lease,
+            identity=self.lease,
             partitions=self.partitions,
-        )  # fmt: skip
+            destinations=Destinations(self.output, tables=table_sinks, headers_at=self.headers_at),
+        )
 
     def plan(self, batch: int) -> BatchStart:
         """Plan a batch. Returns what its tasks need."""
@@ -90,10 +91,7 @@ class PipedRun:
         """Publish a batch, and count what happened to its records."""
         self._publisher.publish(state_rows, batch)
         self.batch = batch
-        self.counts.update(self._publisher.stats.counts)
-        snapshot = self._ledger.snapshots.latest(self.job.pipeline.name)
-        if snapshot is not None and snapshot.batch == batch:
-            self.counts.update({name: n for name, n in snapshot.counts.items() if name.startswith(UNWRITTEN)})
+        self.counts.update({name: count for name, count in self._publisher.counts.items() if name != ROWS})
 
     def stop(self) -> None:
         """Close the ledger."""

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
-from sluice.engine.publish.publisher import OnSpark
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
@@ -79,7 +79,7 @@ class SparkRun(PipedRun):
         self._spark = spark
         self._input = PipedInput(spark)
         query = JobQuery(spark, self.storage, self._input, self.partitions, self.lease.epoch)
-        self.begin(query.info, query.frames.types, query.frames.totals)
+        self.begin(query.info, query.frames.types)
         self._start = Path(settings.home, "start")
         tell_tasks_by_file(spark.sparkContext, self._start)
         self._query = query.start(self._publish, str(settings.home / "checkpoint"))
@@ -99,7 +99,7 @@ class SparkRun(PipedRun):
         super().stop()
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
-        self.publish(OnSpark(state_rows), batch)
+        self.publish(RowsOnSpark(state_rows), batch)
         write_start(self._start, self.plan(batch + 1))  # to evict its own state, Spark runs a batch without records
 
 

@@ -22,10 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.batch_start import BatchStart, running, tell_tasks
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.shard_writer import RESULT
-from sluice.engine.publish.store_changes import GlobalTables
-from sluice.engine.publish.window_retention import Retention
+from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
 from sluice.engine.run.streaming_query import JobQuery, without_adaptive_execution
@@ -265,6 +265,27 @@ class Query(Protocol):
         """Compute and publish a batch."""
 
 
+def publisher_of(
+    storage: Storage,
+    types: StateTypes,
+    partitions: Mapping[str, int],
+    ledger: Ledger,
+    written: Written,
+    published: int | None,
+) -> Publisher:
+    """A publisher of the batches after `published`, whose output goes to `written`."""
+    return Publisher(
+        storage=storage,
+        types=types,
+        ledger=ledger,
+        lease=written,
+        identity=written,
+        partitions=partitions,
+        destinations=Destinations(written),
+        published=published,
+    )
+
+
 class OnSpark:
     """Computes batches on Spark."""
 
@@ -278,7 +299,7 @@ class OnSpark:
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
-        return self._query.publisher(ledger, written, written, written, published=published)
+        return publisher_of(self.storage, self._query.frames.types, self._query.partitions, ledger, written, published)
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         self._input.write(records)
@@ -293,16 +314,10 @@ class InProcess:
         self.storage = storage
         self._partitions = partitions
         self._query = ArrowQuery.of(storage.job, storage, partitions, OnlyWriter().epoch, interleaved=True)
-        self.info = generation_info(storage, self._query.types, self._query.input_types)
+        self.info = generation_info(storage, self._query.types)
 
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
-        tables = GlobalTables.load(self.storage.job, self.storage.locations[0], published)
-        retention = Retention.of(self.storage, self._partitions)
-        return Publisher(
-            self.storage, ledger, written, written, written, tables, None, self._query.types, retention, lambda _: {},
-            self._query.totals,
-            partitions=self._partitions,
-        )  # fmt: skip
+        return publisher_of(self.storage, self._query.types, self._partitions, ledger, written, published)
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         with running(start):

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine.publish import store_changes
+from sluice.engine.publish import lookup_tables
 from sluice.errors import EngineError
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Bill, Names, Sale, Shop, address, by_shop, millis, sale, sales_of, shop
@@ -156,7 +156,7 @@ def test_fields_may_have_any_name_and_shape(start: Start) -> None:
 
 
 def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_changes, "_PAGE", 3)  # the table has more rows than a page
+    monkeypatch.setattr(lookup_tables, "_PAGE", 3)  # the table has more rows than a page
     running = start(shop)
     shops = {key: f"city of {key}" for key in "abcdefgh"}
     running.send(

@@ -203,7 +203,7 @@ def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatc
 
     def begin_with_one_more(self: Collected, outputs: Iterable[SideOutput]) -> None:
         begin(self, outputs)
-        self.add(one_more)
+        self.add_stats(one_more)
 
     monkeypatch.setattr(Collected, "__init__", begin_with_one_more)
     with pytest.raises(Exception, match=r"sales/0: 3 records were read, but 2 are accounted for"):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, header
-from sluice.engine.publish.encode import shortened
+from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, shortened
+from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.topics import Headers, headers_of, text_headers
 from sluice.values.dead_letter_headers import PREFIX, escaped, original

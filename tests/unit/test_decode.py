@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, Serde
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
+from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.side_outputs import Collected, SideOutput, SideOutputs
 from sluice.engine.read import stream_reader as sourcing
 from sluice.engine.read.decode import ValueDecoder, failing, key_texts
@@ -751,7 +751,7 @@ def test_keys_become_texts() -> None:
 
 
 def test_a_single_letter_is_a_value() -> None:
-    assert DeadLetter(1, "digits", "x") == DeadLetter(1, "digits", "x")
+    assert RejectedRecord(1, "digits", "x") == RejectedRecord(1, "digits", "x")
 
 
 def test_a_key_decoder_must_return_text() -> None:
@@ -772,7 +772,7 @@ def test_a_time_that_python_cannot_represent_is_written_as_a_number(year: int) -
         "timestamp": pa.array([milliseconds * 1_000], pa.timestamp("us", "UTC")),
         "key": pa.array([b"k"]), "value": pa.array([b"v"]), "headers": pa.array([None], pa.string()),
     })  # fmt: skip
-    (letter,) = dead_letter_records(batch, [DeadLetter(0, "future", "too late")]).to_pylist()
+    (letter,) = dead_letter_records(batch, [RejectedRecord(0, "future", "too late")]).to_pylist()
     assert letter["headers"][-1] == {"key": "sluice.timestamp", "value": f"{milliseconds} ms".encode()}
 
 

@@ -39,7 +39,7 @@ def test_counts_of_all_parts_are_added_up() -> None:
     task.add_stats("part-a-00000", BatchStats({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
     task.add_stats("stage-1-00000", BatchStats({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
     all_of_them = collected(task)
-    all_of_them.add(BatchStats({"dead_letter/processing": 1}))
+    all_of_them.add_stats(BatchStats({"dead_letter/processing": 1}))
     expected = {"read": 5, "applied": 6, "late/w": 1, "dead_letter/processing": 1}
     assert all_of_them.stats == BatchStats(expected, {"w/a/0": 70, "w/a/1": 60})
     assert all_of_them.counts_by_partition == {("a", 0): {"read": 5, "applied": 6, "late/w": 1}}

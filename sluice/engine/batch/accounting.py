@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records
+from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.record_headers import RAW, concatenated, headers_of_records, with_headers
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
@@ -189,7 +189,7 @@ class RecordSinks:
     ) -> tuple[Mask, Mask]:
         """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
-        dead_letters: dict[int, DeadLetter] = {}
+        dead_letters: dict[int, RejectedRecord] = {}
         for failure in self.failing:
             step, error = failure.step, batch.column(failure.column)
             failed = truth(error.is_valid())
@@ -212,7 +212,7 @@ class RecordSinks:
                 record = row if records is None else int(records[row])
                 if record != results.last_dead_letter:
                     dead_letters.setdefault(
-                        record, DeadLetter(row, "processing", error[row].as_py(), step.title, step.at)
+                        record, RejectedRecord(row, "processing", error[row].as_py(), step.title, step.at)
                     )
         if dead_letters:
             own = [dead_letter for _, dead_letter in sorted(dead_letters.items())]

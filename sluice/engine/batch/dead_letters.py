@@ -1,28 +1,48 @@
-"""Dead letters: records that could not be read, processed or written, with their origin and the reason as headers."""
+"""Dead letters: how each kind of rejection becomes one.
+
+- A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The task that reads it
+  makes its dead letter (`dead_letter_records`), which a side output takes to the driver.
+- A row or a timer on which a step behind an operator fails, and the change of a store on which a step after the store
+  fails, are rejected rows (`rejections.Rejected`). The driver makes their dead letters (`dead_letters_of_steps`).
+- An output record that cannot be encoded, that does not fit its table, or that its topic does not accept, goes to
+  `RejectedOutput`.
+
+The driver writes all of a batch's dead letters to the pipeline's topic, in the same transaction as the batch's output:
+`publish.output_writer`.
+"""
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import repeat
+from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
+from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, Place, header, headers_of
+from sluice.engine.batch.record_sizes import record_sizes, size_of_part
+from sluice.engine.batch.rejections import LONGEST_DETAIL, Rejected, RejectedRow, step_error
+from sluice.engine.batch.row_schemas import has_origin, offset_of, partition_of
+from sluice.engine.batch.side_outputs import BatchStats
+from sluice.plan import Job, Sink, Step
+from sluice.state.model import NO_WINDOW
 from sluice.values.dead_letter_headers import FIRST, escaped
 
-Header = Mapping[str, str | bytes | None]
-"""`key` and `value` of a header."""
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-LONGEST_DETAIL = 2_000
-"""Maximum length of a detail, because an error's text may repeat a value of any size."""
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
+
+MOST_READ = 10_000
+"""The number of records of a batch whose headers are read again for their dead letters."""
+_LEFT_OUT_BYTES = 200
+"""Upper bound of the size of the header that says what was left out."""
 
 
 @dataclass(frozen=True)
-class DeadLetter:
-    """A rejected record: its row in the batch, the code of the reason, and the details."""
+class RejectedRecord:
+    """A record that a task rejects: its row in the task's batch, the code of the reason, and the details."""
 
     row: int
     reason: str
@@ -33,49 +53,141 @@ class DeadLetter:
     """The step's `file:line`."""
 
 
-def dead_letter_records(batch: pa.RecordBatch, dead_letters: list[DeadLetter]) -> pa.RecordBatch:
-    """The rejected records with their original bytes and headers, then headers of Sluice."""
-    records = batch.take(pa.array([dead_letter.row for dead_letter in dead_letters]))
+def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
+    """The dead letters of rejected records: their original bytes and headers, then headers of Sluice."""
+    records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be a time that Python cannot represent.
     timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    headers = [
-        [
-            *escaped_headers(headers_of(own)),
-            header(FIRST, dead_letter.reason),
-            header("sluice.detail", dead_letter.detail[:LONGEST_DETAIL]),
-            *([header("sluice.step", dead_letter.step)] if dead_letter.step else []),
-            *([header("sluice.at", dead_letter.at)] if dead_letter.at else []),
-            *(header(f"sluice.{name}", str(record[name])) for name in ("topic", "partition", "offset")),
-            header("sluice.timestamp", iso_time(record["timestamp"])),
-        ]
-        for dead_letter, own, record in zip(
-            dead_letters,
-            records.column("headers").to_pylist(),
-            records.select(["topic", "partition", "offset"]).append_column("timestamp", timestamps).to_pylist(),
-            strict=True,
-        )
-    ]
+    places = records.select(["topic", "partition", "offset"]).append_column("timestamp", timestamps).to_pylist()
+    own_headers = records.column("headers").to_pylist()
+    headers = []
+    for rejection, own, place in zip(rejected, own_headers, places, strict=True):
+        of_sluice = [header(FIRST, rejection.reason), header("sluice.detail", rejection.detail[:LONGEST_DETAIL])]
+        if rejection.step:
+            of_sluice.append(header("sluice.step", rejection.step))
+        if rejection.at:
+            of_sluice.append(header("sluice.at", rejection.at))
+        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in ("topic", "partition", "offset")]
+        of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
+        headers.append([*escaped_headers(headers_of(own)), *of_sluice])
     columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
-    return pa.RecordBatch.from_arrays(
-        [c.cast(f.type) for c, f in zip(columns, DEAD_LETTER, strict=True)], schema=DEAD_LETTER
-    )
+    typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
+    return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
 
 
-def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
-    """Decode a record's headers from Spark's JSON, in which values are base64."""
-    headers = json.loads(text) if text else []
-    values = ((header["key"], header.get("value")) for header in headers)
-    return [{"key": key, "value": None if value is None else b64decode(value)} for key, value in values]
+@dataclass(frozen=True)
+class StepDeadLetter:
+    """The dead letter of a row on which a step failed, still without the headers that its record has in its topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    place: Place | None
+    """The place of its record. The change of a store and a timer have no record."""
+
+
+def dead_letters_of_steps(job: Job, rows: Iterable[RejectedRow]) -> tuple[list[StepDeadLetter], BatchStats]:
+    """The dead letters of rejected rows, and the number of failures of each step.
+
+    Raises EngineError for the first row of a step with `on_error="fail"`.
+    """
+    topics = {source.number: source.topic for source in job.streams}
+    stats, dead_letters = BatchStats(), []
+    for row in rows:
+        rejected = msgspec.json.decode(row["value"], type=Rejected)
+        step = job.pipeline.steps[rejected.node]
+        if step.on_error == "fail":
+            raise step_error(str(step), row["key"], rejected.detail)
+        name = f"failed/{step.name}"
+        stats.counts[name] = stats.counts.get(name, 0) + 1
+        place: Place | None = None
+        if has_origin(row.get("sequence")) and rejected.timer is None:
+            source, partition = partition_of(row["origin"])
+            place = topics[source], partition, offset_of(row["origin"])
+            partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
+            partition_counts[name] = partition_counts.get(name, 0) + 1
+        if step.on_error == "dead_letter":
+            headers = [header(f"sluice.{name}", text) for name, text in _step_headers(step, place, row, rejected)]
+            dead_letters.append(StepDeadLetter(_encoded(row["key"]), _encoded(rejected.value), headers, place))
+    return dead_letters, stats
+
+
+def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
+    """The dead letters of steps as records, each with the headers that its record has in its topic first.
+
+    Only the first `MOST_READ` get these headers, because each record is read again.
+    """
+    places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
+    headers_of_records = headers_at(places[:MOST_READ]) if places else {}
+    rows = []
+    for dead_letter in dead_letters:
+        own = () if dead_letter.place is None else headers_of_records.get(dead_letter.place, ())
+        headers = [*escaped_headers(own), *dead_letter.headers]
+        rows.append({"key": dead_letter.key, "value": dead_letter.value, "headers": headers})
+    return pa.Table.from_pylist(rows, DEAD_LETTER)
+
+
+@dataclass(frozen=True)
+class RejectedOutput:
+    """Output records of a batch that cannot be written: their number per topic, and their dead letters."""
+
+    dead_letters: list[pa.Table] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, sink: Sink, records: pa.Table, errors: Mapping[int, str], reason: str) -> pa.Array:
+        """Add the records that a sink cannot write: row → error. Returns the mask of the other records.
+
+        `records` have the columns `key`, `value` and perhaps `headers`.
+        """
+        is_fine = np.ones(records.num_rows, bool)
+        is_fine[list(errors)] = False
+        self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
+        if sink.on_error != "skip":
+            self._add_dead_letters(sink, records.take(pa.array(list(errors))), errors.values(), reason)
+        return pa.array(is_fine)
+
+    def _add_dead_letters(self, sink: Sink, records: pa.Table, details: Iterable[str], reason: str) -> None:
+        own_headers = records.column("headers").to_pylist() if "headers" in records.column_names else repeat(None)
+        headers = []
+        for detail, own in zip(details, own_headers, strict=False):
+            of_sluice = [
+                header(FIRST, reason),
+                header("sluice.detail", detail),
+                header("sluice.output", sink.topic),
+                header("sluice.at", sink.at),
+            ]
+            headers.append([*(own or ()), *of_sluice])
+        columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
+        self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
+
+
+def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
+    """Leave out the value of each dead letter that exceeds the topic's limit, and if need be its headers and its key.
+
+    A header says what was left out. Sluice's own headers, which are short, stay.
+    """
+    sizes = record_sizes(dead_letters) + _LEFT_OUT_BYTES
+    if not (sizes > limit).any():
+        return dead_letters
+    rows = dead_letters.to_pylist()
+    for row, size in zip(rows, sizes.tolist(), strict=True):
+        left_out: list[str] = []
+        for part in ("value", "headers", "key"):
+            if size > limit:
+                rest = _headers_of_sluice(row["headers"]) if part == "headers" else None
+                bytes_left_out = size_of_part(row[part]) - size_of_part(rest)
+                row[part] = rest
+                size -= bytes_left_out
+                if bytes_left_out:
+                    left_out.append(f"the {part}, of {bytes_left_out} bytes")
+        if left_out:
+            row["headers"].append(header("sluice.left_out", " and ".join(left_out)))
+    return pa.Table.from_pylist(rows, dead_letters.schema)
 
 
 def escaped_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """A record's own headers as its dead letter has them."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
-
-
-def header(key: str, value: str) -> dict[str, str | bytes]:
-    """A header with text, which may come from an author's error and may have surrogates."""
-    return {"key": key, "value": value.encode(errors="replace")}
 
 
 def iso_time(milliseconds: int) -> str:
@@ -84,3 +196,32 @@ def iso_time(milliseconds: int) -> str:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
         return f"{milliseconds} ms"
+
+
+def _step_headers(step: Step, place: Place | None, row: RejectedRow, rejected: Rejected) -> Iterator[tuple[str, str]]:
+    """Names and texts of the headers of a step's dead letter."""
+    yield "reason", rejected.reason
+    yield "detail", rejected.detail
+    yield "step", step.title
+    yield "at", step.at
+    if row["key"] is not None:
+        yield "key", row["key"]
+    if rejected.timer is not None:
+        yield "timer", rejected.timer
+    if place is not None:
+        yield from zip(("topic", "partition", "offset"), map(str, place), strict=True)
+    if row.get("time") is not None:
+        yield "timestamp", iso_time(row["time"])
+    if row["window_start"] not in (None, NO_WINDOW):
+        yield "window_start", str(row["window_start"])
+        yield "window_end", str(row["window_end"])
+
+
+def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The headers of a dead letter that Sluice has written: the last ones, from the reason on."""
+    first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
+    return list(headers[first:])
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from sluice.engine.batch.dead_letters import HEADERS
 from sluice.values.dead_letter_headers import PREFIX
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The Arrow type of a record's headers."""
 RAW = "_raw_headers"
 """The column of records with their headers."""
+
+Header = Mapping[str, str | bytes | None]
+"""`key` and `value` of a header."""
+Place = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
+HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
+"""Reads the headers of records; leaves out records that the topics no longer have."""
 
 Texts: TypeAlias = pa.Array | pa.ChunkedArray
 """Each record's headers as Spark's JSON, or null."""
@@ -28,6 +39,18 @@ _decode = msgspec.json.Decoder(list[_Header]).decode
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
     """The headers of records, unless the job needs none."""
     return batch.column(RAW) if RAW in batch.schema.names else None
+
+
+def header(key: str, value: str) -> dict[str, str | bytes]:
+    """A header with text, which may come from an author's error and may have surrogates."""
+    return {"key": key, "value": value.encode(errors="replace")}
+
+
+def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
+    """Decode a record's headers from Spark's JSON, in which values are base64."""
+    headers = json.loads(text) if text else []
+    values = ((header["key"], header.get("value")) for header in headers)
+    return [{"key": key, "value": None if value is None else b64decode(value)} for key, value in values]
 
 
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:

@@ -139,8 +139,8 @@ class Collected:
             else:
                 self._stats.append(msgspec.json.decode(data, type=BatchStats))
 
-    def add(self, stats: BatchStats) -> None:
-        """Add the driver's own stats."""
+    def add_stats(self, stats: BatchStats) -> None:
+        """Add the driver's own counts."""
         self._stats.append(stats)
 
     @property

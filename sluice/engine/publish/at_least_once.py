@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.side_outputs import Written
-from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting
+from sluice.engine.publish.encode import UNWRITTEN, accepted_records, encode_records
 from sluice.engine.publish.transaction import send_at_least_once
 from sluice.plan import Job, Sink
 
@@ -49,7 +50,8 @@ class AtLeastOnce:
         if topic not in self.streams:
             return None
         sink, rejected = self.streams[topic], RejectedOutput()
-        records = fitting(sink, encoded(sink, table, rejected), self.limits.get(topic, NO_LIMITS), rejected)
+        records = encode_records(sink, table, rejected)
+        records = accepted_records(sink, records, self.limits.get(topic, NO_LIMITS), rejected)
         sent = send_at_least_once(self.kafka, [(topic, records)], self.limits)
         counts = {f"output/{topic}": sent.get(topic, 0)}
         counts |= {f"{UNWRITTEN}{name}": number for name, number in rejected.counts.items()}

@@ -1,116 +1,183 @@
-"""Computes the steps between a group's store and an output on Arrow, for the changes of a batch."""
+"""The steps between a store and an output, which the driver computes for a batch's changes of the store.
+
+The steps are laid out once, as layers of columns. Arrow computes the layers in the driver's process, or Spark does if a
+step needs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.rejections import rejection_sql
+from sluice.engine.publish.lookup_tables import right_column
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import Column, FallibleExpression, Job, Lookup, Select, TableSink
+from sluice.plan import AggregationGroup, Column, FallibleExpression, Job, Lookup, Select, TableSink
 from sluice.plan.arrow_support import NeedsSparkError, types_of
-from sluice.plan.jobs import Layer
 from sluice.sql.arrow_json import json_values
 from sluice.sql.arrow_parsing import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
-from sluice.values.sql_text import value_json
+from sluice.values.sql_text import literal, struct_json, value_json
 from sluice.values.sql_types import canonical
 
-REJECTED = "_rejected"
-"""The column with the JSON of a `Rejected`, for a change on which a step failed."""
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REJECTED_CHANGE = "_rejected"
+"""The column with the JSON of a `Rejected` for a change on which a step failed, else null."""
+_VALUE = "v"
+"""The column with a change's value, which each step replaces."""
 _TIMES = {"_window_start": "window_start", "_window_end": "window_end"}
-
-
-def right_column(step: int) -> str:
-    """The column with what the lookup of a sink's step found."""
-    return f"right_{step}"
-
-
-def tried(step: Select, name: str, *, again: bool) -> tuple[FallibleExpression, str]:
-    """The attempt of a step that may fail for a change, and SQL for the column `_rejected` after it.
-
-    `again`: an earlier step may have failed for the change.
-    """
-    attempt = FallibleExpression(
-        name, step.step, f"{REJECTED} IS NULL" if again else "true", (step.sql,), None, step.causes
-    )
-    rejected = rejection(step.step, attempt.error, value_json("v"))
-    rejected = f"IF({attempt.error} IS NULL, NULL, {rejected})"
-    return attempt, f"coalesce({REJECTED}, {rejected})" if again else rejected
-
-
-def value_texts(changed: pa.Table, store_column: int) -> list[str]:
-    """The JSON of a store's values in state rows, whose values are arrays."""
-    return [bytes(decode_row(value)[store_column]).decode() for value in changed.column("value").to_pylist()]
-
 
 decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
 """The JSON of each value in a state row."""
+
+
+Columns = tuple[Column | FallibleExpression, ...]
+"""A layer of columns, which are computed from the columns of the layers before."""
 
 
 @dataclass(frozen=True)
 class ChangeSteps:
     """The steps of one output of a store."""
 
-    store_column: int
-    value: pa.DataType
-    """The type of the store's values."""
-    rights: Mapping[str, pa.DataType]
-    """The column of what a lookup found → its type."""
-    steps: ArrowSteps
+    sink: TableSink
+    group: AggregationGroup
+    store_types: Mapping[str, str]
+    """Store → the type of its values."""
 
     @classmethod
-    def of(cls, job: Job, sink: TableSink, types: Mapping[str, str]) -> Self:
-        """The steps of an output, given the type of each store. Raises NeedsSparkError if Spark must compute them."""
-        store_column = job.groups_by_number[sink.group].store_columns[sink.store_column]
-        value = canonical(types[store_column.store])
-        known = {"_key": "STRING", "time": "BIGINT", "v": value, **dict.fromkeys(_TIMES, "TIMESTAMP")}
-        rights: dict[str, str] = {}
-        layers: list[Layer] = []
-        rejects = False
-        for number, step in enumerate(sink.steps):
-            if isinstance(step, Lookup):
-                right = right_column(number)
-                rights[right] = canonical(step.table.value)
-                layers.append((Column("v", f"named_struct('left', v, 'right', {right})", None),))
-            elif not step.causes:
-                layers.append((Column("v", step.sql, step.step),))
-            else:
-                attempt, rejected = tried(step, f"t{number}", again=rejects)
-                columns = Column(REJECTED, rejected, step.step), Column("v", attempt.result(0), step.step)
-                layers += [(attempt,), columns]
-                rejects = True
-        known |= rights
-        if problem := json_problem(types_of(tuple(layers), known)["v"]):
-            raise NeedsSparkError(problem)
-        of_rights = {name: arrow_type(kind) for name, kind in rights.items()}
-        return cls(sink.store_column, arrow_type(value), of_rights, ArrowSteps(tuple(layers), known))
+    def of(cls, job: Job, sink: TableSink, store_types: Mapping[str, str]) -> Self:
+        return cls(sink, job.groups_by_number[sink.group], store_types)
 
-    def __call__(self, changed: pa.Table) -> pa.Table:
-        """The key, `value` and `timestamp` of each change, and perhaps `_rejected`.
+    @cached_property
+    def why_spark(self) -> str:
+        """Why Spark must compute the steps; empty if Arrow can."""
+        try:
+            types = types_of(self._layers, self._types)
+        except NeedsSparkError as error:
+            return str(error)
+        return json_problem(types[_VALUE]) or ""
 
-        `changed` has the changes of the group, and the columns with what lookups found.
+    def records(self, changes: pa.Table, spark: SparkSession | None) -> pa.Table:
+        """The `key`, `value`, `timestamp` and `_rejected` of each change.
+
+        `changes` are those of the group, with the columns that lookups have added.
         """
-        columns = {"_key": _whole(changed.column("key")), "time": _whole(changed.column("time"))}
+        if not self.why_spark:
+            return self._on_arrow(changes)
+        assert spark is not None, "a batch without Spark has no steps that need it"
+        return self.on_spark(spark, changes).toArrow()
+
+    def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
+        """The same columns, computed by Spark. Raises PySparkException if Spark cannot resolve a step."""
+        from sluice.engine.steps.fallible_expressions import with_columns
+
+        frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(
+            "key AS _key",
+            *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS {column}" for column, name in _TIMES.items()),
+            "time",
+            *(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}" for name, kind in self._rights.items()),
+            f"CAST(NULL AS STRING) AS {REJECTED_CHANGE}",
+            f"from_json(json, {literal(self._row_type)}).`{self.sink.store_column}` AS {_VALUE}",
+        )
+        for layer in self._layers:
+            fallible = [column for column in layer if isinstance(column, FallibleExpression)]
+            plain = {column.name: column.sql for column in layer if isinstance(column, Column)}
+            if fallible:
+                frame = with_columns(frame, (), fallible)
+            others = [name for name in frame.columns if name not in plain]
+            frame = frame.selectExpr(*others, *(f"{sql} AS {name}" for name, sql in plain.items()))
+        return frame.selectExpr("_key AS key", f"{struct_json(_VALUE)} AS value", "time AS timestamp", REJECTED_CHANGE)
+
+    def _on_arrow(self, changes: pa.Table) -> pa.Table:
+        columns = {
+            "_key": changes.column("key").combine_chunks(),
+            "time": changes.column("time").combine_chunks(),
+            REJECTED_CHANGE: pa.nulls(changes.num_rows, pa.string()),
+        }
         for name, of_state in _TIMES.items():
-            times = _whole(changed.column(of_state))
-            columns[name] = pc.if_else(pc.less(times, 0), None, pc.multiply(times, 1_000)).cast(arrow_type("TIMESTAMP"))
-        columns["v"] = array_of_json(pa.array(value_texts(changed, self.store_column), pa.string()), self.value)
-        for name, kind in self.rights.items():
+            times = changes.column(of_state).combine_chunks()
+            # A negative time stands for no window.
+            microseconds = pc.if_else(pc.less(times, 0), None, pc.multiply(times, 1_000))
+            columns[name] = microseconds.cast(arrow_type("TIMESTAMP"))
+        texts = pa.array(value_texts(changes, self.sink.store_column), pa.string())
+        columns[_VALUE] = array_of_json(texts, arrow_type(self._types[_VALUE]))
+        for name in self._rights:
             # A global table's value is an array of one value.
-            found = [None if text is None else text[1:-1] for text in changed.column(name).to_pylist()]
-            columns[name] = array_of_json(pa.array(found, pa.string()), kind)
-        made = self.steps.columns_from(columns, changed.num_rows)
-        value = pc.if_else(made["v"].is_valid(), json_values(made["v"]), None)
-        records = {"key": made["_key"], "value": value, "timestamp": made["time"]}
-        return pa.table(records | ({REJECTED: made[REJECTED]} if REJECTED in made else {}))
+            texts = [None if text is None else text[1:-1] for text in changes.column(name).to_pylist()]
+            columns[name] = array_of_json(pa.array(texts, pa.string()), arrow_type(self._types[name]))
+        computed = self._arrow_steps.columns_from(columns, changes.num_rows)
+        value = pc.if_else(computed[_VALUE].is_valid(), json_values(computed[_VALUE]), None)
+        records = {"key": computed["_key"], "value": value, "timestamp": computed["time"]}
+        return pa.table(records | {REJECTED_CHANGE: computed[REJECTED_CHANGE]})
+
+    @cached_property
+    def _arrow_steps(self) -> ArrowSteps:
+        return ArrowSteps(self._layers, self._types)
+
+    @cached_property
+    def _layers(self) -> tuple[Columns, ...]:
+        """The steps as layers of columns: each replaces the change's value, and those that can fail `_rejected`."""
+        layers: list[Columns] = []
+        for number, step in enumerate(self.sink.steps):
+            if isinstance(step, Lookup):
+                joined = f"named_struct('left', {_VALUE}, 'right', {right_column(number)})"
+                layers.append((Column(_VALUE, joined, None),))
+            elif not step.causes:
+                layers.append((Column(_VALUE, step.sql, step.step),))
+            else:
+                layers += _fallible_layers(step, f"t{number}")
+        return tuple(layers)
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        """The types of the columns before the first layer."""
+        store = self.group.store_columns[self.sink.store_column].store
+        types = {"_key": "STRING", "time": "BIGINT", REJECTED_CHANGE: "STRING"}
+        types |= dict.fromkeys(_TIMES, "TIMESTAMP") | {_VALUE: canonical(self.store_types[store])}
+        return types | {name: canonical(kind) for name, kind in self._rights.items()}
+
+    @cached_property
+    def _rights(self) -> dict[str, str]:
+        """The column with the values of a lookup → their type."""
+        steps = enumerate(self.sink.steps)
+        return {right_column(number): step.table.value for number, step in steps if isinstance(step, Lookup)}
+
+    @property
+    def _row_type(self) -> str:
+        stores = enumerate(self.group.store_columns)
+        return f"STRUCT<{', '.join(f'`{i}` {self.store_types[column.store]}' for i, column in stores)}>"
+
+    def _with_objects(self, changes: pa.Table) -> pa.Table:
+        """The changes with a column `json`: Spark has no arrays whose elements differ in type, so they are objects."""
+        objects = pa.array(map(_object_of, changes.column("value").to_pylist()), pa.string())
+        names = ["key", "window_start", "window_end", "time", *self._rights]
+        return changes.select(names).append_column("json", objects)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks()
+def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
+    """The layers of a step that can fail: it is computed only for changes that no earlier step has rejected."""
+    passed = f"{REJECTED_CHANGE} IS NULL"
+    expression = FallibleExpression(name, step.step, passed, (step.sql,), None, step.causes)
+    rejected = rejection_sql(step.step, expression.error, value_json(_VALUE))
+    rejected = f"coalesce({REJECTED_CHANGE}, IF({expression.error} IS NULL, NULL, {rejected}))"
+    yield (expression,)
+    yield Column(REJECTED_CHANGE, rejected, step.step), Column(_VALUE, expression.result(0), step.step)
+
+
+def value_texts(changes: pa.Table, store_column: int) -> list[str]:
+    """The JSON of a store's values in state rows, whose values are arrays."""
+    return [bytes(decode_row(value)[store_column]).decode() for value in changes.column("value").to_pylist()]
+
+
+def _object_of(array: str) -> str:
+    """The JSON of a state row as an object, whose names are the numbers of the values."""
+    return msgspec.json.encode({str(i): value for i, value in enumerate(decode_row(array))}).decode()

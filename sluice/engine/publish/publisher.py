@@ -1,39 +1,41 @@
-"""Publishes a batch: writes the shards, then the output records, then the snapshot in the ledger."""
+"""Publishes a batch: writes the shards, then the output in one transaction, then the snapshot in the ledger.
+
+Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`). Every step before can
+be repeated after a crash with the same result.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import starmap
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
-from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
-from sluice.engine.batch.record_headers import concatenated, with_headers
-from sluice.engine.batch.rejected import HeadersAt, Row, rejected_rows, settle, with_own_headers
-from sluice.engine.batch.row_schemas import in_order
-from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput
+from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
+from sluice.engine.batch.rejections import rejected_rows
+from sluice.engine.batch.side_outputs import Collected, SideOutput
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import OWN_TIMES
-from sluice.engine.combine.totals import Totals
-from sluice.engine.publish.at_least_once import AtLeastOnce, Records
+from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
 from sluice.engine.publish.auditor import Auditor
-from sluice.engine.publish.encode import UNWRITTEN, RejectedOutput, encoded, fitting, shortened
+from sluice.engine.publish.encode import UNWRITTEN
+from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.max_failures import require_few_failures
-from sluice.engine.publish.shard_writer import RESULT_DDL, ShardWriter
-from sluice.engine.publish.store_changes import GlobalTables, change_records
-from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
-from sluice.engine.publish.window_retention import Retention
+from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
+from sluice.engine.publish.shard_writer import RowsOnSpark, ShardWriter, StateRows
+from sluice.engine.publish.state_types import StateTypes
+from sluice.engine.publish.store_changes import change_records
+from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import SluiceError
-from sluice.plan import Job, Sink
-from sluice.sinks.target import BatchId, Rows, TableSink
+from sluice.plan import Job
+from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _OUTPUT = "output/"
+ROWS = "rows"
+"""The count of state rows written."""
 
 
 class HeldLease(Protocol):
@@ -65,52 +69,6 @@ class IdentityCheck(Protocol):
         """Raise EngineError if a topic was deleted or created again since the run began."""
 
 
-class Output(Protocol):
-    """The destination of output records: a Kafka transaction, or a test driver's memory."""
-
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Write a batch's records atomically. Returns the number of records per topic."""
-
-
-class StateRows(Protocol):
-    """The row batches of a batch's changed state rows, which are computed when they are written."""
-
-    def write(self, writer: ShardWriter) -> pa.Table:
-        """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
-
-
-@dataclass(frozen=True)
-class OnSpark:
-    """State rows that Spark computes."""
-
-    frame: DataFrame
-
-    def write(self, writer: ShardWriter) -> pa.Table:
-        return self.frame.mapInArrow(writer.__call__, RESULT_DDL).toArrow()
-
-
-def operator_records(job: Job, spooled: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
-    """The sorted output records of operators, per sink."""
-    for sink in job.operator_sinks:
-        rows = spooled.filter(pc.equal(spooled.column("group_id"), sink.number))
-        if rows.num_rows:
-            rows = rows.take(pa.array(in_order(rows)))
-            yield sink, with_headers(rows.drop_columns(["headers"]), rows.column("headers"))
-
-
-def _tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
-    """The records of a batch for an output of a stream, as the tasks of the partitions have spooled them.
-
-    In a job with operators, the records have positions and are sorted across partitions. They are in one table
-    too if only each key's latest is written.
-    """
-    tables = [*records]
-    if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
-        return tables
-    together = concatenated(tables)
-    return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
-
-
 @dataclass
 class Phases:
     """The durations of a batch's phases, in ms."""
@@ -124,35 +82,47 @@ class Phases:
         self.ms[name], self._since = round((now - self._since) * 1_000), now
 
 
-@dataclass
+@dataclass(frozen=True)
+class BatchResult:
+    """What the tasks of a batch have computed, whose shards are written."""
+
+    output: BatchOutput
+    counts: dict[str, int]
+    """The counts of all tasks, including `rows`."""
+    stream_times: dict[str, int]
+    """The stream times after the batch."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the batch had no records and has changed no state."""
+        return self.counts == {ROWS: 0}
+
+    @property
+    def depends_on_clock(self) -> bool:
+        """Whether a record was rejected because its time was too far ahead of the clock."""
+        return any(name.endswith("/future") for name in self.counts)
+
+
+@dataclass(kw_only=True)
 class Publisher:
-    """Publishes batches in order. Every step can be repeated after a crash with the same result."""
+    """Publishes batches in order."""
 
     storage: Storage
+    types: StateTypes
     ledger: Ledger
     lease: HeldLease
     identity: IdentityCheck
-    output: Output | None
-    """None to suppress output, because an earlier generation has already written it."""
-    tables: GlobalTables
-    auditor: Auditor | None
-    types: Mapping[str, str]
-    retention: Retention
-    headers_at: HeadersAt
-    """Reads the headers of records that ordered steps have rejected."""
-    totals: Totals
-    """How shards add up the state rows of groups."""
-    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
-    """Topic → the records that it accepts, where known."""
-    at_least_once: AtLeastOnce | None = None
-    table_sinks: Mapping[str, TableSink] = field(default_factory=dict)
-    """Destination → the writer of its tables outside Kafka."""
-    partitions: Mapping[str, int] = field(default_factory=dict)
+    partitions: Mapping[str, int]
     """Topic → its number of partitions, as assumed by tasks."""
+    destinations: Destinations | None
+    """None for a rebuild, which writes no output, because an earlier generation has already written it."""
+    auditor: Auditor | None = None
+    published: InitVar[int | None] = None
+    """The last published batch; None before the first."""
     read: int = 0
     """Number of records read so far."""
-    stats: BatchStats = field(default_factory=BatchStats)
-    """The counts and stream times of the last batch."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """The counts of the last batch."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _published_ms: int = 0
@@ -160,6 +130,9 @@ class Publisher:
     _planned: PlannedBatch | None = None
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self, published: int | None) -> None:
+        self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
     def begin(self, plan: PlannedBatch, before: Positions) -> Mapping[str, int]:
         """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times that it starts from.
@@ -171,14 +144,9 @@ class Publisher:
         self.storage.side_outputs.take()  # what an attempt that failed has left in this process
         return self._times
 
-    @property
-    def _plan(self) -> PlannedBatch:
-        assert self._planned is not None
-        return self._planned
-
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
         """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
-        self.publish(OnSpark(state_rows), batch)
+        self.publish(RowsOnSpark(state_rows), batch)
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch with these changed state rows."""
@@ -190,178 +158,131 @@ class Publisher:
             raise
 
     def _publish(self, state_rows: StateRows, batch: int) -> None:
-        phases = Phases()
-        if self.output is not None:
-            # The batches of a backlog have the same clock.
-            begun = max(self._plan.begun, self._published_ms)
-            phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
-        self.lease.check()
+        """Write the shards, then the output, then the snapshot in the ledger."""
         assert batch == self._plan.number
-        ends = self._ends()
-        collected, spooled = self._write_shards(state_rows)
+        phases = self._begin_phases()
+        self.lease.check()
+        collected, rows = self._write_shards(state_rows)
         phases.end("state")
-        changes, failed = self._changes(state_rows, spooled)
-        step_letters, rejected_stats = settle(self.storage.job, [*rejected_rows(spooled), *failed])
-        collected.add(rejected_stats)
-        stats = self.stats = collected.stats
-        times = {**self._times, **stats.stream_times}
-        rows = stats.counts.pop("rows", 0)
-        counts = stats.counts | {"rows": rows}
-        is_empty = not stats.counts and not rows
-        metadata = self._metadata(batch, ends, counts)
-        if is_empty and not self._plan.ends:
+        result = self._settle(state_rows, collected, rows)
+        self.counts = result.counts
+        if result.is_empty and not self._plan.ends:
             return
-        dead_letters = [*collected.records(self.storage.job.pipeline.dead_letters)]
-        if self.output is not None:
-            dead_letters.append(with_own_headers(step_letters, self.headers_at))
-            require_few_failures(self.storage.job, counts, dead_letters)
-        # A batch without records may still end at later offsets, after aborted transactions or for a new partition.
-        # Publish it so that the ledger has the positions.
-        if not is_empty:
-            self.retention.expire(self._plan, times, self.lease.epoch)
+        dead_letters = self._dead_letters(result)
+        # A batch without records may still end at later offsets, after aborted transactions or for a new partition. It
+        # is published so that the ledger has the positions.
+        if not result.is_empty:
+            self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
         self.identity.check_identity()
         phases.end("audit")
-        rejected = RejectedOutput()
-        written: dict[str, int] = {}
-        if self.output is not None:
-            written = self._write_output(self.output, metadata, collected, spooled, changes, dead_letters, rejected)
-        written |= {name.removeprefix(_OUTPUT): n for name, n in counts.items() if name.startswith(_OUTPUT)}
-        for topic, number in rejected.counts.items():
-            counts[f"{UNWRITTEN}{topic}"] = counts.get(f"{UNWRITTEN}{topic}", 0) + number
+        metadata = self._metadata(result)
+        written = self._write_output(metadata, result, dead_letters)
         phases.end("output")
-        snapshot = self._snapshot(batch, times, counts | {f"{_OUTPUT}{topic}": n for topic, n in written.items()})
-        new = self.ledger.snapshots.publish(
-            snapshot, audit and msgspec.structs.replace(audit, outputs=written, phases=phases.ms), times, metadata
+        self._make_visible(metadata, result, written, audit, phases)
+
+    def _begin_phases(self) -> Phases:
+        phases = Phases()
+        if self.destinations is not None:
+            # The batches of a backlog have the same clock.
+            begun = max(self._plan.begun, self._published_ms)
+            phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
+        return phases
+
+    def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
+        """Write the shards. Returns the side outputs of all tasks, and those rows among them that the driver needs."""
+        writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
+        returned = state_rows.write(writer)
+        outputs = zip(returned.column("label").to_pylist(), returned.column("data").to_pylist(), strict=True)
+        collected = Collected(starmap(SideOutput, outputs))
+        return collected, pa.concat_tables([writer.returned_rows.empty_table(), *collected.changes()])
+
+    def _settle(self, state_rows: StateRows, collected: Collected, rows: pa.Table) -> BatchResult:
+        """Compute the steps after stores, and make dead letters of the rows on which a step has failed.
+
+        Raises EngineError if a step with `on_error="fail"` has failed.
+        """
+        changes: SinkRecords = ()
+        rejected = rejected_rows(rows)
+        if self.destinations is not None and self.types.changes:
+            self._tables.apply(rows)
+            changes, rejected_changes = change_records(rows, self.types.changes, self._tables, state_rows.spark)
+            rejected += rejected_changes
+        dead_letters, failures = dead_letters_of_steps(self._job, rejected)
+        collected.add_stats(failures)
+        stats = collected.stats
+        return BatchResult(
+            BatchOutput(collected, rows, changes, dead_letters),
+            counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
+            stream_times={**self._times, **stats.stream_times},
         )
+
+    def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
+        """The dead letters of records that were read or processed. Raises EngineError if a step fails too often."""
+        if self._writer is None:
+            return []
+        dead_letters = self._writer.dead_letters(result.output)
+        require_few_failures(self._job, result.counts, dead_letters)
+        return dead_letters
+
+    def _expire_windows(self, stream_times: Mapping[str, int]) -> None:
+        idle_timeout_ms = self._job.pipeline.idle_timeout_ms
+        times = StreamTimes(stream_times, self.partitions, self._plan.begun, idle_timeout_ms)
+        expire_windows(self.storage, self._plan.number, times, self.lease.epoch)
+
+    def _write_output(self, metadata: Batch, result: BatchResult, dead_letters: list[pa.Table]) -> dict[str, int]:
+        """Write the output. Returns the number of records per topic, also of those that tasks have written."""
+        written: dict[str, int] = {}
+        if self._writer is not None:
+            self.lease.check()
+            rejected = RejectedOutput()
+            written = self._writer.write(metadata, result.output, dead_letters, rejected)
+            for topic, number in rejected.counts.items():
+                name = f"{UNWRITTEN}{topic}"
+                result.counts[name] = result.counts.get(name, 0) + number  # tasks count theirs, too
+        by_tasks = {name: number for name, number in result.counts.items() if name.startswith(_OUTPUT)}
+        return written | {name.removeprefix(_OUTPUT): number for name, number in by_tasks.items()}
+
+    def _make_visible(
+        self, metadata: Batch, result: BatchResult, written: Mapping[str, int], audit: Audit | None, phases: Phases
+    ) -> None:
+        """Publish the batch's snapshot in the ledger, in one transaction. From then on, readers see the batch."""
+        counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
+        snapshot = self._snapshot(result.stream_times, counts)
+        if audit is not None:
+            audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
+        is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
         self._published_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
-        done = "batch published" if new else "batch was published already"
-        log.info(done, snapshot=snapshot.id, **snapshot.counts, **{f"{name}_ms": ms for name, ms in phases.ms.items()})
+        message = "batch published" if is_new else "batch was published already"
+        durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}
+        log.info(message, snapshot=snapshot.id, **snapshot.counts, **durations)
 
-    def _metadata(self, batch: int, ends: dict[str, dict[str, int]], counts: Mapping[str, int]) -> Batch:
+    def _metadata(self, result: BatchResult) -> Batch:
         """The batch's metadata for the ledger and the marker."""
         return Batch(
-            number=batch,
+            number=self._plan.number,
             begun=self._plan.begun,
             partitions=dict(self.partitions),
-            ends=ends,
-            by_clock=any(name.endswith("/future") for name in counts),
+            ends=self._ends(),
+            by_clock=result.depends_on_clock,
         )
 
     def _ends(self) -> dict[str, dict[str, int]]:
         """Topic → partition → the batch's end offset, for the partitions of which it has read."""
-        moved = {
-            topic: {number: end for number, end in ends.items() if self._before.get(topic, {}).get(number) != end}
-            for topic, ends in self._plan.ends.items()
-        }
-        return {topic: ends for topic, ends in moved.items() if ends}
+        ends: dict[str, dict[str, int]] = {}
+        for topic, planned in self._plan.ends.items():
+            before = self._before.get(topic, {})
+            moved = {number: end for number, end in planned.items() if before.get(number) != end}
+            if moved:
+                ends[topic] = moved
+        return ends
 
-    def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
-        """Write the shards. Returns the side outputs of all tasks, and those rows among them that the driver needs."""
-        writer = ShardWriter.of(self.storage, self.lease.epoch, self.totals)
-        returned = state_rows.write(writer)
-        outputs = zip(returned.column("label").to_pylist(), returned.column("data").to_pylist(), strict=True)
-        collected = Collected(starmap(SideOutput, outputs))
-        return collected, pa.concat_tables([writer.spooled.empty_table(), *collected.changes()])
-
-    def _changes(self, state_rows: StateRows, spooled: pa.Table) -> tuple[Records, list[Row]]:
-        """The output records for store changes, and the rejected rows for changes on which a step failed."""
-        job = self.storage.job
-        if self.output is None or not job.table_sinks:
-            return [], []
-        self.tables.apply(spooled)
-        spark = state_rows.frame.sparkSession if isinstance(state_rows, OnSpark) else None
-        return change_records(spark, job, spooled, self.tables, self.types)
-
-    def _stream_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
-        """The encoded output records of streams."""
-        return [
-            (
-                sink.topic,
-                fitting(sink, encoded(sink, table, rejected), self.limits.get(sink.topic, NO_LIMITS), rejected),
-            )
-            for sink in self.storage.job.stream_sinks
-            if not sink.table
-            for table in _tables(sink, collected.records(sink.topic))
-        ]
-
-    def _write_output(
-        self,
-        output: Output,
-        batch: Batch,
-        collected: Collected,
-        spooled: pa.Table,
-        changes: Records,
-        dead_letters: list[pa.Table],
-        rejected: RejectedOutput,
-    ) -> dict[str, int]:
-        """Write all output records, and add those that cannot be written to `rejected`.
-
-        Returns the number of records per topic.
-        """
-        job = self.storage.job
-        self.lease.check()
-        sinks = {sink.topic: sink for sink in job.sinks}
-        of_streams = self._stream_records(collected, rejected)
-        results = [
-            (sink, table)
-            for sink in job.stream_sinks
-            if sink.table
-            for table in _tables(sink, collected.records(sink.topic))
-        ]
-        results += [(sinks[topic], table) for topic, table in changes]
-        results += [
-            (sink, with_positions(job, table) if sink.appends else table)
-            for sink, table in operator_records(job, spooled)
-        ]
-        late = dict.fromkeys(group.late.topic for group in job.groups if group.late is not None)
-        records = [
-            *((sink.topic, encoded(sink, table, rejected)) for sink, table in results if not sink.table),
-            *((topic, table) for topic in late for table in collected.records(topic)),
-        ]
-        rows = self._table_rows([each for each in results if each[0].table], rejected)
-        records = [
-            (topic, fitting(sinks.get(topic), table, self.limits.get(topic, NO_LIMITS), rejected))
-            for topic, table in records
-        ]
-        topic = job.pipeline.dead_letters
-        limit = self.limits.get(topic, NO_LIMITS).size
-        records += [
-            (topic, shortened(table, limit)) for table in (*dead_letters, *rejected.dead_letters) if table.num_rows
-        ]
-        written: dict[str, int] = {}
-        id_ = BatchId(self.storage.generation, batch.number, batch.begun)
-        for destination, of_tables in rows.items():
-            written |= self.table_sinks[destination].write(id_, of_tables)
-        records = [*of_streams, *records]
-        if self.at_least_once is None:
-            return written | output.send(batch, records)
-        sent, rest = self.at_least_once.send(records)
-        return written | sent | output.send(batch, rest)
-
-    def _table_rows(
-        self, results: Sequence[tuple[Sink, pa.Table]], rejected: RejectedOutput
-    ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for a table there."""
-        return {
-            destination: {
-                sink.topic: joined_rows(
-                    table_rows(sink, self.table_sinks[destination].columns[sink.topic], table, rejected)
-                    for other, table in results
-                    if other is sink
-                )
-                for sink in sinks
-            }
-            for destination, sinks in self.storage.job.written_tables.items()
-        }
-
-    def _snapshot(self, batch: int, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        job = self.storage.job
+    def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
         return Snapshot(
-            pipeline=job.pipeline.name,
+            pipeline=self._job.pipeline.name,
             generation=self.storage.generation,
-            batch=batch,
+            batch=self._plan.number,
             published_at=datetime.now(UTC),
             positions=self._plan.ends,
             # Closed times, and when each partition last had a record, depend on where batches end.
@@ -369,3 +290,18 @@ class Publisher:
             counts=counts,
             run=self.auditor.run if self.auditor else "",
         )
+
+    @property
+    def _job(self) -> Job:
+        return self.storage.job
+
+    @property
+    def _plan(self) -> PlannedBatch:
+        assert self._planned is not None
+        return self._planned
+
+    @cached_property
+    def _writer(self) -> OutputWriter | None:
+        if self.destinations is None:
+            return None
+        return OutputWriter(self._job, self.storage.generation, self.destinations)

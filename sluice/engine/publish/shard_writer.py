@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +21,37 @@ from sluice.state.shard.local_shard import rows_of
 from sluice.state.shard.row_tuples import Row, RowId
 from sluice.state.shard.shard import Shard
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """What the writers of shards return: side outputs."""
 RESULT_DDL = "label STRING, data BINARY"
+
+
+class StateRows(Protocol):
+    """The row batches of a batch's changed state rows, which are computed when they are written."""
+
+    @property
+    def spark(self) -> SparkSession | None:
+        """The session that computes the rows; None without Spark."""
+
+    def write(self, writer: ShardWriter) -> pa.Table:
+        """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
+
+
+@dataclass(frozen=True)
+class RowsOnSpark:
+    """State rows that Spark computes."""
+
+    frame: DataFrame
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.frame.sparkSession
+
+    def write(self, writer: ShardWriter) -> pa.Table:
+        return self.frame.mapInArrow(writer.__call__, RESULT_DDL).toArrow()
 
 
 @dataclass(frozen=True)
@@ -67,8 +95,8 @@ class ShardWriter:
         )
 
     @property
-    def spooled(self) -> pa.Schema:
-        """Schema of the rows for the driver."""
+    def returned_rows(self) -> pa.Schema:
+        """The schema of the rows that the driver needs."""
         bigint, text = pa.int64(), pa.string()
         fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
                   ("value", text), ("worker", pa.int32())]  # fmt: skip
@@ -95,8 +123,8 @@ class ShardWriter:
                 added = self._added(shard, batch, rows)
                 written, changes = len(added), self._changes(worker, [row for row in added if row[0] in wanted])
             else:
-                written, changes = shard.write(batch, rows, self.epoch), self.spooled.empty_table()
-        tables = [table.select(self.spooled.names).cast(self.spooled) for table in (changes, events)]
+                written, changes = shard.write(batch, rows, self.epoch), self.returned_rows.empty_table()
+        tables = [table.select(self.returned_rows.names).cast(self.returned_rows) for table in (changes, events)]
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": written}))
         self.side_outputs.add_changes(worker, pa.concat_tables(tables))
 
@@ -147,7 +175,7 @@ class ShardWriter:
         ]
         columns["worker"] = [worker] * len(rows)
         columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
-        return pa.Table.from_pydict({name: columns[name] for name in self.spooled.names}, self.spooled)
+        return pa.Table.from_pydict({name: columns[name] for name in self.returned_rows.names}, self.returned_rows)
 
     def _latest(self, state_rows: pa.Table) -> pa.Table:
         """Keep only the last change of each row of a store or global table, but all rows of groups."""

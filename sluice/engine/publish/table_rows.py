@@ -8,11 +8,11 @@ from itertools import repeat
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
+from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.row_schemas import SORT_KEY, has_origin, offset_of, partition_of
-from sluice.engine.publish.encode import RejectedOutput, latest
+from sluice.engine.publish.encode import latest_changes
 from sluice.errors import EngineError
 from sluice.plan import Job, Sink
 from sluice.sinks.target import Column, Row, Rows
@@ -33,7 +33,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
     assert sink.table is not None
-    table = latest(sink, table)
+    table = latest_changes(sink, table)
     written, deleted = list[Row](), list[Row]()
     errors: dict[int, str] = {}
     key_column = columns[0]
@@ -109,10 +109,7 @@ def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: Reje
             next_step="Nothing from the batch was published. Correct the column or the step before, or continue "
             'without such records: to(..., on_error="dead_letter").',
         )
-    rejected.add(sink, table.take(pa.array(list(errors))), NOT_FITTING, list(errors.values()))
-    is_fine = np.ones(table.num_rows, bool)
-    is_fine[list(errors)] = False
-    return table.filter(pa.array(is_fine))
+    return table.filter(rejected.reject(sink, table, errors, NOT_FITTING))
 
 
 def with_positions(job: Job, rows: pa.Table) -> pa.Table:

@@ -20,8 +20,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import DeadLetter
-from sluice.engine.batch.rejected import run_ended
+from sluice.engine.batch.dead_letters import RejectedRecord
+from sluice.engine.batch.rejections import run_ending_error
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
@@ -155,10 +155,10 @@ class ValueDecoder:
         """Whether the values are JSON of a contract, which Sluice decodes."""
         return self.source.contract is not None and self.source.decode is None
 
-    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[DeadLetter]]:
+    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
         """The row numbers of valid values, the valid values, and dead letters for the other rows."""
         values: list[Any] = []
-        dead_letters: list[DeadLetter] = []
+        dead_letters: list[RejectedRecord] = []
         decode: Callable[[Any], Any] = self._decode
         if self.keeps_nulls:
             decode = partial(_unless_null, decode)
@@ -169,9 +169,9 @@ class ValueDecoder:
                     values.append(decode(text))  # noqa: PERF401  (keeps the values before one that fails)
             except BaseException as error:
                 if not rejects_record(error):
-                    raise run_ended(f"The decoder of {self.source.topic}", error, "a value") from error
+                    raise run_ending_error(f"The decoder of {self.source.topic}", error, "a value") from error
                 row = len(values) + len(dead_letters)
-                dead_letters.append(DeadLetter(row, *_reason(raw[row], error)))
+                dead_letters.append(RejectedRecord(row, *_reason(raw[row], error)))
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
         if self.is_json:
             rows, values = self._refuse_extra(raw, rows, values, dead_letters)
@@ -179,7 +179,7 @@ class ValueDecoder:
         return self._check_digits(rows, values, dead_letters)
 
     def _refuse_extra(
-        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
+        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[RejectedRecord]
     ) -> tuple[list[int], list[Any]]:
         """Reject JSON with a field twice, with an amount in a text that is not written as a number, or nested too deep.
 
@@ -203,12 +203,12 @@ class ValueDecoder:
                 if self._check_amounts is not None:
                     self._check_amounts(data)
             except Exception as error:
-                dead_letters.append(DeadLetter(row, *_reason(text, error)))
+                dead_letters.append(RejectedRecord(row, *_reason(text, error)))
                 refused.add(place)
         return _without(rows, refused), _without(values, refused)
 
     def _refuse_unreadable(
-        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[DeadLetter]
+        self, raw: list[bytes | None], rows: list[int], values: list[Any], dead_letters: list[RejectedRecord]
     ) -> tuple[list[int], list[Any]]:
         """Reject values with strings, times or numbers that Spark cannot read back.
 
@@ -224,7 +224,7 @@ class ValueDecoder:
                 if text is not None:
                     self._require_readable(value, text)
             except Exception as error:
-                dead_letters.append(DeadLetter(row, "contract", error_text(error)))
+                dead_letters.append(RejectedRecord(row, "contract", error_text(error)))
                 refused.add(place)
         return _without(rows, refused), _without(values, refused)
 
@@ -271,8 +271,8 @@ class ValueDecoder:
                     require_time(time, path, zone)
 
     def _check_digits(
-        self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[DeadLetter]
-    ) -> tuple[list[int], list[msgspec.Struct], list[DeadLetter]]:
+        self, rows: list[int], values: list[msgspec.Struct], dead_letters: list[RejectedRecord]
+    ) -> tuple[list[int], list[msgspec.Struct], list[RejectedRecord]]:
         """Reject values with decimals of more digits than declared. A fast check of all values comes first."""
         if self.source.contract is None:
             return rows, values, dead_letters
@@ -283,7 +283,7 @@ class ValueDecoder:
             try:
                 self._require_digits(values[place])
             except ValueError as error:
-                dead_letters.append(DeadLetter(rows[place], "digits", str(error)))
+                dead_letters.append(RejectedRecord(rows[place], "digits", str(error)))
                 refused.add(place)
         return _without(rows, refused), _without(values, refused), dead_letters
 
@@ -654,7 +654,7 @@ def _decoded(keys: list[bytes | None], decode: Callable[[bytes], str], topic: st
                 text.encode()  # fails for surrogates, which no column can hold
         except BaseException as error:
             if not rejects_record(error):
-                raise run_ended(f"The key decoder of {topic}", error, f"the key {key!r:.500}") from error
+                raise run_ending_error(f"The key decoder of {topic}", error, f"the key {key!r:.500}") from error
             yield error
             continue
         known = text is None or isinstance(text, str)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import DeadLetter
+from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import Key, UnusableKeyError, ValueDecoder, require_short_keys
@@ -60,12 +60,12 @@ class TableReader(Reader):
             if place in counted_as_rejected:
                 continue
             if place in unfit:
-                dead_letters.append(DeadLetter(row, "out_of_range", unfit[place]))
+                dead_letters.append(RejectedRecord(row, "out_of_range", unfit[place]))
                 continue
             try:
                 key = self._key(decoder, keys[row], value, batch.column("key")[row : row + 1])
             except UnusableKeyError as error:
-                dead_letters.append(DeadLetter(row, error.reason, str(error)))
+                dead_letters.append(RejectedRecord(row, error.reason, str(error)))
                 continue
             changes.append((key, positions[row]))
             applied.append(place)

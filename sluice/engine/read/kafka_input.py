@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.job_topics import partition_counts
-from sluice.engine.batch.rejected import Place
+from sluice.engine.batch.record_headers import Place
 from sluice.engine.read.java_settings import java_settings
 from sluice.engine.read.reread_headers import Headers, headers_at
 from sluice.engine.read.stream_reader import RECORD

@@ -8,7 +8,7 @@ from itertools import groupby
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
-from sluice.engine.batch.rejected import Place
+from sluice.engine.batch.record_headers import Place
 from sluice.kafka.brokers import quiet
 from sluice.kafka.topics import headers_of
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart, this_batch
-from sluice.engine.batch.dead_letters import DeadLetter, dead_letter_records, headers_of
+from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
+from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
@@ -130,7 +131,7 @@ class Reader:
         output.times[name] = int(sequence[-1])
         return batch.append_column("sequence", pa.array(sequence))
 
-    def _reject(self, batch: pa.RecordBatch, output: PartitionOutput, dead_letters: list[DeadLetter]) -> None:
+    def _reject(self, batch: pa.RecordBatch, output: PartitionOutput, dead_letters: list[RejectedRecord]) -> None:
         """Handle the rejected records according to the source's `on_error`."""
         if not dead_letters:
             return
@@ -202,7 +203,7 @@ class StreamReader(Reader):
         if any(problems):
             problems = self._apply_on_time(decoder, problems, output)
             dead_letters += [
-                DeadLetter(row, *problem)
+                RejectedRecord(row, *problem)
                 for row, problem in zip(rows, problems, strict=True)
                 if problem and problem[0] != SKIPPED
             ]

@@ -12,8 +12,8 @@ import pyarrow as pa
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals, input_types, value_types
-from sluice.engine.publish.change_steps import ChangeSteps
+from sluice.engine.combine.totals import Totals
+from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.stages.ingest import Ingest
@@ -42,12 +42,7 @@ class ArrowQuery:
     stages: tuple[Chain, ...]
     read_tables: Chain
     """From the records of global tables to row batches for the shards."""
-    types: Mapping[str, str]
-    """Store → the type of its values."""
-    input_types: Mapping[int, str]
-    """Step of a store or operator → the types of its inputs."""
-    totals: Totals
-    """How shards add up the state rows of groups."""
+    types: StateTypes
 
     @classmethod
     def of(cls, job: Job, storage: Storage, partitions: Mapping[str, int], epoch: int, *, interleaved: bool) -> Self:
@@ -72,9 +67,10 @@ class ArrowQuery:
                     (RowBatchReader(side_outputs), stage, ShuffleTargets.of(stages, number), *stages.last_tasks(number))
                 )
             )
-        store_types = value_types(job, inputs) | stages.store_types()
-        for sink in job.table_sinks:
-            ChangeSteps.of(job, sink, store_types)
+        state_types = StateTypes.of(stages, totals, inputs)
+        for changes in state_types.changes:
+            if changes.why_spark:
+                raise NeedsSparkError(changes.why_spark)
         return cls(
             workers,
             frozenset(source.topic for source in job.streams),
@@ -82,9 +78,7 @@ class ArrowQuery:
             Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs))),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
-            store_types,
-            input_types(job, inputs) | stages.input_types(),
-            totals,
+            state_types,
         )
 
     def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> RowBatches:

@@ -21,7 +21,6 @@ from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.window_retention import Retention
 from sluice.engine.read.batch_ends import Backlog, Offsets, Part
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
@@ -105,7 +104,6 @@ class Batches:
         if dict(partitions) != dict(self.query.partitions):
             self.query.repartition(partitions)
             self.publisher.partitions = partitions
-            self.publisher.retention = Retention.of(self.query.storage, partitions)
 
     def run(self, plan: PlannedBatch) -> None:
         """Plan a batch in the ledger, run it and publish it.

@@ -13,7 +13,8 @@ from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchWriter
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals, input_types, value_types
+from sluice.engine.combine.totals import Totals
+from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.run.arrow_query import ArrowQuery, tables_task
 from sluice.engine.stages.ingest import Ingest
@@ -53,12 +54,8 @@ class Frames:
     """Epoch of the lease under which operators' states are written."""
     checked: bool = False
     """Whether Spark analyzes all steps, also those that it need not compute."""
-    types: dict[str, str] = field(default_factory=dict)
-    """Store → the type of its values; set by `state_rows`."""
-    input_types: dict[int, str] = field(default_factory=dict)
-    """Step of a store or operator → the types of its inputs, which define the meaning of its state; set likewise."""
-    totals: Totals = field(init=False)
-    """How shards add up the state rows of groups; set by `state_rows`."""
+    types: StateTypes = field(init=False)
+    """Set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
         """Row batches of the changed state rows and of the rows for sinks, in one partition per worker.
@@ -78,7 +75,7 @@ class Frames:
         """Row batches that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
         interleaved = self.input.interleaved
         query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
-        self.types, self.input_types, self.totals = dict(query.types), dict(query.input_types), query.totals
+        self.types = query.types
         row_batches = self._records().mapInArrow(query.read.__call__, ROW_BATCH_DDL)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
@@ -111,8 +108,8 @@ class Frames:
         """
         job, storage = self.job, self.storage
         inputs = {name: ddl(records.schema[name].dataType) for group in job.groups for name in group.inputs}
-        self.totals = Totals.of(job, inputs)
-        ingest = Ingest.of(job, self.totals, storage.side_outputs, self.partitions)
+        totals = Totals.of(job, inputs)
+        ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
@@ -123,8 +120,7 @@ class Frames:
         row_batches = frame.mapInArrow(Chain(tasks).__call__, ROW_BATCH_DDL)
         for number in range(1, job.stage_count + 1):
             row_batches = through(stages, number, row_batches)
-        self.types = value_types(job, inputs) | stages.store_types()
-        self.input_types = input_types(job, inputs) | stages.input_types()
+        self.types = StateTypes.of(stages, totals, inputs)
         return row_batches
 
     def _tables(self) -> DataFrame | None:

@@ -16,6 +16,7 @@ from sluice.engine.batch.job_topics import TopicLimits, ensure_topics, partition
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
@@ -128,15 +129,22 @@ class JobRun:
             # A driver that lost its lease before `begin` would otherwise fence off its successor.
             lease.require()
             self._register(ledger, before, info, lease.epoch)
-            publisher = query.publisher(
-                ledger, lease, identity, output, published=published,
-                auditor=Auditor(storage, self.settings.run, lease.epoch), limits=limits, at_least_once=direct,
-                table_sinks=sinks, headers_at=source.headers_at,
-            )  # fmt: skip
+            destinations = None if output is None else Destinations(output, limits, direct, sinks, source.headers_at)
+            publisher = Publisher(
+                storage=storage,
+                types=query.frames.types,
+                ledger=ledger,
+                lease=lease,
+                identity=identity,
+                partitions=partitions,
+                destinations=destinations,
+                auditor=Auditor(storage, self.settings.run, lease.epoch),
+                published=published,
+            )
             batches = Batches(query, publisher, ledger, lease, firsts)
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:
-                    batches.repeat(joined(self.job, query.frames.types, self.steps, firsts, self.max_records))
+                    batches.repeat(joined(self.job, query.frames.types.stores, self.steps, firsts, self.max_records))
                     return publisher.read, False
                 linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
                 standbys = StandbyCopies(ledger, lease)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
 from sluice.plan.operator_parameters import Process
@@ -12,14 +13,11 @@ from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
 
-def generation_info(storage: Storage, types: Mapping[str, str], input_types: Mapping[int, str]) -> GenerationInfo:
-    """The generation's description for readers.
-
-    `types`: store → the type of its values; `input_types`: step of a store or operator → the types of its inputs.
-    """
+def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
+    """The generation's description for readers."""
     job = storage.job
     pipeline = job.pipeline
-    stores = (*_group_stores(job, types, input_types), *_operator_stores(job, types), *_processor_stores(job))
+    stores = (*_group_stores(job, types), *_operator_stores(job, types), *_processor_stores(job))
     return GenerationInfo(
         pipeline=pipeline.name,
         generation=storage.generation,
@@ -29,7 +27,7 @@ def generation_info(storage: Storage, types: Mapping[str, str], input_types: Map
         ),
         stores=(*stores, *_table_stores(job)),
         topics=job.topics,
-        operators=dict(_operators(job, input_types)),
+        operators=dict(_operators(job, types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
         description=pipeline.text,
         drawing=pipeline.mermaid,
@@ -37,7 +35,7 @@ def generation_info(storage: Storage, types: Mapping[str, str], input_types: Map
     )
 
 
-def _group_stores(job: Job, types: Mapping[str, str], input_types: Mapping[int, str]) -> Iterator[StoreInfo]:
+def _group_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
             yield StoreInfo(
@@ -50,12 +48,12 @@ def _group_stores(job: Job, types: Mapping[str, str], input_types: Mapping[int, 
                 window_ms=group.window.size_ms if group.window else None,
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
-                value=types[store_column.store],
-                made=f"{store_column.definition} > of {input_types[store_column.step]}{IN_ANY_ORDER}",
+                value=types.stores[store_column.store],
+                made=f"{store_column.definition} > of {types.inputs[store_column.step]}{IN_ANY_ORDER}",
             )
 
 
-def _operator_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
+def _operator_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
     for operator in job.operators:
         if operator.store is not None:
             window = operator.window
@@ -69,7 +67,7 @@ def _operator_stores(job: Job, types: Mapping[str, str]) -> Iterator[StoreInfo]:
                 window_ms=window.size_ms if window else None,
                 grace_ms=window.grace_ms if window else None,
                 retention_ms=operator.retention_ms,
-                value=types[operator.store],
+                value=types.stores[operator.store],
                 made=f"{operator.upstream_definition} > {operator.definition}",
             )
 
@@ -90,10 +88,10 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
             )
 
 
-def _operators(job: Job, input_types: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
     """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
-        definition = f"{operator.upstream_definition} > {operator.definition} > of {input_types[operator.number]}"
+        definition = f"{operator.upstream_definition} > {operator.definition} > of {types.inputs[operator.number]}"
         made = f"number {operator.number} > {definition}"
         # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable

@@ -10,21 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.batch.rejected import HeadersAt
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.at_least_once import AtLeastOnce
-from sluice.engine.publish.auditor import Auditor
-from sluice.engine.publish.publisher import HeldLease, IdentityCheck, Output, Publisher
-from sluice.engine.publish.store_changes import GlobalTables, check_changes
-from sluice.engine.publish.window_retention import Retention
+from sluice.engine.publish.store_changes import require_resolvable
 from sluice.engine.run.dataframes import Frames, Input
 from sluice.engine.run.registration import generation_info
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job
-from sluice.sinks.target import TableSink
-from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
 
 Sink = Callable[[DataFrame, int], None]
@@ -60,7 +52,7 @@ class JobQuery:
     @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
-        return generation_info(self.storage, self.frames.types, self.frames.input_types)
+        return generation_info(self.storage, self.frames.types)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
@@ -73,31 +65,9 @@ class JobQuery:
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores too, which otherwise happens in the first batch."""
         try:
-            check_changes(self.spark, self.job, self.frames.types)
+            require_resolvable(self.spark, self.job, self.frames.types.changes)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
-
-    def publisher(
-        self,
-        ledger: Ledger,
-        lease: HeldLease,
-        identity: IdentityCheck,
-        output: Output | None,
-        *,
-        published: int | None = None,
-        auditor: Auditor | None = None,
-        limits: Mapping[str, TopicLimits] | None = None,
-        at_least_once: AtLeastOnce | None = None,
-        table_sinks: Mapping[str, TableSink] | None = None,
-        headers_at: HeadersAt = lambda _: {},
-    ) -> Publisher:
-        """The publisher of the batches after `published`, the last published one. Without `output`, they write none."""
-        tables = GlobalTables.load(self.job, self.storage.locations[0], published)
-        retention = Retention.of(self.storage, self.partitions)
-        return Publisher(
-            self.storage, ledger, lease, identity, output, tables, auditor, self.frames.types, retention,
-            headers_at, self.frames.totals, limits or {}, at_least_once, table_sinks or {}, self.partitions,
-        )  # fmt: skip
 
     def start(self, sink: Sink, checkpoint: str) -> StreamingQuery:
         """Start the streaming query, which runs until it is stopped."""

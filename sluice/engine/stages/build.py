@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.engine.batch.rejected import describe
+from sluice.engine.batch.rejections import describe_error
 from sluice.engine.stages.runner import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
@@ -93,7 +93,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         return Process(action.processor.value, options, argument_type=argument, outputs=returns)
     except BaseException as error:
         raise EngineError(
-            f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe(error)}.",
+            f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe_error(error)}.",
             next_step="Correct the processor's __init__ or init, then run again.",
         ) from error
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.rejected import Rejected, describe, run_ended, step_failed, subject_of
+from sluice.engine.batch.rejections import Rejected, describe_error, run_ending_error, step_error, subject_of
 from sluice.engine.batch.row_schemas import (
     BEGIN,
     END,
@@ -209,10 +209,10 @@ class StageOutput:
         del self._rows[self._mark :]
         self._held = None
         if not rejects_record(error):
-            raise run_ended(str(self.operator.plan.step), error, subject_of(key, timer)) from error
-        detail = describe(error)
+            raise run_ending_error(str(self.operator.plan.step), error, subject_of(key, timer)) from error
+        detail = describe_error(error)
         if self.operator.plan.step.on_error == "fail":
-            raise step_failed(str(self.operator.plan.step), key, detail, timer) from error
+            raise step_error(str(self.operator.plan.step), key, detail, timer) from error
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
         self._add(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, False)

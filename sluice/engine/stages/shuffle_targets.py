@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import truth
-from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_schemas import REJECTED, ROW, SCHEMA
 from sluice.engine.stages.job_stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
@@ -121,7 +121,7 @@ class ShuffleTargets:
         ]
         for place, failure in enumerate(failure for failure in job.failures if failure.stage == number):
             target, step = ShuffleTarget.of_failure(place), failure.step.number
-            value = rejection(step, failure.error, failure.value)
+            value = rejection_sql(step, failure.error, failure.value)
             last += [
                 Column(target.passed, failure.once, step),
                 Column(target.key, f"IF({failure.once}, {failure.key}, NULL)", step),

@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.rejected import rejection
+from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ddl
@@ -151,7 +151,7 @@ def _on(edge: Edge) -> str:
 
 def _rejected(failure: Failure) -> str:
     """SQL for the rejected row of a result for which a step fails."""
-    value = rejection(failure.step.number, failure.error, failure.value)
+    value = rejection_sql(failure.step.number, failure.error, failure.value)
     changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL"}
     return _route(changed)
 

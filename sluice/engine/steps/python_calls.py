@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sluice.engine.batch.rejected import describe, run_ended, subject_of
+from sluice.engine.batch.rejections import describe_error, run_ending_error, subject_of
 from sluice.operators.base import rejects_record, require_run
 from sluice.operators.encoding import Declared, require_key
 from sluice.plan import Job, PythonFunction
@@ -50,8 +50,8 @@ class Call:
             return self._result(function, key, None if value is None else decode(value))
         except BaseException as error:
             if not rejects_record(error):
-                raise run_ended(self.step, error, subject_of(key)) from error
-            return {"error": describe(error)}
+                raise run_ending_error(self.step, error, subject_of(key)) from error
+            return {"error": describe_error(error)}
 
     def _result(self, function: Callable[..., Any], key: str | None, value: Any) -> dict[str, Any]:
         match self.of.gives:

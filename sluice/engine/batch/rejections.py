@@ -1,0 +1,90 @@
+"""Rejections: records, rows and timers for which a step has failed, and the errors that end a run instead.
+
+`dead_letters` says how a rejection becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.row_schemas import REJECTED, in_order
+from sluice.errors import EngineError, error_text
+from sluice.values.sql_text import struct_json
+
+LONGEST_DETAIL = 2_000
+"""Maximum length of a detail, because an error's text may repeat a value of any size."""
+
+
+class Rejected(msgspec.Struct, omit_defaults=True):
+    """The `value` of a row whose target is `row_schemas.REJECTED`. The row has the key, time, window and origin."""
+
+    node: int
+    """Number of the step's node in the pipeline."""
+    detail: str
+    """The error, such as `ZeroDivisionError: division by zero`."""
+    value: str | None = None
+    """The step's input value, as JSON text."""
+    timer: str | None = None
+    """Name of the rejected timer, whose time is in the row; None for a record."""
+    reason: str = "processing"
+
+
+def describe_error(error: BaseException) -> str:
+    """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
+    text = error_text(error)
+    text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
+    return text[:LONGEST_DETAIL]
+
+
+def step_error(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
+    """The error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
+    return EngineError(
+        f"{step} failed for {subject_of(key, timer)}: {detail}.",
+        next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
+        'without such records: on_error="dead_letter".',
+    )
+
+
+def run_ending_error(where: str, error: BaseException, subject: str) -> EngineError:
+    """The error that ends the run when an author's function raises an error that rejects no record.
+
+    `where` is the step, or another place that calls the function; `subject` is what the function was called for.
+    """
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"
+    return EngineError(
+        f"{where} failed for {subject}: {describe_error(error)} ({place}).",
+        next_step="Nothing from the batch was published. "
+        + (
+            "Use less memory in the function, or give the machine more, and run again."
+            if isinstance(error, MemoryError)
+            else "This exception ends the run, because it is no error of a record. Correct the function, and run again."
+        ),
+    )
+
+
+def subject_of(key: str | None, timer: str = "") -> str:
+    """The record or timer for which a step was called, for a message."""
+    return f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
+
+
+RejectedRow = Mapping[str, Any]
+"""A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
+
+
+def rejected_rows(spooled: pa.Table) -> list[RejectedRow]:
+    """The sorted rejected rows that tasks have spooled."""
+    rows = spooled.filter(pc.equal(spooled.column("group_id"), REJECTED))
+    return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
+
+
+def rejection_sql(node: int, error: str, value: str) -> str:
+    """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
+    return struct_json(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")

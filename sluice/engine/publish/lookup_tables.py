@@ -1,0 +1,73 @@
+"""The global tables that outputs of stores look up, in the driver's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.worker_shards import worker_shard
+from sluice.plan import Job, Lookup, Select
+from sluice.state.shard.shard import Shard
+
+_PAGE = 10_000
+
+
+@dataclass(frozen=True)
+class LookupTables:
+    """The global tables as of the last published batch."""
+
+    values: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Group number of a table → key → JSON of the value."""
+
+    @classmethod
+    def load(cls, job: Job, shard: str, as_of: int | None) -> LookupTables:
+        """Load the tables as of a published batch, from the first worker's shard. Empty before the first batch."""
+        tables = cls({group: {} for group in job.looked_up_groups})
+        if tables.values and as_of is not None:
+            with worker_shard(0, shard) as opened:
+                for group, values in tables.values.items():
+                    _load(opened, group, as_of, values)
+        return tables
+
+    def apply(self, changes: pa.Table) -> None:
+        """Apply a batch's changes of global tables. `changes` may have rows of other groups, too."""
+        if not self.values:
+            return
+        columns = (changes.column(name).to_pylist() for name in ("group_id", "key", "value"))
+        for group_id, key, value in zip(*columns, strict=True):
+            if group_id not in self.values:
+                continue
+            if value is None:
+                self.values[group_id].pop(key, None)
+            else:
+                self.values[group_id][key] = value
+
+    def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
+        """The changes with a column of JSON for each lookup: the value of the change's key, or null.
+
+        Omits changes whose key an inner join does not find.
+        """
+        for number, step in enumerate(steps):
+            if isinstance(step, Lookup):
+                values = self.values[step.table.group]
+                rights = [values.get(key) for key in changes.column("key").to_pylist()]
+                changes = changes.append_column(right_column(number), pa.array(rights, pa.string()))
+                if step.how == "inner":
+                    changes = changes.filter(pc.is_valid(changes.column(right_column(number))))
+        return changes
+
+
+def right_column(step: int) -> str:
+    """The column with the values that the lookup of a sink's step has found."""
+    return f"right_{step}"
+
+
+def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
+    after = None
+    # Joined output goes to topics, so the rows' checksums are verified.
+    while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
+        values.update((row.key, row.value) for row in page if row.value is not None)
+        after = (page[-1].key, page[-1].window_start)

@@ -1,0 +1,167 @@
+"""Writes a batch's output: the rows of tables, then the records and dead letters for topics in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.dead_letters import RejectedOutput, StepDeadLetter, shortened, with_record_headers
+from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
+from sluice.engine.batch.record_headers import HeadersAt, concatenated, with_headers
+from sluice.engine.batch.row_schemas import in_order
+from sluice.engine.batch.side_outputs import Collected
+from sluice.engine.publish.at_least_once import AtLeastOnce, Records
+from sluice.engine.publish.encode import accepted_records, encode_records
+from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
+from sluice.plan import Job, Sink
+from sluice.sinks.target import BatchId, Rows, TableSink
+from sluice.state.ledger.history import Batch
+
+SinkRecords = Sequence[tuple[Sink, pa.Table]]
+"""Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
+
+
+class Output(Protocol):
+    """The destination of records for topics: a Kafka transaction, or a test driver's memory."""
+
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        """Write a batch's records atomically. Returns the number of records per topic."""
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """Where the output of a run's batches goes."""
+
+    topics: Output
+    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
+    """Topic → the records that it accepts, where known."""
+    at_least_once: AtLeastOnce | None = None
+    """Writes the records for some of the topics without a transaction."""
+    tables: Mapping[str, TableSink] = field(default_factory=dict)
+    """Destination → the writer of its tables outside Kafka."""
+    headers_at: HeadersAt = lambda _: {}
+    """Reads the headers of records on which later steps have failed."""
+
+    def limits_of(self, topic: str) -> TopicLimits:
+        return self.limits.get(topic, NO_LIMITS)
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """What a batch has for its outputs."""
+
+    collected: Collected
+    """The records of stateless steps, late records, and the dead letters of tasks."""
+    rows: pa.Table
+    """The results of operators, among the rows that the tasks have returned."""
+    changes: SinkRecords
+    """The records for the changes of stores."""
+    dead_letters: Sequence[StepDeadLetter]
+    """The dead letters of steps behind operators and stores."""
+
+
+@dataclass(frozen=True)
+class OutputWriter:
+    """Writes the output of a job's batches."""
+
+    job: Job
+    generation: int
+    destinations: Destinations
+
+    def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
+        """The dead letters of a batch's steps and of the records that could not be read, as records."""
+        of_tasks = output.collected.records(self.job.pipeline.dead_letters)
+        return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
+
+    def write(
+        self, batch: Batch, output: BatchOutput, dead_letters: Iterable[pa.Table], rejected: RejectedOutput
+    ) -> dict[str, int]:
+        """Write a batch's output and dead letters, and add the records that cannot be written to `rejected`.
+
+        Returns the number of records per topic and of rows per table.
+        """
+        records: Records = []
+        results_of_tables: list[tuple[Sink, pa.Table]] = []
+        for sink, table in self._results(output):
+            if sink.table:
+                results_of_tables.append((sink, table))
+            else:
+                records.append((sink.topic, self._accepted(sink, encode_records(sink, table, rejected), rejected)))
+        records += self._late_records(output.collected, rejected)
+        rows = self._table_rows(results_of_tables, rejected)
+        # Last, because encoding the other records can make dead letters.
+        records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
+        written: dict[str, int] = {}
+        # Tables are never behind the topics: the marker in the transaction says that they have the batch.
+        for destination, rows_of_tables in rows.items():
+            batch_id = BatchId(self.generation, batch.number, batch.begun)
+            written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
+        if self.destinations.at_least_once is not None:
+            sent, records = self.destinations.at_least_once.send(records)
+            written |= sent
+        return written | self.destinations.topics.send(batch, records)
+
+    def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
+        """All results of the batch for sinks, not encoded yet."""
+        for sink in self.job.stream_sinks:
+            for table in _stream_tables(sink, output.collected.records(sink.topic)):
+                yield sink, table
+        yield from output.changes
+        for sink, table in _operator_records(self.job, output.rows):
+            yield sink, with_positions(self.job, table) if sink.appends else table
+
+    def _accepted(self, sink: Sink | None, records: pa.Table, rejected: RejectedOutput) -> pa.Table:
+        limits = NO_LIMITS if sink is None else self.destinations.limits_of(sink.topic)
+        return accepted_records(sink, records, limits, rejected)
+
+    def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
+        """The late records of groups, which are written as they were read, so without encoding."""
+        late_sinks = {group.late.topic: group.late for group in self.job.groups if group.late is not None}
+        return [
+            (topic, self._accepted(sink, table, rejected))
+            for topic, sink in late_sinks.items()
+            for table in collected.records(topic)
+        ]
+
+    def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
+        topic = self.job.pipeline.dead_letters
+        limit = self.destinations.limits_of(topic).size
+        return [(topic, shortened(table, limit)) for table in dead_letters if table.num_rows]
+
+    def _table_rows(self, results: SinkRecords, rejected: RejectedOutput) -> dict[str, dict[str, Rows]]:
+        """Destination → output → the rows for a table there, also if there are none."""
+        rows: dict[str, dict[str, Rows]] = {}
+        for destination, sinks in self.job.written_tables.items():
+            rows[destination] = {}
+            for sink in sinks:
+                columns = self.destinations.tables[destination].columns[sink.topic]
+                tables = [table for of_sink, table in results if of_sink is sink]
+                rows_of_tables = [table_rows(sink, columns, table, rejected) for table in tables]
+                rows[destination][sink.topic] = joined_rows(rows_of_tables)
+        return rows
+
+
+def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
+    """The records of a batch for an output of stateless steps, from the tables of all tasks.
+
+    In a job with operators, the records have positions and are sorted across partitions. They are also in one table if
+    only each key's latest is written.
+    """
+    tables = [*records]
+    if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
+        return tables
+    together = concatenated(tables)
+    return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
+
+
+def _operator_records(job: Job, rows: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
+    """The sorted output records of operators, per sink."""
+    for sink in job.operator_sinks:
+        of_sink = rows.filter(pc.equal(rows.column("group_id"), sink.number))
+        if of_sink.num_rows:
+            of_sink = of_sink.take(pa.array(in_order(of_sink)))
+            yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))

@@ -1,0 +1,37 @@
+"""The types that a job's query computes, and what follows from them for writing and publishing batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from sluice.engine.combine.totals import Totals, input_types, value_types
+from sluice.engine.publish.change_steps import ChangeSteps
+from sluice.engine.stages.job_stages import Stages
+
+
+@dataclass(frozen=True)
+class StateTypes:
+    """The types of a job's stores and of their inputs."""
+
+    stores: Mapping[str, str]
+    """Store → the type of its values."""
+    inputs: Mapping[int, str]
+    """Step of a store or operator → the types of its inputs, which define the meaning of its state."""
+    totals: Totals
+    """How shards add up the state rows of groups."""
+    changes: tuple[ChangeSteps, ...]
+    """The steps between stores and their outputs."""
+
+    @classmethod
+    def of(cls, stages: Stages, totals: Totals, inputs: Mapping[str, str]) -> Self:
+        """The types of a job. `inputs` are the types of the columns that its groups read."""
+        job = stages.job
+        stores = value_types(job, inputs) | stages.store_types()
+        return cls(
+            stores,
+            input_types(job, inputs) | stages.input_types(),
+            totals,
+            tuple(ChangeSteps.of(job, sink, stores) for sink in job.table_sinks),
+        )
