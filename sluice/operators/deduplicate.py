@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import forgotten_at, last_forgotten
 
 
+@dataclass(frozen=True)
 class Deduplicate:
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
@@ -15,10 +17,8 @@ class Deduplicate:
     state holds the event times of passed records, each until stream time is more than `within_ms` past it.
     """
 
-    state_type: Any = list[int]
-
-    def __init__(self, within_ms: int) -> None:
-        self.within_ms = within_ms
+    within_ms: int
+    state_type: ClassVar[Any] = list[int]
 
     def new_state(self) -> list[int]:
         return []
