@@ -1,1 +1,1 @@
-"""The larger commands of `sluice`, and the output of all commands."""
+"""The command line: `cli` has the command `sluice`, the other modules its larger commands."""

@@ -1,4 +1,4 @@
-"""Runs the job of a plan on Spark: read and decode → stateless steps → groups and operators → publish."""
+"""Runs a plan, on Spark or in a test's process: read, stateless steps, groups and operators, publish."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""Operations on the state of pipelines, beside their runs. `copying` is the one way in which they copy shards."""
+"""Operations on the state of pipelines, beside their runs: rebuild, repartition, restore, move, back up, import."""

@@ -1,0 +1,1 @@
+"""Operators in plain Python, without Spark and databases: aggregations, joins, suppress, processors."""

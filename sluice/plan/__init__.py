@@ -1,6 +1,6 @@
-"""Plans: a topology as a job, which is one streaming query. The engine runs a plan without using the topology.
+"""Turns a topology into a plan: plain data for one streaming query, which the engine runs without the topology.
 
-`jobs`, `steps` and `operators` define the values of a plan; the other modules derive them from a topology.
+`jobs`, `steps` and `operator_parameters` define the values of a plan; the other modules derive them from a topology.
 """
 
 from sluice.plan.explain import explain

@@ -1,4 +1,4 @@
-"""The API for defining pipelines. A pipeline is plain data: building one needs neither Spark nor Airflow."""
+"""The API for defining pipelines, which are plain data: streams, tables, groups, and their drawings."""
 
 from sluice.topology.dsl import (
     GlobalTable,

@@ -1,1 +1,1 @@
-"""Authentication and permissions."""
+"""Airflow's log-in, and which pipelines a user may read and edit."""

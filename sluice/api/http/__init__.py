@@ -1,1 +1,1 @@
-"""HTTP: routes, replies, problem documents, the response cache and the OpenAPI description."""
+"""HTTP without Sluice's routes: parameters, replies, problem documents, the OpenAPI description."""

@@ -1,1 +1,1 @@
-"""The run of a job: lease, compatibility, the query's DataFrames, replay."""
+"""One run: lease, compatibility check, the loop over batches, and the query that Spark runs for each."""

@@ -1,1 +1,1 @@
-"""Backups: `sluice backup` and `sluice restore`."""
+"""Backups of ledger and shards: `sluice backup` and `sluice restore`."""

@@ -1,1 +1,1 @@
-"""Workers on other hosts: the client side, and the state server that answers it (`server/`)."""
+"""Reads, writes and copies shards, also those of workers on other hosts, through their state servers."""

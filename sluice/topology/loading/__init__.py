@@ -1,4 +1,4 @@
-"""Find the pipelines in a folder, test each file in a separate process, and import it."""
+"""Finds the pipelines in a folder, tries each file in a process of its own, and imports it."""
 
 from sluice.topology.loading.folder import Broken, Loaded, load_pipeline, load_pipelines
 
