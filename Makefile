@@ -44,9 +44,10 @@ fmt: $(INSTALLED) ## Format the code and sort imports
 	@$(BIN)/ruff format .
 
 .PHONY: docs
-docs: $(INSTALLED) ## Generate docs/reference.md, docs/licences.md and the drawings, and build the site in build/docs
+docs: $(INSTALLED) ## Generate docs/reference.md, docs/licences.md, the drawings and the list of packages, and build the site in build/docs
 	@$(BIN)/python -m docs.make_reference
 	@$(BIN)/python -m docs.make_licences
+	@$(BIN)/python -m docs.packages_picture
 	@$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going docs build/docs
 	@echo "The site's first page is build/docs/index.html"
 

@@ -1,4 +1,4 @@
-"""Draw the packages of `sluice` in docs/images/packages.svg, and list them in docs/how-it-works.md.
+"""Draw the packages of `sluice` in docs/images/packages.svg, and list those inside them in CONTRIBUTING.md.
 
 The rows are the layers of import-linter in pyproject.toml, and the sentences are the first ones of the packages'
 docstrings. `make docs` runs this program; a test fails if the picture or the list is out of date.
@@ -15,11 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "packages.svg"
-PAGE = ROOT / "docs" / "how-it-works.md"
+PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- Written by `python -m docs.packages_picture` -->\n", "<!-- End -->"
 
-_WIDTH, _GAP, _MARGIN = 208, 12, 16
-_LINE_HEIGHT, _CHARACTERS = 14, 35
+_WIDTH, _GAP, _MARGIN = 1_080, 8, 12
+_LINE_HEIGHT, _CHARACTER_WIDTH = 14, 6.4
 _PACKAGE_FILL, _MODULE_FILL = "#dbeafe", "#f1f5f9"
 
 
@@ -42,31 +42,34 @@ def picture() -> str:
     """The picture, as SVG: a row for each layer. A package imports only packages in the rows below its own."""
     boxes: list[str] = []
     top = _MARGIN
-    widest = 0
     for layer in layers():
-        texts = {name: textwrap.wrap(_plain(sentence(ROOT / "sluice" / name)), _CHARACTERS) for name in layer}
+        width = (_WIDTH - (len(layer) - 1) * _GAP) // len(layer)
+        texts = {name: _lines(name, width) for name in layer}
         height = 30 + _LINE_HEIGHT * max(len(lines) for lines in texts.values())
         for column, (name, lines) in enumerate(texts.items()):
-            left = _MARGIN + column * (_WIDTH + _GAP)
-            widest = max(widest, left + _WIDTH)
-            boxes += _box(name, lines, left, top, height)
+            boxes += _box(name, lines, _MARGIN + column * (width + _GAP), top, width, height)
         top += height + _GAP
-    width = widest + _MARGIN
+    whole = _WIDTH + 2 * _MARGIN
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" width="{width}" height="{top}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {top}" width="{whole}" height="{top}" '
         'font-family="system-ui, sans-serif" font-size="11" role="img" aria-label="the packages of sluice in layers">',
-        f'<rect width="{width}" height="{top}" fill="#ffffff"/>',
+        f'<rect width="{whole}" height="{top}" fill="#ffffff"/>',
         *boxes,
         "</svg>\n",
     ])  # fmt: skip
 
 
-def _box(name: str, lines: list[str], left: int, top: int, height: int) -> list[str]:
+def _lines(name: str, width: int) -> list[str]:
+    """The sentence about a package, in lines that fit a box of this width."""
+    return textwrap.wrap(_plain(sentence(ROOT / "sluice" / name)), int((width - 16) / _CHARACTER_WIDTH))
+
+
+def _box(name: str, lines: list[str], left: int, top: int, width: int, height: int) -> list[str]:
     is_package = (ROOT / "sluice" / name).is_dir()
     fill = _PACKAGE_FILL if is_package else _MODULE_FILL
     title = f"{name}/" if is_package else f"{name}.py"
     box = [
-        f'<rect x="{left}" y="{top}" width="{_WIDTH}" height="{height}" rx="6" fill="{fill}" stroke="#64748b"/>',
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="#64748b"/>',
         f'<text x="{left + 8}" y="{top + 17}" font-weight="bold" font-size="13" fill="#0f172a">{title}</text>',
     ]
     for number, line in enumerate(lines):
@@ -80,27 +83,24 @@ def _plain(text: str) -> str:
 
 
 def table() -> str:
-    """The packages with their sentences, as a Markdown table: those of the highest layer first."""
-    rows = ["| in `sluice/` | |", "| --- | --- |"]
+    """The packages inside the packages of the picture, as a Markdown table: those of the highest layer first."""
+    rows = ["| folder in `sluice/` | contents |", "| --- | --- |"]
     for layer in layers():
         for name in layer:
             rows += _rows(ROOT / "sluice" / name)
     return "\n".join(rows) + "\n"
 
 
-def _rows(path: Path) -> list[str]:
-    """The row of a package or module, and the rows of the packages in it."""
-    place = path.relative_to(ROOT / "sluice").as_posix()
-    rows = [f"| `{place}/` | {sentence(path)} |" if path.is_dir() else f"| `{place}.py` | {sentence(path)} |"]
-    if path.is_dir():
-        for folder in sorted(path.iterdir()):
-            if (folder / "__init__.py").exists() and folder.name != "migrations":
-                rows += _rows(folder)
-    return rows
+def _rows(package: Path) -> list[str]:
+    """The rows of the packages inside a package; none for a module."""
+    return [
+        f"| `{file.parent.relative_to(ROOT / 'sluice').as_posix()}/` | {sentence(file.parent)} |"
+        for file in sorted(package.glob("*/__init__.py"))
+    ]
 
 
 def page() -> str:
-    """The page "How it works" with the current table."""
+    """CONTRIBUTING.md with the current table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
 

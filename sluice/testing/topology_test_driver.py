@@ -82,11 +82,12 @@ class TopologyTestDriver:
     ) -> None:
         require_no_task()
         self.pipeline = pipeline
-        self._home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        self.home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
         # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.
-        atexit.register(shutil.rmtree, self._home, ignore_errors=True)
+        atexit.register(shutil.rmtree, self.home, ignore_errors=True)
         where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
-        self._settings = Settings.read({"SLUICE_HOME": str(self._home), **where})
+        self._settings = Settings.read({"SLUICE_HOME": str(self.home), **where})
         job = plan(pipeline).job
         self._topics = {*job.topics}
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
@@ -104,7 +105,7 @@ class TopologyTestDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def pipe(
         self,
