@@ -39,8 +39,6 @@ def test_make_targets_and_settings_exist(page: str) -> None:
     code = "\n".join(re.findall(r"`[^`]+`|^```.*?^```", read(page), re.MULTILINE | re.DOTALL))
     assert set(_TARGET.findall(code)) <= set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     known = set(_SETTING.findall(settings.__doc__ or "")) | _ELSEWHERE
-    if page == "CHANGELOG.md":
-        known.add("SLUICE_CHECKPOINTS")  # which is gone
     assert set(_SETTING.findall(read(page))) <= known
 
 
