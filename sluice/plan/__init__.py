@@ -1,41 +1,30 @@
 """Turns a topology into a plan: plain data for one streaming query, which the engine runs without the topology.
 
-`jobs`, `steps` and `operator_parameters` define the values of a plan; the other modules derive them from a topology.
+`planner` derives the plan: `operator_nodes` decides which nodes are operators, `stages` cuts the topology into their
+stages, `groups` plans all other aggregates, `scopes` and `job_columns` add the columns that the steps compute.
+`job`, `steps`, `layers`, `aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
 """
 
+from sluice.plan.aggregation_groups import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableSink
 from sluice.plan.explain import explain
-from sluice.plan.jobs import (
-    AggregationGroup,
-    Column,
-    Combinable,
-    Edge,
-    Failure,
-    FallibleExpression,
-    Job,
-    Layers,
-    Lookup,
-    Plan,
-    PlannedOperator,
-    PlannedPipeline,
-    PlanOf,
-    Select,
-    StoreColumn,
-    TableInput,
-    TableSink,
-    Transformation,
-)
+from sluice.plan.job import Job, Plan, PlannedPipeline, PlanOf
+from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
+from sluice.plan.operator_actions import is_of_processor
+from sluice.plan.planned_operators import STORE, Edge, PlannedOperator, result_column
 from sluice.plan.planner import load_plan, plan
-from sluice.plan.stages import is_of_processor
-from sluice.plan.steps import PythonFunction, Sink, Source, SourceField, Step
+from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, SourceField, Step
 
 __all__ = [
+    "STORE",
     "AggregationGroup",
     "Column",
     "Combinable",
     "Edge",
     "Failure",
     "FallibleExpression",
+    "GlobalTableInput",
     "Job",
+    "Layer",
     "Layers",
     "Lookup",
     "Plan",
@@ -49,11 +38,11 @@ __all__ = [
     "SourceField",
     "Step",
     "StoreColumn",
-    "TableInput",
     "TableSink",
     "Transformation",
     "explain",
     "is_of_processor",
     "load_plan",
     "plan",
+    "result_column",
 ]

@@ -14,7 +14,9 @@ from functools import lru_cache
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from sluice.plan.jobs import Column, Edge, FallibleExpression, Job, Layers, Transformation
+from sluice.plan.job import Job
+from sluice.plan.layers import Column, FallibleExpression, Layers, Transformation
+from sluice.plan.planned_operators import Edge
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed import Typed, typed

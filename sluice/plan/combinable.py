@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.plan.value_types import types_after
-from sluice.sql.aggregate_expressions import Parts, split_aggregate
+from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed import type_of
 from sluice.sql.types import MOST_DIGITS, PLAIN_SCALE, Types, is_decimal, is_integer, precision_and_scale
 from sluice.topology import nodes
@@ -33,7 +33,7 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     Integers are summed as decimals, whose sum cannot overflow.
     """
     parts = split_aggregate(text)
-    if not isinstance(parts, Parts) or parts.text != "a0":
+    if not isinstance(parts, SplitAggregate) or parts.text != "a0":
         return None
     ((name, argument, _),) = parts.functions
     if name == "count":

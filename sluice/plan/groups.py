@@ -2,131 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.plan.builder import PlanBuilder, column_of, column_read, final, masked, tried
-from sluice.plan.columns import scope_of, shape_columns
+from sluice.plan.aggregation_groups import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableSink
 from sluice.plan.combinable import CombinableFunction, combinable_function
 from sluice.plan.definitions import step_definition, upstream_definition
-from sluice.plan.jobs import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableInput, TableSink
-from sluice.plan.node_steps import sink_of, topics_of
-from sluice.plan.operator_nodes import is_operator
+from sluice.plan.job_columns import JobColumns
+from sluice.plan.node_steps import LateSinks, sink_of, topics_of
+from sluice.plan.scope import Scope
+from sluice.plan.scopes import Scopes, shape_columns
+from sluice.plan.steps import GlobalTableInput
 from sluice.plan.value_types import shape_after, types_after
 from sluice.sql.expressions import parse
 from sluice.sql.fallible import causes, may_fail, validated
 from sluice.topology import nodes
-from sluice.topology.graph import Graph
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
-from sluice.values.sql_text import literal
+from sluice.values.sql_text import named_struct, value_if
 from sluice.values.windows import Window
 
 
-def combined(pipeline: Graph) -> list[nodes.Aggregate]:
-    """The combinable aggregates of a pipeline."""
-    aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
-    return [node for node in aggregates if not is_operator(pipeline, node)]
-
-
-def groups_of(builder: PlanBuilder, aggregates: Sequence[nodes.Aggregate]) -> tuple[AggregationGroup, ...]:
+def plan_groups(
+    scopes: Scopes, aggregates: Sequence[nodes.Aggregate], late_sinks: LateSinks
+) -> tuple[AggregationGroup, ...]:
     """The groups of these combinable aggregates."""
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in aggregates:
         # A record that fails in one store must still count in others, so a group has only stores that fail together.
-        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, _risk(node))
+        fallible = _fallible_arguments(node)
+        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, fallible)
         groups.setdefault(alike, []).append(node)
-    return tuple(_group(builder, members) for members in groups.values())
+    return tuple(_group(scopes, members, late_sinks) for members in groups.values())
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
     """Column → its function."""
     types = types_after(node.parent) | METADATA
-    functions = {name: combinable_function(text, types) for name, text in node.columns.items()}
-    return {name: function for name, function in functions.items() if function is not None}
+    functions = {}
+    for name, text in node.columns.items():
+        function = combinable_function(text, types)
+        assert function is not None
+        functions[name] = function
+    return functions
 
 
-def _risk(node: nodes.Aggregate) -> tuple[str, ...]:
+def _arguments(members: Sequence[nodes.Aggregate]) -> list[str]:
+    """The arguments of the aggregates' functions, without repeats."""
+    arguments: dict[str, None] = {}
+    for node in members:
+        for function in _functions(node).values():
+            if function.argument is not None:
+                arguments[function.argument] = None
+    return list(arguments)
+
+
+def _fallible_arguments(node: nodes.Aggregate) -> tuple[str, ...]:
     """The arguments of an aggregate that can fail."""
     types = types_after(node.parent) | METADATA
-    arguments = dict.fromkeys(function.argument for function in _functions(node).values())
-    return tuple(sql for sql in arguments if sql is not None and may_fail(sql, types))
+    return tuple(sql for sql in _arguments([node]) if may_fail(sql, types))
 
 
-def _group(builder: PlanBuilder, members: list[nodes.Aggregate]) -> AggregationGroup:
-    first = members[0]
+def _group(scopes: Scopes, members: list[nodes.Aggregate], late_sinks: LateSinks) -> AggregationGroup:
+    first, columns = members[0], scopes.columns
     parent = first.parent.number
-    functions = [_functions(node) for node in members]
-    arguments = dict.fromkeys(function.argument for of_store in functions for function in of_store.values())
-    names = {sql: f"argument{number}" for number, sql in enumerate(arguments) if sql is not None}
-    scope = scope_of(builder, first.parent)
-    texts = {"key": first.key} | {name: sql for sql, name in names.items()}
-    scope, sqls = tried(builder, scope, first, first.parent, texts, key="key")
-    condition = masked(builder, scope)
-    passed = column_of(builder, scope, f"n{parent}", condition, first.number)
-    key = column_of(builder, scope, f"k{parent}", f"IF({condition}, {sqls['key']}, NULL)", first.number)
-    inputs = {sql: column_of(builder, scope, f"i{parent}", sqls[name], first.number) for sql, name in names.items()}
-    is_null = scope.is_null
-    null = "" if is_null == "false" else column_of(builder, scope, f"z{parent}", is_null, first.number)
-    window = first.window
-    assert window is None or isinstance(window, Window)
-    late = None if first.late is None or first.late in builder.late else sink_of(first.late)
+    scope = scopes.after(first.parent)
+    arguments = {f"argument{number}": sql for number, sql in enumerate(_arguments(members))}
+    scope, sqls = columns.guard(scope, first, first.parent, {"key": first.key} | arguments, key="key")
+    condition = columns.row_condition(scope)
+
+    def output_column(letter: str, sql: str) -> str:
+        return columns.output_column(scope, f"{letter}{parent}", sql, first.number)
+
+    passed = output_column("n", condition)
+    key = output_column("k", value_if(condition, sqls["key"]))
+    inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
+    assert first.window is None or isinstance(first.window, Window)
     group = AggregationGroup(
-        number=first.number, topics=topics_of(first), passed=passed, key=key, grouped_by=first.key, window=window,
-        store_columns=tuple(
-            _store_column(node, of_store, inputs) for node, of_store in zip(members, functions, strict=True)
-        ),
-        null=null, late=late, retention_ms=first.retention_ms,
+        number=first.number, topics=topics_of(first), passed=passed, key=key, grouped_by=first.key,
+        window=first.window, store_columns=tuple(_store_column(node, inputs) for node in members),
+        null="" if scope.is_null == "false" else output_column("z", scope.is_null),
+        late=late_sinks.claim(first.late), retention_ms=first.retention_ms,
     )  # fmt: skip
-    if late is not None and first.late is not None:
-        builder.late.add(first.late)
-        final(builder, group.late_key, column_read(builder, scope, "_key"), first.late.number)
-        final(builder, group.late_value, scope.json(builder, condition), first.late.number)
+    if group.late is not None:
+        _add_late_columns(columns, scope, group, condition, group.late.number)
     return group
 
 
-def _store_column(
-    node: nodes.Aggregate, functions: dict[str, CombinableFunction], inputs: dict[str, str]
-) -> StoreColumn:
-    columns = tuple(
-        (name, Combinable(function.name, None if function.argument is None else inputs[function.argument]))
-        for name, function in functions.items()
-    )
-    return StoreColumn(
-        node.store, node.number, columns, node.scalar, f"{upstream_definition(node)} > {step_definition(node)}"
-    )
+def _add_late_columns(columns: JobColumns, scope: Scope, group: AggregationGroup, condition: str, step: int) -> None:
+    columns.add_output_column(group.late_key, columns.read(scope, "_key"), step)
+    columns.add_output_column(group.late_value, columns.json(scope, condition), step)
 
 
-def table_chain(sink: nodes.Sink, aggregates: Sequence[nodes.Aggregate]) -> list[nodes.Node] | None:
-    """The nodes from a combinable aggregate to the sink; None if the sink does not follow one."""
-    chain: list[nodes.Node] = [sink.parent]
-    while nodes.parents(chain[0]) and chain[0] not in aggregates:
-        chain.insert(0, nodes.parents(chain[0])[0])
-    return chain if chain[0] in aggregates else None
+def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColumn:
+    """A store of a group; `inputs` has the column of each argument."""
+    columns = []
+    for name, function in _functions(node).items():
+        column = None if function.argument is None else inputs[function.argument]
+        columns.append((name, Combinable(function.name, column)))
+    definition = f"{upstream_definition(node)} > {step_definition(node)}"
+    return StoreColumn(node.store, node.number, tuple(columns), node.scalar, definition)
 
 
 def table_sink(
-    sink: nodes.Sink, chain: list[nodes.Node], groups: Sequence[AggregationGroup], tables: Sequence[TableInput]
+    sink: nodes.Sink,
+    chain: Sequence[nodes.Node],
+    groups: Sequence[AggregationGroup],
+    tables: Sequence[GlobalTableInput],
 ) -> TableSink:
-    """The output after a chain of nodes (`table_chain`)."""
-    store = chain[0]
-    assert isinstance(store, nodes.Aggregate)
-    group = next(f for f in groups if any(store_column.store == store.store for store_column in f.store_columns))
-    store_column = next(i for i, s in enumerate(group.store_columns) if s.store == store.store)
-    columns = shape_columns(shape_after(store), "v")
+    """The output after a group; `chain` has the nodes from the group's aggregate to the sink."""
+    aggregate = chain[0]
+    assert isinstance(aggregate, nodes.Aggregate)
+    group, store_column = _place_of(aggregate.store, groups)
     steps: list[Lookup | Select] = []
+    columns = shape_columns(shape_after(aggregate), "v")
     for node in chain[1:]:
         if isinstance(node, nodes.Join):
-            steps.append(Lookup(next(t for t in tables if t.source.number == node.right.number), node.how))
+            table = next(table for table in tables if table.source.number == node.right.number)
+            steps.append(Lookup(table, node.how))
             columns = shape_columns(shape_after(node), "v")
         elif isinstance(node, nodes.Select):
-            types = types_after(node.parent) | CHANGE_METADATA
-            texts = {name: validated(text, types) for name, text in node.columns.items()}
-            made = ", ".join(f"{literal(name)}, {parse(text).on(columns | _TABLE)}" for name, text in texts.items())
-            risky = [text for text in texts.values() if may_fail(text, types)]
-            blamed = [(parse(part).on(columns | _TABLE), why) for text in risky for part, why in causes(text)]
-            steps.append(Select(f"named_struct({made})", node.number, tuple(blamed)))
+            steps.append(_select(node, columns))
             columns = shape_columns(shape_after(node), "v")
-    return TableSink(sink_of(sink), group.number, store_column, tuple(steps), scalar=store.scalar and not steps)
+    return TableSink(sink_of(sink), group, store_column, tuple(steps), scalar=aggregate.scalar and not steps)
 
 
-_TABLE = {name: name for name in CHANGE_METADATA}
+def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]:
+    """The number of the group that has a store, and the store's index in the group."""
+    for group in groups:
+        for index, store_column in enumerate(group.store_columns):
+            if store_column.store == store:
+                return group.number, index
+    raise AssertionError(f"{store} is in no group")
+
+
+def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
+    """A select after a group, over the fields in `columns` and the metadata of the change."""
+    columns = {**columns, **{name: name for name in CHANGE_METADATA}}
+    types = types_after(node.parent) | CHANGE_METADATA
+    fields, errors = {}, []
+    for name, text in node.columns.items():
+        text_checked = validated(text, types)
+        fields[name] = parse(text_checked).on(columns)
+        if may_fail(text_checked, types):
+            errors += [(parse(part).on(columns), why) for part, why in causes(text_checked)]
+    return Select(named_struct(fields), node.number, tuple(errors))

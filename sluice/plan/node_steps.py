@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluice.plan.builder import column_name, key_column
+from sluice.plan.job_columns import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
@@ -52,3 +52,17 @@ def sink_of(node: nodes.Sink) -> Sink:
         columns=tuple((name, types.get(name) or kind) for name, kind in node.fields.items()),
         scalar=node.scalar,
     )  # fmt: skip
+
+
+class LateSinks:
+    """Gives the sink of each topic of late records to the first group or operator that writes to it."""
+
+    def __init__(self) -> None:
+        self._claimed: set[nodes.Late] = set()
+
+    def claim(self, late: nodes.Late | None) -> Sink | None:
+        """The sink; None without a topic of late records, or if another group or operator has its sink."""
+        if late is None or late in self._claimed:
+            return None
+        self._claimed.add(late)
+        return sink_of(late)

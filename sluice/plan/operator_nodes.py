@@ -29,8 +29,14 @@ def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def is_or_follows_operator(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether this node or an upstream node is ordered."""
+    """Whether this node or an upstream node is an operator."""
     return node.number in _operators(pipeline).after
+
+
+def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
+    """The aggregates of a pipeline that are no operators."""
+    aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
+    return [node for node in aggregates if not is_operator(pipeline, node)]
 
 
 def why_operator(pipeline: Graph, node: nodes.Node) -> str:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sluice.plan.builder import PlanBuilder, column_read, failures, final, masked
-from sluice.plan.columns import scope_of
 from sluice.plan.definitions import functions_of
-from sluice.plan.groups import combined, groups_of, table_chain, table_sink
-from sluice.plan.jobs import Job, Layers, Plan, PlannedPipeline, TableInput, Transformation
-from sluice.plan.node_steps import sink_of, source_of, step_of
-from sluice.plan.operator_nodes import children, is_operator
-from sluice.plan.stages import Planner
-from sluice.plan.steps import Sink, Source
+from sluice.plan.groups import plan_groups, table_sink
+from sluice.plan.job import Job, Plan, PlannedPipeline
+from sluice.plan.node_steps import LateSinks, sink_of, source_of, step_of
+from sluice.plan.operator_nodes import combinable_aggregates
+from sluice.plan.outputs import Outputs
+from sluice.plan.scopes import Scopes
+from sluice.plan.stages import StagePlanner
+from sluice.plan.steps import GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
+from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
+from sluice.values.sql_text import value_if
+
+_DEPENDS_ON_CLOCK = re.compile(r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
+"""Functions that depend on the time of the batch. Those that also vary within a batch are refused."""
 
 
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
@@ -28,9 +33,9 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     """
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
-    streams = [node for node in pipeline.nodes if isinstance(node, nodes.Source) and node.kind != "global_table"]
     planned = _planned(pipeline)
     if only:
+        streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
         # Spark cannot read global tables alone.
         pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
@@ -40,10 +45,6 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
 def load_plan(folder: Path, name: str, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Load the pipeline with this name from a folder of pipelines' files, and plan it, or a part of it: see `plan`."""
     return plan(load_pipeline(folder, name), only, without)
-
-
-# Functions that depend on the time of the batch. Those that also vary within a batch are refused.
-_VARIES = re.compile(r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
 
 
 def _planned(pipeline: Pipeline) -> PlannedPipeline:
@@ -61,127 +62,95 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         text=drawing.text(pipeline),
         mermaid=drawing.mermaid(pipeline),
         svg=drawing.svg(pipeline),
-        depends_on_clock=_VARIES.search(" ".join(step.detail for step in steps)) is not None,
+        depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps)) is not None,
     )
 
 
 def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
-    builder = PlanBuilder(pipeline, planned.steps)
-    planner = Planner(builder)
-    planner.plan()
-    aggregates = combined(pipeline)
-    chains = {sink: chain for sink in _sinks(pipeline) if (chain := table_chain(sink, aggregates)) is not None}
-    after = [sink for sink in _sinks(pipeline) if sink not in chains and _stage(builder, sink)]
-    for sink in after:
-        planner.sink(sink)
-    plain = [sink for sink in _sinks(pipeline) if not after_operators(pipeline, sink)]
-    for sink in plain:
-        scope_of(builder, sink.parent)
-    peeks = _last_peeks(pipeline)
-    for peek in peeks:
-        if after_operators(pipeline, peek):
-            planner.peek(peek)
-        else:
-            scope_of(builder, peek)  # adds the column that calls the function
-    for node in aggregates:
-        scope_of(builder, node.parent)
-    groups = groups_of(builder, aggregates)
-    operators, edges = planner.finish()
-    tables = _tables(pipeline)
-    stream_sinks = tuple(_stream_sink(builder, sink) for sink in plain)
-    if operators:
-        builder.metadata.add("_offset")
-    stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
+    aggregates = combinable_aggregates(pipeline)
+    outputs = Outputs.of(pipeline, aggregates)
+    scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
+
+    # Cut the topology into stages: operators, each in a stage after its inputs, and what follows operators.
+    stages = StagePlanner(scopes, late_sinks)
+    stages.add_operators()
+    for sink in outputs.of_operators:
+        stages.add_sink(sink)
+
+    # Add the columns of all other steps. The conditions of groups and outputs come after them: a record that one step
+    # turns into several rows has only one row for those that do not follow this step.
+    for node in [*(sink.parent for sink in outputs.of_records), *outputs.peeks_at_records]:
+        scopes.after(node)
+    for peek in outputs.peeks_at_results:
+        stages.add_peek(peek)
+    for aggregate in aggregates:
+        scopes.after(aggregate.parent)
+
+    groups = plan_groups(scopes, aggregates, late_sinks)
+    operators, edges = stages.finished()
+    stream_sinks = tuple(_stream_sink(scopes, sink) for sink in outputs.of_records)
+    tables = _global_tables(pipeline)
+    table_sinks = tuple(table_sink(sink, chain, groups, tables) for sink, chain in outputs.of_groups.items())
     late = [operator.late for operator in operators if operator.late is not None]
+
+    columns = scopes.columns
+    if operators:
+        columns.metadata_read.add("_offset")
+    stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
+    ends = [*outputs.of_records, *outputs.peeks_at_records, *outputs.peeks_at_results, *stateful]
     return Job(
         pipeline=planned,
-        streams=_streams(builder, [*plain, *peeks, *stateful]),
+        streams=_streams(scopes, ends),
         tables=tables,
-        metadata=tuple(sorted(builder.metadata)),
-        layers=_layers(builder, 0),
-        functions=tuple(builder.functions),
-        failures=failures(builder),
+        metadata=tuple(sorted(columns.metadata_read)),
+        layers=columns.layers_of(0),
+        functions=tuple(columns.functions),
+        failures=tuple(columns.failures()),
         stream_sinks=stream_sinks,
         groups=groups,
-        table_sinks=tuple(table_sink(sink, chain, groups, tables) for sink, chain in chains.items()),
+        table_sinks=table_sinks,
         operators=operators,
         edges=edges,
-        later_layers={stage: _layers(builder, stage) for stage in builder.stages if stage},
-        operator_sinks=(*map(sink_of, after), *late),
+        later_layers=columns.layers_after_operators(),
+        operator_sinks=(*map(sink_of, outputs.of_operators), *late),
         state_functions=functions_of(stateful),
     )
 
 
-def _streams(builder: PlanBuilder, ends: list[nodes.Node]) -> tuple[Source, ...]:
-    """The topics that the job reads as streams: those of the nodes in `ends`. Call it after all columns exist."""
-    read, whole = {source for node in ends for source in nodes.sources_of(node)}, builder.pipeline.whole
-    return tuple(
-        source_of(source, builder.used.get(source.number, {}), builder.key_fields.get(source.number, ()))
-        for source in _sources(builder.pipeline)
-        if source in read or source.kind == "stream" or (source.kind == "table" and builder.pipeline is not whole)
-    )
-
-
-def _sinks(pipeline: Pipeline) -> list[nodes.Sink]:
-    return [node for node in pipeline.nodes if isinstance(node, nodes.Sink) and not isinstance(node, nodes.Late)]
-
-
-def after_operators(pipeline: Pipeline, node: nodes.Node) -> bool:
-    """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
-    return any(
-        isinstance(parent, nodes.Aggregate)
-        or (is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable))
-        or after_operators(pipeline, parent)
-        for parent in nodes.parents(node)
-    )
-
-
-def _last_peeks(pipeline: Pipeline) -> list[nodes.Apply]:
-    """The peeks whose output no later step uses."""
-    peeks = [node for node in pipeline.nodes if isinstance(node, nodes.Apply) and node.gives == "nothing"]
-    return [node for node in peeks if not _is_used(pipeline, node)]
-
-
-def _is_used(pipeline: Pipeline, node: nodes.Node) -> bool:
-    return any(
-        isinstance(child, nodes.Sink | nodes.Aggregate)
-        or is_operator(pipeline, child)
-        or (isinstance(child, nodes.Apply) and child.gives == "nothing")
-        or _is_used(pipeline, child)
-        for child in children(pipeline, node)
-    )
-
-
-def _stage(builder: PlanBuilder, sink: nodes.Sink) -> int:
-    """The stage before a sink; 0 if no operator precedes the sink."""
-    return scope_of(builder, sink.parent).stage if after_operators(builder.pipeline, sink) else 0
-
-
-def _sources(pipeline: Pipeline) -> list[nodes.Source]:
+def _sources(pipeline: Graph) -> list[nodes.Source]:
     return [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
 
 
-def _tables(pipeline: Pipeline) -> tuple[TableInput, ...]:
+def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
+    """The topics that the job reads as streams: those of the nodes in `ends`. Call this when all columns exist."""
+    pipeline, columns = scopes.pipeline, scopes.columns
+    is_part = pipeline is not pipeline.whole
+    read = {source for node in ends for source in nodes.sources_of(node)}
+    streams = []
+    for source in _sources(pipeline):
+        if source in read or source.kind == "stream" or (source.kind == "table" and is_part):
+            fields = columns.fields_read.get(source.number, ())
+            streams.append(source_of(source, fields, columns.key_fields_read.get(source.number, ())))
+    return tuple(streams)
+
+
+def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     """The global tables. Their group numbers are those of their sources' nodes, which further steps do not change."""
     return tuple(
-        TableInput(source_of(source), source.number, contracts.sql_type(source.serde.contract))
+        GlobalTableInput(source_of(source), source.number, contracts.sql_type(source.serde.contract))
         for source in _sources(pipeline)
         if source.kind == "global_table"
     )
 
 
-def _layers(builder: PlanBuilder, stage: int) -> Layers:
-    layers = (layer for _, layer in sorted(builder.stages.get(stage, {}).items()))
-    return tuple(layer if isinstance(layer, Transformation) else tuple(layer) for layer in layers)
-
-
-def _stream_sink(builder: PlanBuilder, node: nodes.Sink) -> Sink:
-    scope = scope_of(builder, node.parent)
-    passed, key = masked(builder, scope), column_read(builder, scope, "_key")
+def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:
+    """The output of single records, with its columns."""
+    columns, scope = scopes.columns, scopes.after(node.parent)
+    condition, key = columns.row_condition(scope), columns.read(scope, "_key")
     sink = sink_of(node)
     if sink.appends:
-        builder.metadata.add("_offset")
-    final(builder, sink.passed, f"({passed})", node.number)
-    final(builder, sink.key, f"IF({passed}, {key}, NULL)", node.number)
-    final(builder, sink.value, scope.json(builder, passed), node.number)
+        columns.metadata_read.add("_offset")
+    columns.add_output_column(sink.passed, f"({condition})", node.number)
+    columns.add_output_column(sink.key, value_if(condition, key), node.number)
+    columns.add_output_column(sink.value, columns.json(scope, condition), node.number)
     return sink

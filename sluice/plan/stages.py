@@ -1,170 +1,149 @@
-"""Assign the operators that need each key's records in order to stages."""
+"""Cut a topology into stages: the operators that need each key's records in order, and the edges to and from them.
+
+An operator's stage follows the stages of all its inputs. Before each stage, rows are shuffled by key; the operators of
+a stage run in the same tasks.
+"""
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, LEFT, RIGHT
-from sluice.operators.deduplicate import Deduplicate
-from sluice.plan.builder import PlanBuilder, Scope, column_read, masked, null_read, tried, turned
-from sluice.plan.columns import made_of, null_scalars, scope_of
-from sluice.plan.definitions import declared, step_definition, upstream_definition
-from sluice.plan.jobs import STORE, Edge, PlannedOperator, result_column
-from sluice.plan.node_steps import sink_of, topics_of
+from sluice.plan.definitions import step_definition, upstream_definition
+from sluice.plan.node_steps import LateSinks, topics_of
+from sluice.plan.operator_actions import action_of, needs_retractions, requires_value, waits_for_close
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
-from sluice.plan.operator_parameters import (
-    Action,
-    Aggregate,
-    Latest,
-    Merge,
-    Process,
-    ProcessorOutput,
-    ProcessorStore,
-    PythonAggregate,
-    StreamJoin,
-    Suppress,
-    TableJoin,
-)
-from sluice.sql.aggregate_expressions import Parts, split_aggregate
+from sluice.plan.operator_parameters import Process
+from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
+from sluice.plan.scope import Scope
+from sluice.plan.scopes import Scopes
+from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
-from sluice.topology.pipeline import Pipeline
-from sluice.topology.serdes import shape_of
+from sluice.topology.graph import Graph
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.references import Reference, reference
-from sluice.values.windows import JoinWindow, SlidingWindow
+
+_PASSING_ON_OLD_VALUES = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
 
 
-class Planner:
-    """Assigns a pipeline's operators to stages, and adds their columns to `builder`."""
+class StagePlanner:
+    """Assigns a pipeline's operators to stages, and collects the edges into operators, stores and sinks."""
 
-    def __init__(self, builder: PlanBuilder) -> None:
-        self.builder = builder
-        self.pipeline = builder.pipeline
-        self.scopes: dict[str, Scope] = {}
-        """Edge's column → the scope at its start."""
-        operator_nodes = [
-            node for node in self.pipeline.nodes if is_operator(self.pipeline, node) or self._may_differ(node)
-        ]
-        self.retracting = {node.number for node in operator_nodes if self._is_retracted(node)}
-        self.nodes = [
-            node for node in operator_nodes if node.number in self.retracting or not self._is_only_for_old(node)
-        ]
+    def __init__(self, scopes: Scopes, late_sinks: LateSinks) -> None:
+        self.scopes = scopes
+        self.columns = scopes.columns
+        self.pipeline = scopes.pipeline
+        self.late_sinks = late_sinks
         self.operators: list[PlannedOperator] = []
         self.edges: list[Edge] = []
+        """The edges into stores and sinks."""
+        self._edge_scopes: dict[str, Scope] = {}
+        """Edge's column → the scope at its start."""
+        candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
+        self._retracting = {node.number for node in candidates if _is_retracted(self.pipeline, node)}
+        """The nodes whose old results later steps need."""
+        self._nodes = [node for node in candidates if node.number in self._retracting or not _is_only_for_old(node)]
 
-    def plan(self) -> None:
+    def add_operators(self) -> None:
         """Create the operators, each after its inputs, and the edges into their stores."""
-        for node in self.nodes:
-            if (
-                not isinstance(node, nodes.Merge)
-                or len({scope_of(self.builder, stream).stage for stream in node.streams}) > 1
-            ):
+        for node in self._nodes:
+            # A merge of streams of one stage needs no order among them, so it is a stateless step.
+            if not isinstance(node, nodes.Merge) or len({self.scopes.after(each).stage for each in node.streams}) > 1:
                 self.operators.append(self._operator(node))
-        numbers = Counter(store.group_id for operator in self.operators for store in operator.stores.values())
+        self._require_different_hashes()
         for operator in self.operators:
-            if alike := [name for name, store in operator.stores.items() if numbers[store.group_id] > 1]:
-                raise TopologyError(
-                    f"{self.pipeline.name}: process at {operator.step.at}: the name of store {alike[0]!r} has the same "
-                    "hash as the name of another store.",
-                    next_step="Rename the store.",
-                )
             if operator.store is not None:
                 node = self.pipeline.whole.nodes[operator.number]
-                self.edges.append(self._edge(node, STORE, scope_of(self.builder, node, old=True), node))
+                self.edges.append(self._edge(node, STORE, self.scopes.after(node, old=True), node))
 
-    def sink(self, node: nodes.Sink) -> Edge:
+    def add_sink(self, node: nodes.Sink) -> None:
         """Add the edge into a sink after an operator."""
-        edge = self._edge(node, LEFT, scope_of(self.builder, node.parent), node.parent)
-        self.edges.append(edge)
-        return edge
+        self.edges.append(self._edge(node, LEFT, self.scopes.after(node.parent), node.parent))
 
-    def peek(self, node: nodes.Apply) -> None:
+    def add_peek(self, node: nodes.Apply) -> None:
         """Call a function after an operator.
 
         The edge's condition reads the function's result, which is always null, so that Spark computes it.
         """
-        scope = scope_of(self.builder, node)
+        scope = self.scopes.after(node)
         edge = self._edge(node, LEFT, scope, node)
-        self.scopes[edge.column] = replace(scope, passed=f"({scope.passed} AND r{node.number}.value IS NOT NULL)")
+        passed = f"({scope.passed} AND r{node.number}.value IS NOT NULL)"
+        self._edge_scopes[edge.column] = replace(scope, passed=passed)
         self.edges.append(edge)
 
-    def finish(self) -> tuple[tuple[PlannedOperator, ...], tuple[Edge, ...]]:
-        """The operators and edges, with their conditions, which can be built only after all columns exist."""
-        clocks = {operator.number: operator.name for operator in self.operators}
-        waited_for = {operator.chained_to for operator in self.operators}
-        operators = (
-            replace(
-                operator,
-                edges=tuple(map(self._finished, operator.edges)),
-                clock=operator.name if operator.chained_to is None else clocks[operator.chained_to],
-                waits_for_close=operator.waits_for_close or operator.number in waited_for,
-                columns_read=frozenset(self._results(operator)) & self.builder.results_read,
+    def finished(self) -> tuple[tuple[PlannedOperator, ...], tuple[Edge, ...]]:
+        """The operators, and the edges into stores and sinks, with their conditions. Call this when all columns exist.
+
+        The condition of an edge depends on all steps of its stage that turn a record into several rows.
+        """
+        names = {operator.number: operator.name for operator in self.operators}
+        chained_to = {operator.chained_to for operator in self.operators}
+        operators = []
+        for operator in self.operators:
+            results = {operator.result}
+            if isinstance(operator.action, Process):
+                results = {output.column for output in operator.action.outputs.values()}
+            operators.append(
+                replace(
+                    operator,
+                    edges=tuple(map(self._with_condition, operator.edges)),
+                    clock=operator.name if operator.chained_to is None else names[operator.chained_to],
+                    waits_for_close=operator.waits_for_close or operator.number in chained_to,
+                    columns_read=frozenset(results & self.columns.results_read),
+                )
             )
-            for operator in self.operators
+        return tuple(operators), tuple(map(self._with_condition, self.edges))
+
+    def _may_be_operator(self, node: nodes.Node) -> bool:
+        """Whether a node is an operator, or merges streams that may come from different stages."""
+        return is_operator(self.pipeline, node) or (
+            isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node)
         )
-        return tuple(operators), tuple(map(self._finished, self.edges))
-
-    @staticmethod
-    def _results(operator: PlannedOperator) -> list[str]:
-        if isinstance(operator.action, Process):
-            return [output.column for output in operator.action.outputs.values()]
-        return [operator.result]
-
-    def _finished(self, edge: Edge) -> Edge:
-        passed = masked(self.builder, self.scopes[edge.column])
-        if edge.stage and not edge.has_old_values:
-            passed += " AND NOT old"
-        if edge.has_arguments and edge.has_old_values:
-            passed += f" AND NOT {edge.is_null}"
-        return replace(edge, passed=passed)
-
-    def _may_differ(self, node: nodes.Node) -> bool:
-        """Whether the node merges streams that may come from different stages."""
-        return isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node)
-
-    @staticmethod
-    def _is_only_for_old(node: nodes.Node) -> bool:
-        """Whether the node is of use only to steps that need old values."""
-        return isinstance(node, nodes.ToTable) and node.store is None
 
     def _operator(self, node: nodes.Node) -> PlannedOperator:
-        inline = None
-        # A suppress step behind a join has a stream time of its own: many of the join's rows cause no result.
-        if isinstance(node, nodes.Suppress) and not isinstance(node.parent, nodes.Join):
-            upstream = (operator for operator in self.operators if operator.number == node.parent.number)
-            inline = next((operator for operator in upstream if operator.chained_to is None), None)
-        functions = self._functions(node)
-        edges = [] if inline else self._sides(node, functions)
-        stage = inline.stage if inline else max(edge.stage for edge in edges) + 1
-        self.builder.operators[node.number] = stage
-        if inline:
-            self.builder.inline.add(node.number)
-        late = node.late if isinstance(node, nodes.Aggregate) else None
-        late_sink = None if late is None or late in self.builder.late else sink_of(late)
-        self.builder.late |= {late} if late is not None else set()
+        chained_to = self._chained_to(node)
+        functions = _aggregate_functions(self.pipeline, node)
+        if chained_to is None:
+            edges = self._input_edges(node, functions)
+            stage = max(edge.stage for edge in edges) + 1
+        else:
+            edges = []
+            stage = chained_to.stage
+            self.scopes.chained.add(node.number)
+        self.scopes.operator_stages[node.number] = stage
         return PlannedOperator(
-            step=self.builder.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
-            topics=topics_of(node), retracts=node.number in self.retracting,
-            chained_to=inline.number if inline else None,
+            step=self.columns.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
+            topics=topics_of(node), retracts=node.number in self._retracting,
+            chained_to=None if chained_to is None else chained_to.number,
             clock=node.name, waits_for_close=waits_for_close(node), store=getattr(node, "store", None),
-            grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node), late=late_sink,
+            grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node),
+            late=self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None,
             upstream_definition=upstream_definition(node), reason=why_operator(self.pipeline, node),
             definition=step_definition(node),
         )  # fmt: skip
 
-    def _sides(self, node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> list[Edge]:
+    def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
+        """The operator of the same stage that passes its results directly to this node, if any."""
+        # A suppress step after a join has a stream time of its own: many of the join's rows cause no result.
+        if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
+            return None
+        for operator in self.operators:
+            if operator.number == node.parent.number and operator.chained_to is None:
+                return operator
+        return None
+
+    def _input_edges(self, node: nodes.Node, functions: Sequence[AggregateFunction]) -> list[Edge]:
+        """The edges into an operator."""
         edges = []
         for side, parent in enumerate(nodes.parents(node)):
-            scope = scope_of(self.builder, parent, old=self._needs_old_values(node) and side == LEFT)
+            scope = self.scopes.after(parent, old=self._takes_old_values(node) and side == LEFT)
             if isinstance(node, nodes.ToTable):
-                scope = null_scalars(self.builder, scope)
+                scope = self.scopes.null_as_missing(scope)
             edges.append(self._edge(node, side, scope, parent, functions))
-            if _is_shared(node, side):
+            if _reads_other_sides_store(node, side):
                 edges.append(self._edge(node, AHEAD + side, scope, parent))
         return edges
 
@@ -172,99 +151,88 @@ class Planner:
         self,
         node: nodes.Node,
         side: int,
-        scope: Scope,
+        before: Scope,
         parent: nodes.Node,
-        functions: tuple[AggregateFunction, ...] | None = None,
+        functions: Sequence[AggregateFunction] | None = None,
     ) -> Edge:
-        builder = self.builder
-        arguments = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
-        texts = dict(self._key_text(node, side))
-        if arguments and functions is not None:
-            texts |= {f"argument{i}": text for i, (_, text, _) in enumerate(functions) if text is not None}
-        before = scope
-        scope, sqls = tried(builder, scope, node, parent, texts, key="key")
-        key, foreign = self._key(node, before, sqls.get("key"))
-        if arguments and functions is not None:
-            values = tuple(sqls.get(f"argument{i}", "NULL") for i in range(len(functions)))
+        """An edge from the scope `before`, which is after `parent`, into a side of a node."""
+        is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
+        key_text = _key_expression(node, side)
+        texts = {} if key_text is None else {"key": key_text}
+        if is_aggregate and functions is not None:
+            for number, (_, argument, _) in enumerate(functions):
+                if argument is not None:
+                    texts[f"argument{number}"] = argument
+        scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
+        own_key = self.columns.read(before, "_key")
+        key = sqls.get("key", own_key)
+        foreign = None if "key" not in sqls else own_key
+        if "key" in sqls and isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
+            # Late records are written with the value that they have before the aggregate.
+            foreign = None if node.late is None else self.columns.json(before)
+        if is_aggregate and functions is not None:
+            values = tuple(sqls.get(f"argument{number}", "NULL") for number in range(len(functions)))
+        elif scope.unchanged_result is None:
+            values = (self.columns.value(scope),)
         else:
-            values = (scope.value(builder) if scope.raw is None else "value",)
+            values = ("value",)
         if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
             # The join reads the table's store, which is updated before any step after the table gets the change.
             scope = replace(scope, path=())
         elif parent is not node:
-            scope = turned(builder, scope, parent, node, side)
+            scope = self.scopes.for_branch(scope, parent, node, side)
         edge = Edge(
             target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
-            values=values, is_null=null_read(builder, scope), foreign=foreign, scalar=scope.scalar,
-            unchanged_result=None if arguments else scope.raw, has_arguments=arguments,
-            has_old_values=self._needs_old_values(node) and side == LEFT,
-            requires_key=not isinstance(node, nodes.Process), requires_value=_requires_value(node), path=scope.path,
+            values=values, is_null=self.columns.read_null(scope), foreign=foreign, scalar=scope.scalar,
+            unchanged_result=None if is_aggregate else scope.unchanged_result, has_arguments=is_aggregate,
+            has_old_values=self._takes_old_values(node) and side == LEFT,
+            requires_key=not isinstance(node, nodes.Process), requires_value=requires_value(node), path=scope.path,
             rekeyed=_is_rekeyed(node, side, scope), results_of=scope.results_of,
         )  # fmt: skip
-        self.scopes[edge.column] = scope
+        self._edge_scopes[edge.column] = scope
         return edge
 
-    @staticmethod
-    def _key_text(node: nodes.Node, side: int) -> Iterable[tuple[str, str]]:
-        """Yield the expression for the key of the node's input, unless it is the record's key."""
-        match node:
-            case nodes.Aggregate(key=key) if side == LEFT:
-                yield "key", key
-            case nodes.Join(on=on) if side == LEFT and on is not None:
-                yield "key", on
-            case nodes.StreamOperator(by=by):
-                yield "key", by
+    def _with_condition(self, edge: Edge) -> Edge:
+        passed = self.columns.row_condition(self._edge_scopes[edge.column])
+        if edge.stage and not edge.has_old_values:
+            passed += " AND NOT old"
+        if edge.has_arguments and edge.has_old_values:
+            passed += f" AND NOT {edge.is_null}"
+        return replace(edge, passed=passed)
 
-    def _key(self, node: nodes.Node, scope: Scope, made: str | None) -> tuple[str, str | None]:
-        """SQL of the key of the node's input, and of the record's original key, or value for late records."""
-        own = column_read(self.builder, scope, "_key")
-        if made is None:
-            return own, None
-        if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
-            # Late records are written with the value that they have before the aggregate.
-            return made, None if node.late is None else scope.json(self.builder)
-        return made, own
-
-    def _functions(self, node: nodes.Node) -> tuple[AggregateFunction, ...]:
-        """The functions in an aggregate's columns."""
-        if not isinstance(node, nodes.Aggregate) or node.python is not None:
-            return ()
-        functions: dict[AggregateFunction, None] = {}
-        for text in node.columns.values():
-            parts = split_aggregate(text)
-            assert isinstance(parts, Parts)
-            functions |= dict.fromkeys(parts.functions)
-        wrong = [name for name, *_ in functions if nodes.is_table(node.parent) and name not in SUBTRACTABLE]
-        if wrong:
-            raise _no_subtraction(self.pipeline, node, wrong[0])
-        return tuple(functions)
-
-    def _is_retracted(self, node: nodes.Node) -> bool:
-        """Whether any consumer of the node's results also needs the old values."""
-        return any(
-            (needs_retractions(child) and node is nodes.parents(child)[0])
-            or (isinstance(child, _PASSING_ON_OLD_VALUES) and self._is_retracted(child))
-            for child in children(self.pipeline, node)
-        )
-
-    def _needs_old_values(self, node: nodes.Node) -> bool:
+    def _takes_old_values(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table; a suppress step takes them to pass them on."""
-        return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self.retracting)
+        return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self._retracting)
+
+    def _require_different_hashes(self) -> None:
+        """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
+        groups = Counter(store.group_id for operator in self.operators for store in operator.stores.values())
+        for operator in self.operators:
+            for name, store in operator.stores.items():
+                if groups[store.group_id] > 1:
+                    raise TopologyError(
+                        f"{self.pipeline.name}: process at {operator.step.at}: the name of store {name!r} has the "
+                        "same hash as the name of another store.",
+                        next_step="Rename the store.",
+                    )
 
 
-def _is_filtered(node: nodes.Node) -> bool:
-    """Whether the node holds back the updates of a filtered table, perhaps mapped before and after the filter."""
-    return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
+def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether any consumer of the node's results also needs the old values."""
+    for child in children(pipeline, node):
+        if needs_retractions(child) and node is nodes.parents(child)[0]:
+            return True
+        if isinstance(child, _PASSING_ON_OLD_VALUES) and _is_retracted(pipeline, child):
+            return True
+    return False
 
 
-def _follows_filter(node: nodes.Node) -> bool:
-    """Whether the node is a filter or a mapping of a filter's rows."""
-    while isinstance(node, nodes.Select | nodes.MapValues):
-        node = node.parent
-    return isinstance(node, nodes.Filter)
+def _is_only_for_old(node: nodes.Node) -> bool:
+    """Whether the node is of use only to steps that need old values."""
+    return isinstance(node, nodes.ToTable) and node.store is None
 
 
-def _is_shared(node: nodes.Node, side: int) -> bool:
+def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
     """Whether a join's other side depends on the table that this side maps or filters.
 
     In Kafka Streams, both sides read this table's store, which is updated before any step after the table.
@@ -277,103 +245,17 @@ def _is_shared(node: nodes.Node, side: int) -> bool:
     return own in nodes.upstream(other)
 
 
-_PASSING_ON_OLD_VALUES = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
-
-
-_FIRST_ENTRIES = 1 << 30
-_ENTRIES = (1 << 30) - 1_024
-
-
-def is_of_processor(group_id: int) -> bool:
-    """Whether the group number belongs to a processor's store."""
-    return group_id >= _FIRST_ENTRIES
-
-
-def waits_for_close(node: nodes.Node) -> bool:
-    """Whether an operator can emit results without a new record, when stream time advances."""
+def _key_expression(node: nodes.Node, side: int) -> str | None:
+    """The expression for the key of the node's input; None for the record's key."""
     match node:
-        case nodes.Aggregate(window=window):
-            return window is not None
-        case nodes.Join(kind=kind):
-            return kind == "stream-stream"
-        case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
-            return True
+        case nodes.Aggregate(key=key) if side == LEFT:
+            return key
+        case nodes.Join(on=on) if side == LEFT:
+            return on
+        case nodes.StreamOperator(by=by):
+            return by
         case _:
-            return False
-
-
-def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """The operator of a node, as a value of the plan."""
-    match node:
-        case nodes.Aggregate(python=None):
-            plain = not functions or made_of(node) is None
-            table = nodes.is_table(node.parent)
-            return Aggregate(node.window, functions, tuple(node.columns), node.scalar, plain, table, node.retention_ms)
-        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
-            return PythonAggregate(
-                node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
-                reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), node.retention_ms,
-            )  # fmt: skip
-        case nodes.Merge():
-            return Merge()
-        case nodes.ToTable():
-            return Latest()
-        case nodes.Suppress():
-            window = nodes.window_of(node)
-            wait_ms = window.open_ms if node.until == "window_close" and window else node.limit_ms
-            limits = node.max_records, node.max_bytes, node.when_full
-            return Suppress(node.until, wait_ms, *limits, filtered=_is_filtered(node))
-        case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
-            return StreamJoin(node.how, within)
-        case nodes.Join():
-            assert node.kind != "stream-stream"
-            filtered = _follows_filter(node.left), _follows_filter(node.right)
-            return TableJoin(node.how, node.kind, node.on is not None, filtered)
-        case nodes.Deduplicate():
-            return Deduplicate(node.within_ms)
-        case nodes.Process():
-            return _process(node)
-        case _:
-            raise AssertionError(f"{node.name} is not an operator")
-
-
-def _process(node: nodes.Process) -> Process:
-    stores = {
-        # Group numbers depend only on the stores' names, because stores can be added and removed.
-        name: ProcessorStore(
-            Reference(kind), ttl_ms, f"map<string,{declared(kind)}>",
-            _FIRST_ENTRIES + zlib.crc32(name.encode()) % _ENTRIES if node.queryable else None,
-        )
-        for name, (kind, ttl_ms) in node.stores.items()
-    }  # fmt: skip
-    outputs = {
-        name: ProcessorOutput(reference(kind), result_column(node.number, number), shape_of(kind))
-        for number, (name, kind) in enumerate(node.returns.items())
-    }
-    return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)
-
-
-def needs_retractions(node: nodes.Node) -> bool:
-    """Whether the node needs the old values of its input table."""
-    match node:
-        case nodes.Aggregate(parent=parent):
-            return nodes.is_table(parent)
-        case nodes.Join(kind=kind):
-            return kind == "foreign-key"
-        case _:
-            return _is_filtered(node)
-
-
-def _requires_value(node: nodes.Node) -> bool:
-    """Whether the node drops records without a value."""
-    match node:
-        case nodes.Join():
-            return not nodes.is_table(node)
-        case nodes.Aggregate(parent=parent, window=window):
-            return not nodes.is_table(parent) and (window is None or isinstance(window, SlidingWindow))
-        case _:
-            return False
+            return None
 
 
 def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
@@ -389,8 +271,20 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
             return False
 
 
-def _no_subtraction(pipeline: Pipeline, node: nodes.Aggregate, function: str) -> TopologyError:
-    return TopologyError(
-        f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {function} cannot subtract a table's old value.",
-        next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
-    )
+def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFunction, ...]:
+    """The functions in an aggregate's columns. Raises TopologyError if one cannot subtract a table's old values."""
+    if not isinstance(node, nodes.Aggregate) or node.python is not None:
+        return ()
+    functions: dict[AggregateFunction, None] = {}
+    for text in node.columns.values():
+        split = split_aggregate(text)
+        assert isinstance(split, SplitAggregate)
+        functions |= dict.fromkeys(split.functions)
+    for name, *_ in functions:
+        if nodes.is_table(node.parent) and name not in SUBTRACTABLE:
+            raise TopologyError(
+                f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot subtract a table's old "
+                "value.",
+                next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
+            )
+    return tuple(functions)

@@ -79,6 +79,16 @@ class Source:
 
 
 @dataclass(frozen=True)
+class GlobalTableInput:
+    """A global table. Its latest values form a separate group, which every worker has in full."""
+
+    source: Source
+    group: int
+    value: str
+    """The Spark SQL type of the values."""
+
+
+@dataclass(frozen=True)
 class Sink:
     """A topic, or a table outside Kafka, that a job writes.
 

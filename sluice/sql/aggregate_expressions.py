@@ -17,7 +17,7 @@ from sluice.values.sql_types import struct_fields
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitAggregate:
     """An aggregate expression split up: `text` is an expression over `a0`, `a1`, ..., the results of `functions`."""
 
     text: str
@@ -27,7 +27,7 @@ class Parts:
 
 
 @cache
-def split_aggregate(text: str) -> Parts | str:
+def split_aggregate(text: str) -> SplitAggregate | str:
     """Split an aggregate into functions that take one record at a time.
 
     Returns the SQL of the call if Sluice does not have a function of the aggregate.
@@ -40,7 +40,7 @@ def split_aggregate(text: str) -> Parts | str:
             return call.whole.text
         functions.setdefault(function, call.whole.text)
         replaced.append((call.whole, f"a{list(functions).index(function)}"))
-    return Parts(replace(text, replaced), tuple(functions), tuple(functions.values()))
+    return SplitAggregate(replace(text, replaced), tuple(functions), tuple(functions.values()))
 
 
 _FUNCTIONS: dict[type[exp.Expr], str] = {

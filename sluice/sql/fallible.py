@@ -1,7 +1,7 @@
 """Find the author's expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query. Expressions that can
-fail are therefore wrapped (`jobs.FallibleExpression`), so that only their record fails. All others are computed
+fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only their record fails. All others are computed
 directly. Text made of bytes that are not UTF-8 fails too: Spark would replace these bytes.
 """
 

@@ -258,7 +258,7 @@ class Branch(Node):
 class StreamOperator(Node):
     """Base of the steps that keep a state for each key of a stream, and pass on records with unchanged fields.
 
-    A subclass needs no other code in `topology` than its method in `dsl`. `action_of` in `plan/stages.py`
+    A subclass needs no other code in `topology` than its method in `dsl`. `action_of` in `plan/operator_actions.py`
     gives its operator.
     """
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, struct
-from sluice.plan.builder import column_name
+from sluice.plan.job_columns import column_name
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.calls import aggregate_calls
 from sluice.sql.expressions import parse, reference

@@ -17,7 +17,7 @@ from sluice.engine.stages.runner import StageOperator, StageOutput
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.plan import Job, plan
 from sluice.plan.arrow_support import on_arrow, types_of, types_read
-from sluice.plan.jobs import STORE
+from sluice.plan.planned_operators import STORE
 from sluice.settings import Settings
 from sluice.values.sql_types import compact
 

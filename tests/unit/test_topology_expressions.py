@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import TopologyError
-from sluice.sql.aggregate_expressions import Parts, require_supported, split_aggregate
+from sluice.sql.aggregate_expressions import SplitAggregate, require_supported, split_aggregate
 from sluice.sql.expressions import parse, reference
 from sluice.values.aggregate_calls import AggregateFunction
 
@@ -131,7 +131,7 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
 def test_aggregates_are_split_up_as_the_author_wrote_them(text: str) -> None:
     outer, functions = WRITTEN[text]
     parts = split_aggregate(text)
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, SplitAggregate)
     assert (parts.text, [*parts.functions]) == (outer, functions)
 
 

@@ -19,8 +19,8 @@ from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
-from sluice.plan.jobs import STORE, result_column
 from sluice.plan.operator_parameters import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
+from sluice.plan.planned_operators import STORE, result_column
 from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape

@@ -1,0 +1,232 @@
+"""A plan: the job of a pipeline, which is one streaming query.
+
+A plan is picklable data and contains everything that the engine needs, so it does not refer to the topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeAlias
+
+from sluice.plan.aggregation_groups import AggregationGroup, Lookup, Select, TableSink
+from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
+from sluice.plan.operator_parameters import Process, PythonAggregate
+from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
+from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
+from sluice.values.references import Reference
+from sluice.values.sink_tables import PostgresTable
+
+
+@dataclass(frozen=True)
+class PlannedPipeline:
+    """The name, settings and descriptions of a pipeline."""
+
+    name: str
+    workers: int
+    idle_timeout_ms: int | None
+    linger_ms: int
+    """How long a run that has read all records waits for new records."""
+    max_failures: float
+    file: Path | None
+    dead_letters: str
+    """The topic for records that could not be read, processed or written."""
+    markers: str
+    """The topic with a marker for each batch whose output is committed."""
+    steps: tuple[Step, ...]
+    text: str
+    mermaid: str
+    svg: str
+    depends_on_clock: bool
+    """Whether an expression depends on the time of the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A pipeline as one streaming query: it reads topics, keeps state, and writes topics and tables."""
+
+    pipeline: PlannedPipeline
+    streams: tuple[Source, ...]
+    tables: tuple[GlobalTableInput, ...]
+    metadata: tuple[str, ...]
+    """The metadata columns (`_key`, `_topic`, ...) that any step reads."""
+    layers: Layers
+    """Columns computed from the records, each layer from the previous layers."""
+    functions: tuple[PythonFunction, ...]
+    """The Python functions that the layers call."""
+    failures: tuple[Failure, ...]
+    stream_sinks: tuple[Sink, ...]
+    """The topics and tables to which single records are written."""
+    groups: tuple[AggregationGroup, ...]
+    """The combinable aggregates, which need no order of records."""
+    table_sinks: tuple[TableSink, ...]
+    """The topics and tables to which the changes of groups are written."""
+    operators: tuple[PlannedOperator, ...]
+    """The operators, which process each key's records in order, in stages."""
+    edges: tuple[Edge, ...]
+    """Edges into stores and sinks after operators."""
+    later_layers: Mapping[int, Layers]
+    """Stage → the columns computed from its operators' results."""
+    operator_sinks: tuple[Sink, ...]
+    """The topics and tables to which operators' results are written."""
+    state_functions: tuple[tuple[str, Reference], ...]
+    """The author's functions on which the job's state depends, each with a name for messages."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that the job reads."""
+        # Operators that join a global table read its topic, and its store does, too.
+        return tuple(dict.fromkeys(topic for topics in self.topics_of_sources for topic in topics))
+
+    @property
+    def topics_of_sources(self) -> tuple[tuple[str, ...], ...]:
+        """The topics of each of the query's Kafka sources: of streams, and of global tables if there are any."""
+        streams = tuple(source.topic for source in self.streams)
+        tables = tuple(table.source.topic for table in self.tables)
+        return (streams, tables) if tables else (streams,)
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """All topics and tables that the job writes, except dead letters."""
+        late = [group.late for group in self.groups if group.late is not None]
+        return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late, *self.operator_sinks)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the topics that the job writes, except dead letters."""
+        return tuple(sink.topic for sink in self.sinks if sink.table is None)
+
+    @property
+    def keeps_headers(self) -> bool:
+        """Whether the headers of records may reach a topic."""
+        return any(sink.table is None for sink in self.sinks)
+
+    @property
+    def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
+        """Destination → the tables that one transaction per batch writes: those of a database, or one Delta table."""
+        tables: dict[str, tuple[Sink, ...]] = {}
+        for sink in self.sinks:
+            if sink.table is not None:
+                tables[sink.table.destination] = (*tables.get(sink.table.destination, ()), sink)
+        return tables
+
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """The connections of the databases to whose tables the job writes."""
+        tables = (sink.table for sink in self.sinks)
+        return tuple(dict.fromkeys(table.connection for table in tables if isinstance(table, PostgresTable)))
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores that can be queried, except global tables."""
+        of_groups = (store_column.store for group in self.groups for store_column in group.store_columns)
+        of_operators = (operator.store for operator in self.operators if operator.store is not None)
+        of_processors = (name for operator in self.operators for name in operator.stores)
+        return (*of_groups, *of_operators, *of_processors)
+
+    @property
+    def stage_count(self) -> int:
+        """The number of stages of operators."""
+        return max((operator.stage for operator in self.operators), default=0)
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether results depend on the order of the records, also across partitions."""
+        return bool(self.operators)
+
+    @property
+    def has_fallible_expressions(self) -> bool:
+        """Whether any expression of the job can fail."""
+        steps = (step for sink in self.table_sinks for step in sink.steps)
+        return any(isinstance(column, FallibleExpression) for column in self.columns) or any(
+            isinstance(step, Select) and step.causes for step in steps
+        )
+
+    @property
+    def columns(self) -> Iterator[Column | FallibleExpression]:
+        """The columns of all layers."""
+        yield from columns_of(self.layers)
+        for layers in self.later_layers.values():
+            yield from columns_of(layers)
+
+    @property
+    def python_steps(self) -> tuple[Step, ...]:
+        """The steps that call the author's Python functions in Spark's workers."""
+        sources = (*self.streams, *(table.source for table in self.tables))
+        decoded = (source.number for source in sources if source.decode or source.key_decode)
+        numbers = {*decoded, *(function.number for function in self.functions)}
+        with_state = (each.step for each in self.operators if isinstance(each.action, PythonAggregate | Process))
+        steps = {*with_state, *(step for step in self.pipeline.steps if step.number in numbers)}
+        return tuple(sorted(steps, key=attrgetter("number")))
+
+    @property
+    def failures_before_operators(self) -> tuple[Failure, ...]:
+        """The failures of steps before any operator."""
+        return tuple(failure for failure in self.failures if not failure.stage)
+
+    @property
+    def looked_up_groups(self) -> frozenset[int]:
+        """The group numbers of the global tables that outputs of groups look up."""
+        steps = (step for sink in self.table_sinks for step in sink.steps)
+        return frozenset(step.table.group for step in steps if isinstance(step, Lookup))
+
+    @property
+    def groups_by_number(self) -> Mapping[int, AggregationGroup]:
+        return {group.number: group for group in self.groups}
+
+    def step_of(self, column: str) -> Step | None:
+        """The step that computes the column, or that writes the topic with this name; None if several or none do."""
+        edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
+        for edge in edges:
+            if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
+                return self.pipeline.steps[edge.target]
+        for each in self.columns:
+            if column in (each.name, *((each.error, each.key_text) if isinstance(each, FallibleExpression) else ())):
+                return None if each.step is None else self.pipeline.steps[each.step]
+        number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
+        return None if number is None else self.pipeline.steps[number]
+
+    def step_named(self, name: str) -> Step | None:
+        """The step with this name in counts."""
+        own = next((operator.step for operator in self.operators if operator.name == name), None)
+        return own or next((step for step in self.pipeline.steps if step.name == name), None)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Column → the author's name for it, for columns that have one."""
+        made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
+        return made | {field.column: field.name for source in self.streams for field in source.fields}
+
+    def edges_from(self, stage: int) -> list[Edge]:
+        """The edges from a stage to operators, stores and sinks."""
+        edges = (edge for operator in self.operators for edge in operator.edges)
+        return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
+
+    @property
+    def store_only_operators(self) -> frozenset[int]:
+        """The operators whose results go only to their store, so that a key's last result is enough."""
+        edges = (edge for stage in range(1, self.stage_count + 1) for edge in self.edges_from(stage))
+        passed_on = {operator for edge in edges if edge.side != STORE for operator in edge.results_of}
+        chained = {operator.chained_to for operator in self.operators}
+        return frozenset(
+            operator.number
+            for operator in self.operators
+            if operator.store is not None
+            and not operator.columns_read
+            and operator.number not in passed_on
+            and operator.number not in chained
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The job of a pipeline."""
+
+    pipeline: PlannedPipeline
+    job: Job
+
+
+PlanOf: TypeAlias = Callable[[Collection[str]], Job]
+"""Plans a part of a pipeline: the stores and steps with these names and what they need, or all others."""

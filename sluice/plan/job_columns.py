@@ -1,0 +1,377 @@
+"""The columns of a job while it is being planned: those that each stage computes, and those that expressions read.
+
+Names of columns:
+
+- `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in
+  `values.record_metadata.METADATA`;
+- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: the key of source 3 if it is a field;
+- `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
+- `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
+- `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
+- `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
+
+Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
+
+Columns belong to stages: one before the first operators and one after each set of them. A stage has layers,
+each computed from the previous layers, so that a step is computed only once even if several steps follow it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, Transformation
+from sluice.plan.scope import Scope
+from sluice.plan.steps import PythonFunction, Step
+from sluice.plan.value_types import types_after
+from sluice.sql.expressions import parse
+from sluice.sql.fallible import causes, may_fail, validated
+from sluice.sql.types import Types
+from sluice.topology import nodes
+from sluice.topology.graph import Graph
+from sluice.values.record_metadata import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
+
+_LAST = 1_000_000
+"""Depth of the last layer, whose columns can read every other column."""
+
+
+@dataclass
+class JobColumns:
+    """Collects the columns of a job. Its methods that return SQL note which columns the SQL reads."""
+
+    pipeline: Graph
+    steps: tuple[Step, ...]
+    functions: list[PythonFunction] = field(default_factory=list)
+    """The Python functions that columns call."""
+    fields_read: dict[int, dict[str, None]] = field(default_factory=dict)
+    """Source → the fields that expressions read."""
+    key_fields_read: dict[int, dict[str, None]] = field(default_factory=dict)
+    """Source → the fields whose texts are keys."""
+    metadata_read: set[str] = field(default_factory=set)
+    results_read: set[str] = field(default_factory=set)
+    """The columns of operators' results that expressions read."""
+    _layers: dict[int, dict[int, list[Column | FallibleExpression] | Transformation]] = field(default_factory=dict)
+    """Stage → depth → the layer."""
+    _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Column → the source and the field that it has."""
+    _result_of: dict[str, str] = field(default_factory=dict)
+    """SQL of a field of an operator's results → the column of the results."""
+    _fallible: list[FallibleExpression] = field(default_factory=list)
+    _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
+    """Steps that can fail, each with the scope before it."""
+    _explosions: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Stage → its nodes that turn one record into several, each with the depth of its layer."""
+
+    # -- Columns that are computed
+
+    def add(self, stage: int, depth: int, column: Column | FallibleExpression) -> None:
+        """Add a column to the layer at `depth`."""
+        self._layer(stage, depth).append(column)
+
+    def add_transformation(self, stage: int, depth: int, transformation: Transformation) -> None:
+        """Add a function of the whole DataFrame as a layer of its own."""
+        self._layers.setdefault(stage, {})[depth] = transformation
+
+    def add_explosion(self, stage: int, depth: int, name: str, sql: str, node: nodes.Node) -> None:
+        """Add a column that turns each record into a row per element of an array, with the elements' positions."""
+        column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
+        self.add(stage, depth, column)
+        self._explosions.setdefault(stage, {})[node.number] = depth
+        self.metadata_read.add("_offset")
+
+    def next_layer(self, stage: int) -> int:
+        """The depth below all layers so far, for a step that turns a row into several: a layer can have only one."""
+        return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
+
+    def add_output_column(self, name: str, sql: str, step: int) -> None:
+        """Add a column to the last layer of the stage before the operators."""
+        self.add(0, _LAST, Column(name, sql, step))
+
+    def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
+        """The column of the stage's last layer that computes `sql`. Adds it on first use."""
+        if sql.isidentifier() and sql != "false":
+            return sql
+        layer = self._layer(scope.stage, _LAST)
+        for column in layer:
+            if isinstance(column, Column) and column.sql == sql:
+                return column.name
+        added = Column(f"{name}_{len(layer)}", sql, step)
+        layer.append(added)
+        return added.name
+
+    def layers_of(self, stage: int) -> Layers:
+        """The layers of a stage, in order."""
+        layers = (layer for _, layer in sorted(self._layers.get(stage, {}).items()))
+        return tuple(layer if isinstance(layer, Transformation) else tuple(layer) for layer in layers)
+
+    def layers_after_operators(self) -> dict[int, Layers]:
+        """Stage → the layers that are computed from its operators' results."""
+        return {stage: self.layers_of(stage) for stage in self._layers if stage}
+
+    def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:
+        layer = self._layers.setdefault(stage, {}).setdefault(depth, [])
+        assert isinstance(layer, list)
+        return layer
+
+    # -- Columns that are read
+
+    def register_source(self, source: nodes.Source) -> dict[str, str]:
+        """The column of each field of a source's values."""
+        columns = {name: column_name(f"s{source.number}", name) for name in source.fields}
+        for name, column in columns.items():
+            self._field_of[column] = source.number, name
+        return columns
+
+    def register_results(self, scope: Scope, column: str) -> Scope:
+        """Register the scope's fields as parts of the operator's results in `column`; return the scope."""
+        for name in scope.fields:
+            self._result_of[scope.columns[name]] = column
+        if scope.is_null != "false":
+            self._result_of[scope.is_null] = column
+        return scope
+
+    def read(self, scope: Scope, name: str) -> str:
+        """The column of a field."""
+        column = scope.columns[name]
+        if column in METADATA:
+            self.metadata_read.add(column)
+        elif column in self._field_of:
+            source, field_name = self._field_of[column]
+            self.fields_read.setdefault(source, {})[field_name] = None
+        elif column in self._result_of:
+            self.results_read.add(self._result_of[column])
+        return column
+
+    def read_null(self, scope: Scope) -> str:
+        """The condition that the value is null."""
+        if scope.is_null in self._result_of:
+            self.results_read.add(self._result_of[scope.is_null])
+        return scope.is_null
+
+    def value(self, scope: Scope) -> str:
+        """SQL of the value: a struct of its fields, or the scalar itself."""
+        if scope.scalar:
+            return self.read(scope, TEXT_FIELD)
+        return named_struct({name: self.read(scope, name) for name in scope.fields})
+
+    def json(self, scope: Scope, condition: str = "true") -> str:
+        """SQL of the value as JSON; null if the condition is false or the value is null."""
+        if scope.unchanged_result is not None:
+            text = "value"
+        else:
+            value = self.value(scope)
+            text = value_json(value) if scope.scalar else struct_json(value)
+        is_null = self.read_null(scope)
+        conditions = [] if condition == "true" else [condition]
+        if is_null != "false":
+            conditions.append(f"NOT {is_null}")
+        return value_if(all_of(conditions), text) if conditions else text
+
+    def sql(self, scope: Scope, text: str) -> str:
+        """The author's expression, over the job's columns."""
+        expression = parse(text)
+        return expression.on({name: self.read(scope, name) for name in expression.fields})
+
+    def null_removed_rows(self, scope: Scope) -> Scope:
+        """The scope in which the fields of a removed row are null, so that no later step reads what the row had.
+
+        In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a record with a null
+        value.
+        """
+        columns = dict(scope.columns)
+        for name in scope.fields:
+            column = scope.columns[name]
+            nulled = f"IF({self.read_null(scope)}, NULL, {column})"
+            if column in self._field_of:
+                self._field_of[nulled] = self._field_of[column]
+            if column in self._result_of:
+                self._result_of[nulled] = self._result_of[column]
+            columns[name] = nulled
+        return replace(scope, columns=columns)
+
+    # -- Conditions
+
+    def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
+        """The condition under which a step computes its expressions over the node `before`.
+
+        Kafka Streams calls a stream's functions with null values, but a table's only with the rows that it has.
+        """
+        if not nodes.is_table(before) or scope.is_null == "false":
+            return scope.passed
+        return f"({scope.passed} AND NOT {self.read_null(scope)})"
+
+    def row_condition(self, scope: Scope) -> str:
+        """The condition for a consumer to take a row.
+
+        If nodes that are not upstream of the consumer turned a record into several rows, only the first of the rows
+        meets the condition.
+        """
+        return all_of([scope.passed, *self._first_row_conditions(scope)])
+
+    def call_depth(self, scope: Scope) -> tuple[int, str]:
+        """The layer in which a Python function is called after a scope, and the condition under which it is called.
+
+        Nodes that are not upstream of the function may have turned a record into several rows. The function is called
+        for the first row only. In the layer of such a node, Spark would call it for each row.
+        """
+        others = {
+            depth: number
+            for number, depth in self._explosions.get(scope.stage, {}).items()
+            if number not in scope.exploded
+        }
+        depth = scope.depth + 1
+        while depth in others:
+            depth += 1
+        conditions = [_is_first_row(number) for other_depth, number in others.items() if other_depth < depth]
+        return depth, f"({all_of([scope.passed, *conditions])})" if conditions else scope.passed
+
+    def _first_row_conditions(self, scope: Scope) -> list[str]:
+        explosions = self._explosions.get(scope.stage, {})
+        return [_is_first_row(number) for number in explosions if number not in scope.exploded]
+
+    # -- Expressions that can fail
+
+    def guard(
+        self, scope: Scope, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
+    ) -> tuple[Scope, dict[str, str]]:
+        """SQL of a step's expressions, and the scope after it, which passes records for which no expression failed.
+
+        The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
+        The SQL of this expression is for the key's text.
+        """
+        types = types_after(before) | METADATA | CHANGE_METADATA
+        return self.guard_if(self.evaluation_condition(scope, before), scope, node, types, texts, key=key)
+
+    def guard_if(
+        self,
+        condition: str,
+        scope: Scope,
+        node: nodes.Node,
+        types: Types,
+        texts: Mapping[str, str],
+        *,
+        key: str = "",
+        reported: bool = True,
+    ) -> tuple[Scope, dict[str, str]]:
+        """Like `guard`, for expressions over fields of these types, computed under a condition.
+
+        Failures without a report are left out silently.
+        """
+        texts = {name: validated(text, types) for name, text in texts.items()}
+        key_column = self._key_column(scope, texts[key]) if key in texts else None
+        sqls, fallible = {}, []
+        for name, text in texts.items():
+            if name == key and key_column is not None:
+                sqls[name] = key_column
+                continue
+            sqls[name] = self.sql(scope, text)
+            # A key that is computed can always fail, because it may be too long.
+            if name == key or may_fail(text, types):
+                fallible.append(name)
+        if not fallible:
+            return scope, sqls
+        expression = FallibleExpression(
+            self._fallible_name(node),
+            node.number,
+            condition,
+            tuple(sqls[name] for name in fallible),
+            fallible.index(key) if key in fallible else None,
+            tuple((self.sql(scope, part), why) for name in fallible for part, why in causes(texts[name])),
+        )
+        after, expression = self._add_fallible(scope, node, expression, reported_with=scope if reported else None)
+        for number, name in enumerate(fallible):
+            sqls[name] = expression.key_text if name == key else expression.result(number)
+        return after, sqls
+
+    def guard_results(self, scope: Scope, node: nodes.Node, columns: Sequence[str], before: Scope) -> Scope:
+        """The scope of the records for which a step's results in these columns can be written as JSON.
+
+        `before` is the scope before the step, whose value a dead letter has.
+        """
+        expression = FallibleExpression(self._fallible_name(node), node.number, scope.passed, tuple(columns), None, ())
+        after, _ = self._add_fallible(scope, node, expression, reported_with=before)
+        return after
+
+    def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
+        """Register that a step can fail; `error` is the SQL of the error message."""
+        if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
+            return  # a topic's table is mapped both before and after its store, and the same records fail in both
+        key = value = ""
+        if scope.stage:
+            key, value = self.read(scope, "_key"), self.json(scope)
+        else:
+            self.metadata_read |= {"_topic", "_partition", "_offset", "_timestamp"}
+        column = f"error_{error.replace('.', '_')}"
+        failure = Failure(self.steps[node.number], column, scope.stage, error, "", key, value)
+        self._failures.append((failure, scope))
+
+    def failures(self) -> Iterator[Failure]:
+        """The places where steps can fail. Call this when all columns exist."""
+        for failure, scope in self._failures:
+            conditions = [f"{failure.error} IS NOT NULL"]
+            if scope.stage:
+                conditions.append("NOT old")  # a table's old value has failed when it was the new value
+            # A record that another step turns into several rows fails only once.
+            conditions += self._first_row_conditions(scope)
+            yield replace(failure, once=all_of(conditions))
+
+    def _fails_in_another_stage(self, node: nodes.Node, stage: int) -> bool:
+        return any(failure.step.number == node.number and failure.stage != stage for failure, _ in self._failures)
+
+    def _fallible_name(self, node: nodes.Node) -> str:
+        return f"t{node.number}_{sum(expression.step == node.number for expression in self._fallible)}"
+
+    def _add_fallible(
+        self, scope: Scope, node: nodes.Node, expression: FallibleExpression, *, reported_with: Scope | None
+    ) -> tuple[Scope, FallibleExpression]:
+        """The scope after an expression, and the same expression if the node already has one.
+
+        A failure is reported with the value of the scope `reported_with`.
+        """
+        same = next((other for other in self._fallible if replace(expression, name=other.name) == other), None)
+        if same is None:
+            self._fallible.append(expression)
+            self.add(scope.stage, scope.depth + 1, expression)
+            if reported_with is not None:
+                self.register_failure(reported_with, node, expression.error)
+        else:
+            expression = same
+        passed = f"({scope.passed} AND {expression.error} IS NULL)"
+        return replace(scope, depth=scope.depth + 1, passed=passed), expression
+
+    def _key_column(self, scope: Scope, key: str) -> str | None:
+        """The column of the key's text, if the key is unchanged, or is a source's field, whose text the decoder makes.
+
+        The text of any other key must be computed.
+        """
+        (name, start, stop), *more = parse(key).names or (("", 0, 0),)
+        if more or start != 0 or stop != len(key):
+            return None
+        if scope.columns[name] in self._field_of:
+            number, field_name = self._field_of[scope.columns[name]]
+            self.key_fields_read.setdefault(number, {})[field_name] = None
+            source = self.pipeline.whole.nodes[number]
+            assert isinstance(source, nodes.Source)
+            return key_column(source, field_name)
+        return self.read(scope, name) if name == "_key" else None
+
+
+def _is_first_row(explosion: int) -> str:
+    """Condition: the row has a record's first element, or the record has none."""
+    return f"coalesce(x{explosion}_pos, 0) = 0"
+
+
+def column_name(prefix: str, field_name: str) -> str:
+    """The name of the job's column for a field, which needs no quotes in SQL."""
+    # An underscore that looks like the start of an escape is escaped, too, so that two fields never share a column.
+    escaped = re.sub("[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)", lambda sign: f"_x{ord(sign[0]):x}_", field_name)
+    return f"{prefix}_{escaped}"
+
+
+def key_column(source: nodes.Source, field_name: str) -> str:
+    """The name of the job's column for the text of a source's field as a key. It is the field's own if that is text."""
+    prefix = "s" if source.fields[field_name] == "STRING" else "sk"
+    return column_name(f"{prefix}{source.number}", field_name)

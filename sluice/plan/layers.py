@@ -1,0 +1,101 @@
+"""Layers: the columns that a job computes from its records and from operators' results, and where they can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sluice.plan.steps import Step
+from sluice.values.references import Reference
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a job's rows."""
+
+    name: str
+    sql: str
+    step: int | None
+    """Number of the column's step; None if several steps share the column."""
+    field: str = ""
+    """The author's name for the column, if any."""
+    position: str = ""
+    """For a column that turns an array into rows: the column with the element's index."""
+
+
+@dataclass(frozen=True)
+class FallibleExpression:
+    """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
+
+    The column `error` has the error message if the step failed for the record, else null. The column `key_text` has the
+    text of the expression that becomes a key.
+    """
+
+    name: str
+    step: int
+    passed: str
+    """Condition: the record reaches the step."""
+    columns: tuple[str, ...]
+    """SQL of the expressions."""
+    key: int | None
+    """Index of the expression that becomes the key of records or of a store."""
+    causes: tuple[tuple[str, str], ...]
+    """SQL of the parts that can fail, innermost first, each with its error message."""
+
+    @property
+    def error(self) -> str:
+        """Name of the column with the error message."""
+        return f"{self.name}_error"
+
+    @property
+    def key_text(self) -> str:
+        """Name of the column with the text of the key."""
+        return f"{self.name}_key"
+
+    def result(self, number: int) -> str:
+        """SQL for the result of the expression with this index."""
+        return f"{self.name}.c{number}"
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """A function from DataFrame to DataFrame: the SQL of its input columns and the names of its output columns."""
+
+    step: int
+    function: Reference
+    at: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    """Field, column of the job, and declared Spark SQL type of each output."""
+
+
+Layer: TypeAlias = tuple[Column | FallibleExpression, ...] | Transformation
+"""Columns that are computed together from the columns of previous layers; or a function of the whole DataFrame."""
+
+
+Layers: TypeAlias = tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A place where a step can fail. `error`: SQL of the error message, null if the step did not fail."""
+
+    step: Step
+    column: str
+    """Name of the column with the error, if the step follows the sources."""
+    stage: int
+    error: str
+    once: str
+    """Condition that is true for one row per record, because other steps may have turned the record into several."""
+    key: str
+    """SQL of the record's key at the step."""
+    value: str
+    """SQL of the value, as JSON."""
+
+
+def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
+    """The columns of layers. Omits columns from a function of the whole DataFrame, which have no SQL."""
+    for layer in layers:
+        if not isinstance(layer, Transformation):
+            yield from layer

@@ -1,0 +1,135 @@
+"""The operator of a node, as a value of the plan, and what operators of its kind need from their inputs."""
+
+from __future__ import annotations
+
+import zlib
+
+from sluice.operators.deduplicate import Deduplicate
+from sluice.plan.definitions import declared
+from sluice.plan.operator_parameters import (
+    Action,
+    Aggregate,
+    Latest,
+    Merge,
+    Process,
+    ProcessorOutput,
+    ProcessorStore,
+    PythonAggregate,
+    StreamJoin,
+    Suppress,
+    TableJoin,
+)
+from sluice.plan.planned_operators import result_column
+from sluice.plan.scopes import result_expressions
+from sluice.topology import nodes
+from sluice.topology.serdes import shape_of
+from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.references import Reference, reference
+from sluice.values.windows import JoinWindow, SlidingWindow
+
+_FIRST_PROCESSOR_GROUP = 1 << 30
+_PROCESSOR_GROUPS = (1 << 30) - 1_024
+
+
+def is_of_processor(group_id: int) -> bool:
+    """Whether the group number belongs to a processor's store."""
+    return group_id >= _FIRST_PROCESSOR_GROUP
+
+
+def _processor_group(store: str) -> int:
+    """The group number of a processor's store. It depends only on the name, since stores can be added and removed."""
+    return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
+
+
+def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
+    """The operator of a node, as a value of the plan."""
+    match node:
+        case nodes.Aggregate(python=None):
+            plain = not functions or result_expressions(node) is None
+            table = nodes.is_table(node.parent)
+            return Aggregate(node.window, functions, tuple(node.columns), node.scalar, plain, table, node.retention_ms)
+        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
+            return PythonAggregate(
+                node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
+                reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
+                nodes.is_table(node.parent), node.retention_ms,
+            )  # fmt: skip
+        case nodes.Merge():
+            return Merge()
+        case nodes.ToTable():
+            return Latest()
+        case nodes.Suppress():
+            window = nodes.window_of(node)
+            wait_ms = window.open_ms if node.until == "window_close" and window else node.limit_ms
+            limits = node.max_records, node.max_bytes, node.when_full
+            return Suppress(node.until, wait_ms, *limits, filtered=_is_filtered(node))
+        case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
+            return StreamJoin(node.how, within)
+        case nodes.Join():
+            assert node.kind != "stream-stream"
+            filtered = _follows_filter(node.left), _follows_filter(node.right)
+            return TableJoin(node.how, node.kind, node.on is not None, filtered)
+        case nodes.Deduplicate():
+            return Deduplicate(node.within_ms)
+        case nodes.Process():
+            return _process(node)
+        case _:
+            raise AssertionError(f"{node.name} is not an operator")
+
+
+def _process(node: nodes.Process) -> Process:
+    stores = {}
+    for name, (kind, ttl_ms) in node.stores.items():
+        group_id = _processor_group(name) if node.queryable else None
+        stores[name] = ProcessorStore(Reference(kind), ttl_ms, f"map<string,{declared(kind)}>", group_id)
+    outputs = {}
+    for number, (name, kind) in enumerate(node.returns.items()):
+        outputs[name] = ProcessorOutput(reference(kind), result_column(node.number, number), shape_of(kind))
+    return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)
+
+
+def waits_for_close(node: nodes.Node) -> bool:
+    """Whether an operator can emit results without a new record, when stream time advances."""
+    match node:
+        case nodes.Aggregate(window=window):
+            return window is not None
+        case nodes.Join(kind=kind):
+            return kind == "stream-stream"
+        case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
+            return True
+        case _:
+            return False
+
+
+def needs_retractions(node: nodes.Node) -> bool:
+    """Whether the node needs the old values of its input table."""
+    match node:
+        case nodes.Aggregate(parent=parent):
+            return nodes.is_table(parent)
+        case nodes.Join(kind=kind):
+            return kind == "foreign-key"
+        case _:
+            return _is_filtered(node)
+
+
+def requires_value(node: nodes.Node) -> bool:
+    """Whether the node drops records without a value."""
+    match node:
+        case nodes.Join():
+            return not nodes.is_table(node)
+        case nodes.Aggregate(parent=parent, window=window):
+            return not nodes.is_table(parent) and (window is None or isinstance(window, SlidingWindow))
+        case _:
+            return False
+
+
+def _is_filtered(node: nodes.Node) -> bool:
+    """Whether the node holds back the updates of a filtered table, perhaps mapped before and after the filter."""
+    return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
+
+
+def _follows_filter(node: nodes.Node) -> bool:
+    """Whether the node is a filter or a mapping of a filter's rows."""
+    while isinstance(node, nodes.Select | nodes.MapValues):
+        node = node.parent
+    return isinstance(node, nodes.Filter)

@@ -1,0 +1,75 @@
+"""The ends of a pipeline: its sinks and last peeks, by what they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from sluice.plan.operator_nodes import children, is_operator
+from sluice.topology import nodes
+from sluice.topology.graph import Graph
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The sinks of a pipeline, and the peeks whose output no later step uses."""
+
+    of_records: Sequence[nodes.Sink]
+    """Sinks of stateless steps, to which single records are written."""
+    of_groups: Mapping[nodes.Sink, Sequence[nodes.Node]]
+    """Sinks of combinable aggregates, each with the nodes from the aggregate to the sink."""
+    of_operators: Sequence[nodes.Sink]
+    peeks_at_records: Sequence[nodes.Apply]
+    peeks_at_results: Sequence[nodes.Apply]
+    """Peeks after operators."""
+
+    @classmethod
+    def of(cls, pipeline: Graph, combinable: Collection[nodes.Aggregate]) -> Self:
+        """The outputs of a pipeline with these combinable aggregates."""
+        of_records, of_groups, of_operators = [], {}, []
+        for node in pipeline.nodes:
+            if not isinstance(node, nodes.Sink) or isinstance(node, nodes.Late):
+                continue
+            if (chain := _chain_from_group(node, combinable)) is not None:
+                of_groups[node] = chain
+            elif _follows_state(pipeline, node):
+                of_operators.append(node)
+            else:
+                of_records.append(node)
+        peeks_at_records: list[nodes.Apply] = []
+        peeks_at_results: list[nodes.Apply] = []
+        for node in pipeline.nodes:
+            if isinstance(node, nodes.Apply) and node.gives == "nothing" and not _is_used(pipeline, node):
+                peeks = peeks_at_results if _follows_state(pipeline, node) else peeks_at_records
+                peeks.append(node)
+        return cls(of_records, of_groups, of_operators, peeks_at_records, peeks_at_results)
+
+
+def _chain_from_group(sink: nodes.Sink, combinable: Collection[nodes.Aggregate]) -> Sequence[nodes.Node] | None:
+    """The nodes from a combinable aggregate to the sink; None if the sink does not follow one."""
+    chain: list[nodes.Node] = [sink.parent]
+    while nodes.parents(chain[0]) and chain[0] not in combinable:
+        chain.insert(0, nodes.parents(chain[0])[0])
+    return chain if chain[0] in combinable else None
+
+
+def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
+    for parent in nodes.parents(node):
+        # The rows of a topic's table are the topic's records.
+        if is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable):
+            return True
+        if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
+            return True
+    return False
+
+
+def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether a step that computes something follows a node."""
+    for child in children(pipeline, node):
+        if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
+            return True
+        if (isinstance(child, nodes.Apply) and child.gives == "nothing") or _is_used(pipeline, child):
+            return True
+    return False

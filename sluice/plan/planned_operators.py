@@ -1,0 +1,178 @@
+"""Operators, each in a stage, and the edges by which rows reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.operators.base import DEFAULT_OUTPUT
+from sluice.plan.operator_parameters import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
+from sluice.plan.steps import Sink, Step
+from sluice.values import row_order
+from sluice.values.windows import AnyWindow
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The columns of the rows that enter a side of an operator, or a store or sink after one."""
+
+    target: int
+    side: int
+    stage: int
+    """The stage of the columns; 0 for records right after the stateless steps."""
+    topics: tuple[str, ...]
+    """The topics from which the rows come."""
+    passed: str
+    """Condition: the row belongs to this edge."""
+    key: str
+    values: tuple[str, ...]
+    """SQL of the value, or of an aggregate's arguments."""
+    is_null: str
+    foreign: str | None = None
+    """SQL of the record's original key if `key` differs; for an aggregate with late records, SQL of the value."""
+    scalar: bool = False
+    """Whether the value is not an object."""
+    unchanged_result: str | None = None
+    """The column of an operator's result, if the value is that result unchanged and therefore already JSON."""
+    has_arguments: bool = False
+    """Whether the values are an aggregate's arguments; the JSON is then an array."""
+    has_old_values: bool = False
+    """Whether the edge includes a table's old values."""
+    requires_key: bool = True
+    """Whether records without a key do not advance stream time."""
+    requires_value: bool = False
+    """Whether records without a value do not advance stream time."""
+    path: tuple[str, ...] = ()
+    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
+    rekeyed: bool = False
+    """Whether the rows' key for the target differs from the record's or result's key."""
+    results_of: frozenset[int] = frozenset()
+    """The operators whose results the rows are made from."""
+
+    @property
+    def column(self) -> str:
+        """Column: whether a row belongs to this edge."""
+        return f"f{self.target}_{self.side}"
+
+    @property
+    def key_column(self) -> str:
+        return f"{self.column}_key"
+
+    @property
+    def value_column(self) -> str:
+        """Column: the value as JSON; null for a tombstone."""
+        return f"{self.column}_value"
+
+    @property
+    def foreign_column(self) -> str:
+        return f"{self.column}_foreign"
+
+    @property
+    def path_column(self) -> str | None:
+        """Column: the path from the record; None if the path is the same for all records."""
+        return f"{self.column}_path" if self.constant_path is None else None
+
+    @property
+    def constant_path(self) -> bytes | None:
+        """The path from the record if it is the same for all records, else None."""
+        return row_order.constant(self.path, rekeyed=self.rekeyed)
+
+    def path_from(self, base: str) -> str:
+        """SQL of the path; `base` is SQL for the path of the stage's record or result."""
+        return row_order.sql(base, self.path, rekeyed=self.rekeyed)
+
+
+@dataclass(frozen=True)
+class PlannedOperator:
+    """An operator that processes each key's records in order and has a state per key."""
+
+    step: Step
+    stage: int
+    action: Action
+    edges: tuple[Edge, ...]
+    topics: tuple[str, ...]
+    """The topics from which the operator's rows come."""
+    retracts: bool
+    """Whether a later step needs the old value of each change."""
+    chained_to: int | None
+    """The operator of the same stage that passes its results directly to this operator."""
+    clock: str
+    """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
+    waits_for_close: bool
+    """Whether this operator, or an operator chained to it, waits for stream time."""
+    store: str | None
+    grouped_by: str
+    """The author's expression for the store's key."""
+    window: AnyWindow | None
+    """The windows of the store's keys."""
+    late: Sink | None
+    """The topic for late records. If several groups and operators share it, only one of them has it."""
+    upstream_definition: str
+    """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
+    reason: str
+    """The reason why the operator needs each key's records in order, for `sluice explain`."""
+    definition: str
+    """The operator's definition as the author wrote it, with the declared types."""
+    columns_read: frozenset[str] = frozenset()
+    """The columns of the operator's results that later expressions read."""
+
+    @property
+    def number(self) -> int:
+        """The number of the operator's step."""
+        return self.step.number
+
+    @property
+    def name(self) -> str:
+        """The operator's name in counts and stream times."""
+        return self.step.name
+
+    @property
+    def result(self) -> str:
+        """The column of the results, for an operator with one output."""
+        return result_column(self.number)
+
+    def output_of(self, column: str) -> str:
+        """The output whose results are in a column."""
+        outputs = self.action.outputs if isinstance(self.action, Process) else {}
+        return next((name for name, output in outputs.items() if output.column == column), DEFAULT_OUTPUT)
+
+    @property
+    def edges_from_records(self) -> tuple[Edge, ...]:
+        """The edges from records right after the stateless steps."""
+        return tuple(edge for edge in self.edges if edge.stage == 0)
+
+    @property
+    def is_stream_join(self) -> bool:
+        """Whether the operator joins two streams, with a stream time for each side and one for both."""
+        return isinstance(self.action, StreamJoin)
+
+    @property
+    def has_own_stream_time(self) -> bool:
+        """Whether the operator has its own stream time."""
+        return self.waits_for_close and self.clock == self.name
+
+    @property
+    def is_timed_by_source(self) -> bool:
+        """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
+        return not self.is_stream_join and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
+
+    @property
+    def stores(self) -> Mapping[str, ProcessorStore]:
+        """A processor's stores that can be queried."""
+        if not isinstance(self.action, Process):
+            return {}
+        return {name: store for name, store in self.action.stores.items() if store.group_id is not None}
+
+    @property
+    def retention_ms(self) -> int | None:
+        """How long a window of the store is kept after its end; None means forever."""
+        return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
+
+
+STORE = 2
+"""The side of the edge into an operator's store; the edges into the operator have the sides of its rows."""
+
+
+def result_column(operator: int, output: int | None = None) -> str:
+    """The column of an operator's results; for a processor, of one of its outputs."""
+    return f"v{operator}" if output is None else f"v{operator}_{output}"

@@ -1,0 +1,44 @@
+"""A scope: the columns visible downstream of a node of the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.values.record_metadata import RESERVED_NAMES
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The columns visible downstream of a node, and the condition for a record to reach this point."""
+
+    stage: int
+    depth: int
+    """The layer of the stage that the columns of a next step can follow."""
+    passed: str
+    """Condition: the record reaches this point."""
+    columns: Mapping[str, str]
+    """Name of a field, or of metadata → SQL that reads it, which is usually the name of a column."""
+    scalar: bool = False
+    is_null: str = "false"
+    """Condition: the value is null, or the table's row was removed. All fields are then null."""
+    results_of: frozenset[int] = frozenset()
+    """The operators whose results these are."""
+    exploded: tuple[int, ...] = ()
+    """Upstream nodes that turn one record into several."""
+    unchanged_result: str | None = None
+    """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
+    path: tuple[str, ...] = ()
+    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
+    rekeyed: bool = False
+    """Whether a step since the start of the stage has changed the key."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the value's fields."""
+        return tuple(name for name in self.columns if name not in RESERVED_NAMES)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The columns that are not fields of the value, such as the key."""
+        return {name: sql for name, sql in self.columns.items() if name in RESERVED_NAMES}

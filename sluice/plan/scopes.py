@@ -1,0 +1,424 @@
+"""The scope after each node of a topology: adds the columns that the node computes to the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.plan.job_columns import JobColumns, column_name
+from sluice.plan.layers import Column, Transformation
+from sluice.plan.planned_operators import result_column
+from sluice.plan.scope import Scope
+from sluice.plan.steps import PythonFunction, Step
+from sluice.plan.value_types import types_after
+from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
+from sluice.sql.expressions import parse
+from sluice.sql.typed import type_of
+from sluice.topology import nodes
+from sluice.topology.graph import Graph
+from sluice.values import row_order
+from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.record_metadata import METADATA, TEXT_FIELD
+from sluice.values.references import Reference, reference
+from sluice.values.shapes import Shape
+from sluice.values.sql_text import literal, quoted, value_if
+
+_VALUE_IS_NULL = "(value IS NULL)"
+_OFFSET_BITS = 40
+_RESULT_METADATA = {
+    "_key": "key",
+    "_timestamp": "timestamp_millis(time)",
+    "_partition": f"CAST((origin >> {_OFFSET_BITS}) & 8191 AS INT)",
+    "_offset": f"(origin & {2**_OFFSET_BITS - 1})",
+    "_window_start": "timestamp_millis(nullif(window_start, -1))",
+    "_window_end": "timestamp_millis(nullif(window_end, -1))",
+}
+"""Metadata of the record that led to an operator's result."""
+
+
+class Scopes:
+    """The scopes of a pipeline's nodes, each made on first use."""
+
+    def __init__(self, pipeline: Graph, steps: tuple[Step, ...]) -> None:
+        self.pipeline = pipeline
+        self.columns = JobColumns(pipeline, steps)
+        self.operator_stages: dict[int, int] = {}
+        """Number of an operator's node → its stage. A node is planned as an operator before its scope is made."""
+        self.chained: set[int] = set()
+        """Operators that get another operator's results directly, in the same stage."""
+        self._scopes: dict[tuple[int, bool], Scope] = {}
+
+    def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
+        """The scope after a node. Adds the node's columns on first use.
+
+        With `old`, a table's rows include the old values that they replace, which requires an operator that stores
+        them. Results of operators include old values if a later step needs them; only a topic's table has two scopes.
+        """
+        old = old and _is_topic_table(node)
+        if (node.number, old) not in self._scopes:
+            self._scopes[node.number, old] = self._made(node, old=old)
+        return self._scopes[node.number, old]
+
+    def for_branch(self, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
+        """The scope of the parent's output as input number `side` of one of its children."""
+        inputs = []
+        for node in self.pipeline.whole.nodes:
+            for number, input_node in enumerate(nodes.parents(node)):
+                if input_node is parent:
+                    inputs.append((node.number, number))
+        if len(inputs) <= 1:
+            return scope
+        return replace(scope, path=(*scope.path, row_order.turn(inputs.index((child.number, side)))))
+
+    def null_as_missing(self, scope: Scope) -> Scope:
+        """The scope in which a value that is not an object, and is null, counts as a missing value."""
+        if not scope.scalar:
+            return scope
+        if scope.unchanged_result is not None:
+            is_null = "value = 'null'"
+        else:
+            is_null = f"{self.columns.read(scope, TEXT_FIELD)} IS NULL"
+        before = self.columns.read_null(scope)
+        return replace(scope, is_null=f"({is_null})" if before == "false" else f"({before} OR {is_null})")
+
+    def _made(self, node: nodes.Node, *, old: bool) -> Scope:
+        if isinstance(node, nodes.ToTable) and not old:
+            return self._table_rows(self.after(node.parent))
+        if node.number in self.operator_stages:
+            return self._operator_results(node)
+        match node:
+            case nodes.Source():
+                return self._source(node)
+            case nodes.Merge(streams=streams):
+                scopes = []
+                for side, stream in enumerate(streams):
+                    scopes.append(self.for_branch(self.after(stream), stream, node, side))
+                return self._merged(node, scopes)
+            case nodes.Branch(parent=process):
+                return self._processor_output(node, self.for_branch(self.after(process), process, node))
+            case _:
+                (parent,) = nodes.parents(node)
+                return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
+
+    def _step(self, node: nodes.Node, scope: Scope) -> Scope:
+        """The scope after a stateless step."""
+        match node:
+            case nodes.Filter():
+                return self._filtered(node, scope)
+            case nodes.Select(columns=texts):
+                return self._mapped(node, scope, texts)
+            case nodes.MapValues(value=text):
+                mapped = self._mapped(node, scope, {TEXT_FIELD: text})
+                return self.null_as_missing(replace(mapped, scalar=True))
+            case nodes.SelectKey(parent=parent, key=key):
+                scope, sqls = self.columns.guard(scope, node, parent, {"key": key}, key="key")
+                return self._rekeyed(node, scope, value_if(scope.passed, sqls["key"]))
+            case nodes.FlatMapValues(parent=parent, items=items, shape=shape):
+                scope, sqls = self.columns.guard(scope, node, parent, {"items": items})
+                return self.null_as_missing(self._elements(node, scope, sqls["items"], shape))
+            case nodes.Apply():
+                return self._applied(node, scope)
+            case nodes.Transform():
+                return self._transformed(node, scope)
+            case nodes.ToStream():
+                is_windowed = nodes.window_of(node.parent) is not None
+                scope = replace(scope, rekeyed=scope.rekeyed or is_windowed)
+                return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
+            case _:
+                raise AssertionError(f"{node.name} is not a stateless step")
+
+    # -- Records of sources
+
+    def _source(self, node: nodes.Source) -> Scope:
+        columns = self.columns.register_source(node) | {name: name for name in METADATA}
+        if node.key is not None:
+            columns["_key"] = f"key{node.number}"
+        is_null = "_null" if node.nulls == "keep" else "false"
+        return Scope(0, 1, f"(_source <=> {node.number})", columns, node.shape.scalar, is_null)
+
+    def _table_rows(self, scope: Scope) -> Scope:
+        """The scope of a table's records, without records that have no key."""
+        scope = self.null_as_missing(scope)
+        return replace(scope, passed=f"({scope.passed} AND {self.columns.read(scope, '_key')} IS NOT NULL)")
+
+    # -- Results of operators
+
+    def _operator_results(self, node: nodes.Node) -> Scope:
+        """The scope after an operator. The value is a single column, whose type the engine determines."""
+        passed = f"(emitted AND target <=> {node.number})"
+        results_of = frozenset({node.number})
+        scope = Scope(self.operator_stages[node.number], 0, passed, _RESULT_METADATA, results_of=results_of)
+        column = result_column(node.number)
+        producer = node
+        while producer.number in self.chained:
+            (producer,) = nodes.parents(producer)
+        expressions = result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
+        if isinstance(producer, nodes.Aggregate) and expressions is not None:
+            scope = self._aggregate_columns(producer, scope, column, expressions, is_chained=producer is not node)
+        else:
+            scope = _with_value_in(column, scope, self._result_shape(producer))
+            scope = self.columns.register_results(replace(scope, unchanged_result=column), column)
+        return replace(scope, is_null=_VALUE_IS_NULL, rekeyed=self._has_new_key(producer))
+
+    def _aggregate_columns(
+        self,
+        node: nodes.Aggregate,
+        scope: Scope,
+        column: str,
+        expressions: ResultExpressions,
+        *,
+        is_chained: bool,
+    ) -> Scope:
+        """The scope after an aggregate whose columns are computed from the results of its functions."""
+        results = {call: f"{column}.a{number}" for number, call in enumerate(expressions.functions)}
+        scope = self.columns.register_results(replace(scope, columns=results | _RESULT_METADATA), column)
+        scope = replace(scope, is_null=_VALUE_IS_NULL)
+        condition = self.columns.evaluation_condition(scope, node)
+        # A chained suppress sends results that have been computed, and reported if that failed, before it held them.
+        scope, columns = self.columns.guard_if(
+            condition, scope, node, expressions.types, dict(expressions.columns), reported=not is_chained
+        )
+        if node.scalar:
+            columns = {TEXT_FIELD: next(iter(columns.values()))}
+        scope = replace(scope, columns=columns | _RESULT_METADATA, scalar=node.scalar)
+        return self.columns.null_removed_rows(scope)
+
+    def _processor_output(self, node: nodes.Branch, scope: Scope) -> Scope:
+        column = result_column(node.parent.number, list(node.parent.returns).index(node.output))
+        scope = replace(scope, passed=f"({scope.passed} AND output = {literal(node.output)})")
+        return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
+
+    def _result_shape(self, node: nodes.Node) -> Shape:
+        """The shape of an operator's results, without their types."""
+        match node:
+            case nodes.Aggregate(python=python) if python is not None:
+                return python.shape
+            case nodes.Aggregate(columns=columns, scalar=scalar):
+                return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
+            case nodes.Join():
+                return Shape({"left": "", "right": ""})
+            case nodes.Process():
+                return Shape.single()
+            case _:
+                scope = self.after(nodes.parents(node)[0])
+                return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
+
+    def _has_new_key(self, node: nodes.Node) -> bool:
+        """Whether results have another key than the operator's input, or an earlier step changed the key."""
+        match node:
+            case nodes.Process():
+                return True
+            case nodes.Merge() | nodes.StreamOperator():
+                return any(self.after(parent).rekeyed for parent in nodes.parents(node))
+            case _:
+                return False
+
+    # -- Stateless steps
+
+    def _filtered(self, node: nodes.Filter, scope: Scope) -> Scope:
+        scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
+        condition, name = sqls["where"], f"n{node.number}"
+        if nodes.is_table(node):
+            # A row that no longer passes the filter is deleted from the filtered table.
+            sql = f"({self.columns.read_null(scope)} OR NOT coalesce({condition}, false))"
+            scope = replace(self._next_layer_with(scope, Column(name, sql, node.number)), is_null=name)
+            return self.columns.null_removed_rows(scope)
+        sql = f"coalesce({scope.passed} AND ({condition}), false)"
+        return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
+
+    def _rekeyed(self, node: nodes.Node, scope: Scope, sql: str) -> Scope:
+        name = f"key{node.number}"
+        scope = self._next_layer_with(scope, Column(name, sql, node.number))
+        return replace(scope, columns={**scope.columns, "_key": name}, rekeyed=True)
+
+    def _mapped(self, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
+        columns = scope.metadata
+        scope, sqls = self.columns.guard(scope, node, node.parent, texts)
+        # Spark need not compute the expressions for records that an earlier filter removed.
+        condition = self.columns.evaluation_condition(scope, node.parent)
+        for name, sql in sqls.items():
+            if sql in scope.columns.values():
+                columns[name] = sql
+            else:
+                columns[name] = column_name(f"n{node.number}", name)
+                column = Column(columns[name], value_if(condition, sql), node.number, field=name)
+                self.columns.add(scope.stage, scope.depth + 1, column)
+        # Mapping turns a stream's null value into an object; in a table, a null value remains a deletion.
+        is_null = scope.is_null if nodes.is_table(node) else "false"
+        return replace(
+            scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, unchanged_result=None
+        )
+
+    def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
+        """The scope with a row per array element.
+
+        Other consumers of the stage take only rows whose `pos` is 0 or null.
+        """
+        name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
+        self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)
+        return replace(
+            scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=scope.metadata | shape_columns(shape, name),
+            scalar=shape.scalar, is_null="false", unchanged_result=None, exploded=(*scope.exploded, node.number),
+            path=(*scope.path, row_order.element(f"{name}_pos")),
+        )  # fmt: skip
+
+    def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
+        """Call a Python function as an SQL function that takes key and value as JSON and returns JSON or an error."""
+        takes, returns = reference(node.takes), reference(node.returns)
+        function = PythonFunction(node.number, Reference(node.function), node.gives, takes, returns)
+        self.columns.functions.append(function)
+        key = self.columns.read(scope, "_key")
+        name = f"r{node.number}"
+        self.columns.register_failure(scope, node, f"{name}.error")
+        depth, condition = self.columns.call_depth(scope)
+        call = f"python_{node.number}({condition}, {key}, {self.columns.json(scope, condition)})"
+        self.columns.add(scope.stage, depth, Column(name, call, node.number))
+        after = replace(scope, depth=depth, passed=f"({scope.passed} AND {name}.error IS NULL)")
+        match node.gives:
+            case "nothing":
+                return after
+            case "condition":
+                return replace(after, passed=f"coalesce({after.passed} AND {name}.value = 'true', false)")
+            case "key":
+                return self._rekeyed(node, after, f"{name}.key")
+            case "values" | "records":
+                items = self._elements(node, after, f"{name}.items", Shape.single())
+                return self._function_results(node, items, f"x{node.number}")
+            case _:
+                return self._function_results(node, after, name)
+
+    def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
+        """The scope after a function, with the returned value and, if the function returns it, the key."""
+        name = result_column(node.number)
+        scope = self._next_layer_with(scope, Column(name, node.shape.parsed(f"{result}.value"), node.number))
+        metadata = scope.metadata
+        scope = _with_value_in(name, scope, node.shape)
+        fields = {field: scope.columns[field] for field in scope.fields}
+        if node.gives in ("record", "records"):
+            metadata["_key"] = f"{result}.key"
+            scope = replace(scope, rekeyed=True)
+        return replace(scope, columns=fields | metadata)
+
+    def _transformed(self, node: nodes.Transform, scope: Scope) -> Scope:
+        """Add a layer for a function of the whole DataFrame, with its input and output columns."""
+        depth = self.columns.next_layer(scope.stage)
+        inputs = [(name, value_if(scope.passed, self.columns.read(scope, name))) for name in scope.fields]
+        columns = {name: column_name(f"n{node.number}", name) for name in node.fields}
+        outputs = [(name, columns[name], kind) for name, kind in node.fields.items()]
+        transformation = Transformation(node.number, Reference(node.function), node.at, tuple(inputs), tuple(outputs))
+        self.columns.add_transformation(scope.stage, depth, transformation)
+        after = replace(
+            scope, depth=depth, columns=scope.metadata | columns, scalar=False, is_null="false", unchanged_result=None
+        )
+        # A DataFrame can compute NaN and infinity, which JSON cannot express.
+        doubles = [columns[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
+        return self.columns.guard_results(after, node, doubles, scope) if doubles else after
+
+    def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
+        """The scope with a row for each merged stream that contains the record."""
+        first = scopes[0]
+        # If an earlier step turned a record into several rows, streams that do not follow that step take only one.
+        depth = self.columns.next_layer(first.stage)
+        numbers = [value_if(self.columns.row_condition(scope), str(side)) for side, scope in enumerate(scopes)]
+        streams = f"m{node.number}_ways"
+        column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
+        self.columns.add(first.stage, depth, column)
+        any_rekeyed = any(scope.rekeyed for scope in scopes)
+        record = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any_rekeyed)
+        rows = self._elements(node, record, streams, Shape.single())
+        number = f"x{node.number}"  # the element of a row is the number of its stream
+        columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
+        is_null = f"null{node.number}"
+        nulls = _by_stream(number, {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)})
+        self.columns.add(first.stage, rows.depth + 1, Column(is_null, f"coalesce({nulls}, false)", node.number))
+        exploded: dict[int, None] = {}
+        results_of: frozenset[int] = frozenset()
+        paths = {}
+        for side, scope in enumerate(scopes):
+            exploded |= dict.fromkeys(scope.exploded)
+            results_of |= scope.results_of
+            paths[side] = row_order.sql("X''", scope.path, rekeyed=False)
+        exploded[node.number] = None
+        return replace(
+            rows, depth=rows.depth + 1, columns=columns, scalar=first.scalar, is_null=is_null,
+            exploded=tuple(exploded), path=(_by_stream(number, paths),), results_of=results_of,
+        )  # fmt: skip
+
+    def _columns_by_stream(self, node: nodes.Node, scopes: Sequence[Scope], number: str, depth: int) -> dict[str, str]:
+        """The columns of merged streams: those of the stream whose number is in the column `number`."""
+        first = scopes[0]
+        columns = {}
+        for field in first.columns:
+            sqls = {side: scope.columns[field] for side, scope in enumerate(scopes) if field in scope.columns}
+            if len(set(sqls.values())) == 1:
+                columns[field] = first.columns[field]
+                continue
+            for scope in scopes:
+                self.columns.read(scope, field)
+            columns[field] = column_name(f"n{node.number}", field)
+            column = Column(columns[field], _by_stream(number, sqls), node.number, field=field)
+            self.columns.add(first.stage, depth, column)
+        return columns
+
+    def _next_layer_with(self, scope: Scope, column: Column) -> Scope:
+        """The scope in which this column can be read."""
+        self.columns.add(scope.stage, scope.depth + 1, column)
+        return replace(scope, depth=scope.depth + 1)
+
+
+def _is_topic_table(node: nodes.Node) -> bool:
+    """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
+    while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
+        node = node.parent
+    return isinstance(node, nodes.ToTable)
+
+
+def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
+    """The scope whose value is in a column."""
+    return replace(
+        scope, columns=shape_columns(shape, column) | _RESULT_METADATA, scalar=shape.scalar,
+        is_null=f"({column} IS NULL)", unchanged_result=None,
+    )  # fmt: skip
+
+
+def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
+    """The SQL of the merged stream whose number is in the column `number`."""
+    cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
+    return f"CASE {number} {cases} END"
+
+
+def shape_columns(shape: Shape, value: str) -> dict[str, str]:
+    """Field → SQL that reads it from a value of this shape."""
+    return {TEXT_FIELD: value} if shape.scalar else {name: f"{value}.{quoted(name)}" for name in shape.fields}
+
+
+@dataclass(frozen=True)
+class ResultExpressions:
+    """How an aggregate's columns are computed from the results of its functions."""
+
+    functions: tuple[str, ...]
+    """The author's text for each function, which is the name of its result in `columns`."""
+    types: Mapping[str, str]
+    """The type of each function's result; empty if unknown."""
+    columns: tuple[tuple[str, str], ...]
+    """Name and expression of each column."""
+
+
+def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
+    """How an aggregate's columns are computed; None if each is one function's result, or Python computes them."""
+    if node.python is not None:
+        return None
+    types = types_after(node.parent) | METADATA
+    functions: dict[AggregateFunction, str] = {}
+    columns = []
+    for name, text in node.columns.items():
+        split = split_aggregate(text)
+        assert isinstance(split, SplitAggregate)
+        for function, call in zip(split.functions, split.calls, strict=True):
+            functions.setdefault(function, call)
+        results = {f"a{i}": quoted(functions[function]) for i, function in enumerate(split.functions)}
+        columns.append((name, parse(split.text).on_results(results)))
+    if [text for _, text in columns] == [quoted(call) for call in functions.values()]:
+        return None
+    result_types = {call: type_of(call, types) for call in functions.values()}
+    return ResultExpressions(tuple(functions.values()), result_types, tuple(columns))
