@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import msgspec
 from sqlalchemy import (
     URL,
     Connection,
+    Dialect,
     Engine,
     create_engine,
     event,
     make_url,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.util import LRUCache
 
 from sluice.errors import SettingsError, StateError
 from sluice.state.time_limits import waits_limited
@@ -35,6 +38,8 @@ _PREPARE_POSTGRES = (
     # Ends the transaction of a client that the server no longer hears, before its locks stop others for long.
     "set_config('idle_in_transaction_session_timeout', '60s', false)"
 )
+_COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
+"""The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
 """How long a thread waits for a connection that another thread uses."""
 
@@ -106,10 +111,23 @@ def open_engine(url: URL) -> Engine:
         make_file(path)
     except OSError as error:
         raise StateError(f"Cannot create the database file: {error.strerror}.") from None
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    engine = create_engine(
+        url, connect_args={"timeout": BUSY_SECONDS}, execution_options={"compiled_cache": _COMPILED_FOR_SQLITE}
+    )
+    # SQLAlchemy caches a statement's SQL per dialect object, and makes a dialect for each engine. A process that opens
+    # many ledgers, such as tests, would compile every statement for each of them.
+    engine.dialect = _sqlite_dialect()
     event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+@cache
+def _sqlite_dialect() -> Dialect:
+    """The dialect that all SQLite engines of this process share. A first connection sets what it knows of SQLite."""
+    engine = create_engine("sqlite://")
+    engine.connect().close()
+    return engine.dialect
 
 
 def as_json(value: Any) -> str:

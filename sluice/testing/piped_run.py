@@ -16,11 +16,9 @@ from sluice.engine.publish.shard_writer import StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.plan import Job
 from sluice.settings import Settings
-from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
-from sluice.state.remote.opening import create_shard
-from sluice.testing.empty_files import copy_empty_files
+from sluice.testing.empty_databases import create_empty_shards, open_empty_ledger
 from sluice.testing.piped import KeptOutput, KeptRows, OnlyWriter
 
 
@@ -38,10 +36,8 @@ class PipedRun:
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
-        copy_empty_files(settings.ledger, self.storage.locations)
-        self._ledger = Ledger.open(settings.ledger)
-        for place in self.storage.locations:
-            create_shard(place).close()
+        self._ledger = open_empty_ledger(settings.ledger)
+        create_empty_shards(self.storage.locations)
 
     def begin(self, info: GenerationInfo, types: StateTypes) -> None:
         """Register the generation, and make its publisher."""

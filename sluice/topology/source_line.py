@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def source_line() -> str:
     """`file:line` of the innermost caller outside of this package."""
     frame = inspect.currentframe()
-    while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
     return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

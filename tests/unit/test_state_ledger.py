@@ -4,11 +4,13 @@ import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from sluice.errors import LeaseError, NotFound, SettingsError, StateError
 from sluice.state.ledger.leases import Holder
@@ -212,3 +214,25 @@ def steps(ledger: Ledger, read: Callable[[Ledger], object]) -> int:
     read(ledger)
     assert count, "the engine has used another connection"
     return count
+
+
+def test_a_process_compiles_a_statement_once_for_all_of_its_sqlite_ledgers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(folder: str) -> list[str]:
+        with Ledger.open(f"sqlite:///{tmp_path / folder / 'ledger.db'}") as ledger:
+            assert type(ledger.engine.dialect) is type(create_engine("sqlite://").dialect)
+            return ledger.generations.pipelines()
+
+    for folder in ("first", "second", "first"):  # a new ledger is opened by other statements than an existing one
+        read(folder)
+    compiled: list[object] = []
+    compile_sql = SQLCompiler.__init__
+
+    def count(self: SQLCompiler, *arguments: Any, **more: Any) -> None:
+        compiled.append(arguments)
+        compile_sql(self, *arguments, **more)
+
+    monkeypatch.setattr(SQLCompiler, "__init__", count)
+    assert read("second") == []
+    assert compiled == []

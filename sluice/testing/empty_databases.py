@@ -1,0 +1,54 @@
+"""Creates the empty ledger and shards of a test driver. SQLite files are copied: creating their tables takes longer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from sluice.state.database import database_url
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.remote.opening import create_shard
+
+
+def open_empty_ledger(address: str) -> Ledger:
+    """Create and open a ledger at this address."""
+    if (path := _sqlite_file(address)) is not None:
+        path.write_bytes(_empty_ledger())
+    return Ledger.open(address)
+
+
+def create_empty_shards(addresses: Sequence[str]) -> None:
+    """Create shards at these addresses."""
+    for address in addresses:
+        if (path := _sqlite_file(address)) is not None:
+            path.write_bytes(_empty_shard())
+        else:
+            create_shard(address).close()
+
+
+def _sqlite_file(address: str) -> Path | None:
+    """The path of a SQLite database, in a folder that exists; None for a database in a server."""
+    url = database_url(address)
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    path = Path(url.database)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@cache
+def _empty_ledger() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="sluice-empty-") as folder:
+        path = Path(folder, "ledger.db")
+        Ledger.open(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+@cache
+def _empty_shard() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="sluice-empty-") as folder:
+        path = Path(folder, "shard.db")
+        create_shard(f"sqlite:///{path}").close()
+        return path.read_bytes()
