@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
-from sluice.kafka.unread_records import HELD_SECONDS, HeldPartitions, Lag, Offsets, read_lag
+from sluice.kafka.open_transactions import HELD_SECONDS, HeldPartitions
+from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.support.single_flight import SingleFlightCache
 
@@ -56,7 +57,7 @@ class Services:
         lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))
         if isinstance(lag, BrokersUnreachable):
             raise lag
-        return {pipeline: lag.of(read, read) for pipeline, read in positions.items()}
+        return {pipeline: lag.of_pipeline(read, read) for pipeline, read in positions.items()}
 
     def _read(self, topics: list[str]) -> Lag | BrokersUnreachable:
         try:

@@ -1,4 +1,4 @@
-"""How many records a run has to read, asked before the run starts."""
+"""The number of records that a run has to read, counted before the run starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sluice.kafka.brokers import silent_admin
 from sluice.kafka.unread_records import read_lag
 
 
-def unread_records(
+def backlog_of_run(
     kafka: Mapping[str, str],
-    ledger: str,
+    ledger_url: str,
     pipeline: str,
     topics: Iterable[str],
     *,
@@ -23,17 +23,17 @@ def unread_records(
     """The number of records that a run of a pipeline can read now; 0 if the broker or the ledger cannot be read.
 
     A run that reads `from_beginning` reads its topics again. If the topics have fewer than `enough` records in all, the
-    number of all records is returned, because opening the ledger at `ledger` takes longer than reading the offsets.
+    number of all records is returned, because opening the ledger takes longer than reading the offsets.
     """
     admin = silent_admin(kafka)
     try:
-        records = read_lag(admin, topics, {}).readable
-        if from_beginning or records < enough:
-            return records
+        all_records = read_lag(admin, topics, {}).readable
+        if from_beginning or all_records < enough:
+            return all_records
         from sluice.state.ledger.ledger import Ledger
 
-        with Ledger.open(ledger) as opened:
-            positions = opened.positions(pipeline)
+        with Ledger.open(ledger_url) as ledger:
+            positions = ledger.positions(pipeline)
         return read_lag(admin, topics, positions).readable
     except (KafkaException, TimeoutError, SluiceError):
         return 0  # the run itself reports the error

@@ -53,8 +53,8 @@ def gauges(
     for topic, ends in sorted(lag.ends.items()) if lag else ():
         for partition in sorted(ends):
             labels = (("topic", topic), ("partition", str(partition)))
-            yield Gauge("lag_records", lag.unread(topic, partition) if lag else 0, labels)
-            yield Gauge("held_records", lag.held_back(topic, partition) if lag else 0, labels)
+            yield Gauge("lag_records", lag.unread_in(topic, partition) if lag else 0, labels)
+            yield Gauge("held_records", lag.held_in(topic, partition) if lag else 0, labels)
     if (current := ledger.generations.current(pipeline)) is not None:
         yield from _newest_batch(ledger, current, now)
         for worker in current.workers:

@@ -82,8 +82,8 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
                 continue
             published = seen.published_at
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
-            if age.due(seen.lag.records, snapshot_s, time.monotonic()):
-                overdue = {"pipeline": self.pipeline, "records": seen.lag.records, "at": datetime.now(UTC).isoformat()}
+            if age.due(seen.lag.unread, snapshot_s, time.monotonic()):
+                overdue = {"pipeline": self.pipeline, "records": seen.lag.unread, "at": datetime.now(UTC).isoformat()}
                 yield TriggerEvent(overdue)  # type: ignore[no-untyped-call]
 
 

@@ -20,7 +20,7 @@ from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config,
 from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
-from sluice.observe.backlog import unread_records
+from sluice.observe.backlog import backlog_of_run
 from sluice.observe.metrics import gauges
 from sluice.observe.monitoring import run_figures
 from sluice.settings import Settings, settings
@@ -106,7 +106,7 @@ class SluiceOperator(SparkSubmitOperator):
                 self.jars = submitted.jars
                 self.files = submitted.files
                 self.driver_class_path = submitted.driver_class_path
-                unread = unread_records(
+                unread = backlog_of_run(
                     kafka, configuration.ledger, self.pipeline, self.topics, enough=LARGE_BACKLOG,
                     from_beginning=not READING_AGAIN.isdisjoint(arguments),
                 )  # fmt: skip

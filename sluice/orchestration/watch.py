@@ -84,7 +84,7 @@ class Watch:
         """
         every = frozenset[str]().union(*self._topics.values())
         shared = await self._rounds.get(every, lambda: self._read(every))
-        lag = shared.lag.of(topics, shared.positions.get(pipeline, {}))
+        lag = shared.lag.of_pipeline(topics, shared.positions.get(pipeline, {}))
         return Seen(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
 
     async def _read(self, topics: frozenset[str]) -> _Round:

@@ -35,14 +35,14 @@ MANY = 2_000
 class Reader:
     """Reads stores, each query at one pinned snapshot. One reader serves a whole process, in one event loop.
 
-    `own` returns the shard's address if this process's own state server serves the worker. Every query raises
+    `served` returns the shard's address if this process's own state server serves the worker. Every query raises
     StateError if the ledger, or the owner of the requested key, cannot be read; Gone if retention removed the snapshot
     during the query; and Busy if too many queries are already scanning stores.
     """
 
-    def __init__(self, ledger: Ledger, own: ServedLocation = lambda _: None) -> None:
+    def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
         self.catalogue = Catalogue(ledger)
-        self.workers = Workers(ledger.audits, own)
+        self.workers = Workers(ledger.audits, served)
         self._gate = Gate()
         self._counts: dict[tuple[str, str], tuple[str, int]] = {}
         """Pipeline and store → the snapshot and its number of entries."""

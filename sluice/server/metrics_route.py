@@ -21,9 +21,9 @@ from sluice.state.model import WorkerInfo
 class MetricsApp:
     """Answers every request with the current gauges; without the lag if Kafka does not answer."""
 
-    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], own: ServedLocation) -> None:
+    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], served: ServedLocation) -> None:
         self._ledger = ledger
-        self._own = own
+        self._served = served
         self._services = Services(kafka=lambda: dict(kafka))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,4 +51,4 @@ class MetricsApp:
         return prometheus({name: [*gauges(ledger, name, lags.get(name), location=self._location)] for name in names})
 
     def _location(self, worker: WorkerInfo) -> str | None:
-        return self._own(worker) if worker.server else worker.location
+        return self._served(worker) if worker.server else worker.location

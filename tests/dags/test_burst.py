@@ -91,7 +91,7 @@ def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
     ids=["some read", "emptied by retention", "partly emptied", "made anew, shorter", "made anew, empty"],
 )
 def test_counting_unread_records(found: Lag, records: int) -> None:
-    assert found.records == records
+    assert found.unread == records
 
 
 def lease(beat: int, *, held: bool = True) -> LeaseRow:

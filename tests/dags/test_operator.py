@@ -57,7 +57,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
     program.chmod(0o755)
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
-    monkeypatch.setattr(operator, "unread_records", lambda *_, **__: 0)
+    monkeypatch.setattr(operator, "backlog_of_run", lambda *_, **__: 0)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return record
 
@@ -129,7 +129,7 @@ def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, mo
     connect(monkeypatch)
     options = {}
     for unread in (LARGE_BACKLOG - 1, LARGE_BACKLOG):
-        monkeypatch.setattr(operator, "unread_records", lambda *_, unread=unread, **__: unread)
+        monkeypatch.setattr(operator, "backlog_of_run", lambda *_, unread=unread, **__: unread)
         options[unread] = submit(recorder).after("--conf")
     assert '"-XX:TieredStopAtLevel=1"' in options[LARGE_BACKLOG - 1]
     # Of two options with the same name, the JVM uses the later one.

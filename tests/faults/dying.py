@@ -48,7 +48,7 @@ class Counter:
 
 def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], object]:
     """Move a worker to a state server."""
-    from sluice.commands.serve import place_of
+    from sluice.commands.worker_arguments import place_of
     from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 

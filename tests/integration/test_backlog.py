@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
-from sluice.observe.backlog import unread_records
+from sluice.observe.backlog import backlog_of_run
 from tests.ports import free_port
 from tests.states import States
 
@@ -25,7 +25,7 @@ def test_unread_records_are_counted_before_a_run(kafka: EmbeddedKafka, tmp_path:
 
     def unread(**changed: object) -> int:
         given = {"enough": 20, "ledger": f"sqlite:///{tmp_path}/ledger.sqlite", "kafka": config} | changed
-        return unread_records(pipeline="counting", topics=["counted", "no_such_topic"], **given)  # type: ignore[arg-type]
+        return backlog_of_run(pipeline="counting", topics=["counted", "no_such_topic"], **given)  # type: ignore[arg-type]
 
     assert unread() == 17
     assert unread(from_beginning=True) == 20

@@ -13,8 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
+from sluice.kafka.open_transactions import oldest_held
 from sluice.kafka.topics import produce, read_topic
-from sluice.kafka.unread_records import oldest_held, read_lag
+from sluice.kafka.unread_records import read_lag
 from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
@@ -126,13 +127,13 @@ def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: Em
         others.produce("held", b"after", partition=0)
     others.flush(20)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
-    assert (lag.records, lag.readable, lag.held) == (11, 0, {"held": {0: 1}})
+    assert (lag.unread, lag.readable, lag.held_ends) == (11, 0, {"held": {0: 1}})
     assert oldest_held(clients, lag) == datetime.fromtimestamp(LONG_AGO / 1_000, UTC)
     hanging.abort_transaction(20)
     # The broker writes the end of the transaction after it has answered the producer.
-    assert wait_until(lambda: not read_lag(admin, ["held"], {}).held)
+    assert wait_until(lambda: not read_lag(admin, ["held"], {}).held_ends)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
-    assert (lag.records, lag.readable, lag.held, oldest_held(clients, lag)) == (12, 12, {}, None)
+    assert (lag.unread, lag.readable, lag.held_ends, oldest_held(clients, lag)) == (12, 12, {}, None)
 
 
 def test_it_shares_an_archive_of_loaded_classes(broker: EmbeddedKafka, tmp_path: Path) -> None:

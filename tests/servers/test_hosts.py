@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.commands.cli import app
-from sluice.commands.serve import place_of
+from sluice.commands.worker_arguments import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.operations.moves import move
 from sluice.operations.retention import retain

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from sluice.commands.serve import place_of
+from sluice.commands.worker_arguments import place_of
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.operations.moves import move
 from sluice.state.ledger.placement import Placement

@@ -139,8 +139,10 @@ def test_status_names_a_transaction_that_stays_open(
     oldest = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
     monkeypatch.setattr("sluice.kafka.unread_records.read_lag", lambda _admin, _topics, _read: lags.pop(0))
-    monkeypatch.setattr("sluice.kafka.unread_records.oldest_held", lambda _kafka, lag: oldest if lag.held else None)
-    monkeypatch.setattr("sluice.commands.health._WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(
+        "sluice.kafka.open_transactions.oldest_held", lambda _kafka, lag: oldest if lag.held_ends else None
+    )
+    monkeypatch.setattr("sluice.commands.status_command._WATCH_SECONDS", 0.01)
     said = sluice("status")
     assert said.exit_code == int(is_named)
     assert bool(re.search("orders +held back +1.0", said.stdout)) == is_named
@@ -149,7 +151,7 @@ def test_status_names_a_transaction_that_stays_open(
 
 def test_status_without_a_broker_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_KAFKA", '{"bootstrap.servers": "127.0.0.1:1"}')
-    monkeypatch.setattr("sluice.commands.health._KAFKA_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.commands.status_command._KAFKA_SECONDS", 0.1)
     settings.cache_clear()
     States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
     said = sluice("status")

@@ -11,7 +11,8 @@ from sluice.answers import Run
 from sluice.api import services
 from sluice.api.runs import DagState
 from sluice.errors import EngineError, TopologyError
-from sluice.kafka.unread_records import HeldPartitions, Lag
+from sluice.kafka.open_transactions import HeldPartitions
+from sluice.kafka.unread_records import Lag
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder
 from tests.api_client import Api, User

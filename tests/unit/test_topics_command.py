@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.commands.kafka_topics import line_of, record_of
+from sluice.commands.topics_commands import line_of, record_of
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ async def _overview(
     held = generation is not None and await access.figures(
         ("held", name), lambda ledger: _is_held(ledger, generation.ref)
     )
-    unread = None if lag is None else lag.records
+    unread = None if lag is None else lag.unread
     since = None if lag is None else access.services.held_since(lag)
     return answers.Overview(
         pipeline=name,
@@ -133,9 +133,9 @@ def _partitions(lag: Lag) -> list[answers.PartitionLag]:
             topic,
             partition,
             lag.positions.get(topic, {}).get(partition),
-            lag.last(topic, partition),
-            lag.unread(topic, partition),
-            lag.held_back(topic, partition),
+            lag.full_end(topic, partition),
+            lag.unread_in(topic, partition),
+            lag.held_in(topic, partition),
         )
         for topic, ends in sorted(lag.ends.items())
         for partition in sorted(ends)

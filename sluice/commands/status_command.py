@@ -1,4 +1,4 @@
-"""The health of the pipelines: `sluice status`."""
+"""`sluice status`: the health of the pipelines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
     """
     from sluice.errors import BrokersUnreachable
     from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
-    from sluice.kafka.unread_records import HELD_SECONDS, oldest_held, read_lag
+    from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
+    from sluice.kafka.unread_records import read_lag
 
     positions = {name: ledger.positions(name) for name in ledger.generations.pipelines()}
     held: dict[str, tuple[int, datetime]] = {}
@@ -83,14 +84,14 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
         with broker_errors(kafka):
             admin = silent_admin(kafka)
             every = read_lag(admin, topics, {})
-            if every.held:
+            if every.held_ends:
                 time.sleep(_WATCH_SECONDS)
                 every = every.still_held(read_lag(admin, topics, {}))
         for name, read in positions.items():
-            lag = every.of(read, read)
+            lag = every.of_pipeline(read, read)
             oldest = oldest_held(kafka, lag)
             if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
-                records = sum(lag.held_back(topic, partition) for topic, ends in lag.held.items() for partition in ends)
+                records = sum(lag.held_in(*partition) for partition in lag.partitions())
                 held[name] = records, oldest
     except BrokersUnreachable as error:
         err.print(f"Whether transactions hold back records is unknown: {error.detail}", markup=False)

@@ -1,4 +1,4 @@
-"""The commands for examples: `sluice produce` sends sample records, `sluice demo` runs an example."""
+"""`sluice produce`: sends sample records of the examples to Kafka."""
 
 from __future__ import annotations
 
@@ -81,21 +81,6 @@ def _producer(name: str) -> Callable[..., None]:
 for _name in NAMES:
     if _name != "orders":
         app.command(_name)(_producer(_name))
-
-
-def demo(
-    name: Annotated[str, typer.Argument(help=f"The example: {', '.join(NAMES)}.", metavar="[EXAMPLE]")] = "orders",
-    leave: Annotated[
-        bool, typer.Option("--exit", help="Exit after the queries, with status 1 if a result is wrong.")
-    ] = False,
-    port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any free one.")] = None,
-) -> None:
-    """Start Kafka and Airflow, send an example's records, let its pipeline run, and compare the results."""
-    from sluice.examples import demo as demos
-
-    with errors_as_messages():
-        status = demos.demo(load_example(name), demos.Options(leave, port), out)
-    raise typer.Exit(status)
 
 
 def _kafka(bootstrap: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`sluice init`: creates a new project from a template."""
+"""`sluice init`: creates a project from the files in `template/`."""
 
 from __future__ import annotations
 

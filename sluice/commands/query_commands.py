@@ -1,4 +1,4 @@
-"""Queries of stores from the command line: `sluice query`."""
+"""`sluice query`: queries of stores."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+"""`sluice dead-letters`: lists dead letters, and re-drives them after a fix."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
+from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.kafka.dead_letter_topic import DeadLetter, Marker
+
+app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
+
+Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
+Since = Annotated[str, typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone.")]
+Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
+
+
+@app.command("list")
+def list_dead_letters(
+    pipeline: Pipeline,
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
+    form: FormOption = Form.TABLE,
+) -> None:
+    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
+    from sluice.kafka.dead_letter_topic import Chosen, find
+
+    with errors_as_messages():
+        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit, sys.maxsize)
+        print_rows(
+            [_row(letter, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters], form
+        )
+        if not matches.complete:
+            err.print("The dead letters could not all be read in time: limit the search with --since.")
+
+
+@app.command()
+def redrive(
+    pipeline: Pipeline,
+    reason: Reason = "",
+    since: Since = "",
+    partition: Partition = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 10_000,
+) -> None:
+    """Write the records of dead letters to their topics again, each once.
+
+    Without --reason, only records that could not be read are written, because steps that have processed other records
+    would count them twice.
+    """
+    from sluice.kafka.dead_letter_topic import Chosen
+    from sluice.kafka.dead_letter_topic import redrive as redrive_chosen
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    with errors_as_messages():
+        topics = plan(load_pipeline(settings().pipelines, pipeline)).job.topics
+        chosen = Chosen(reason, _time(since), partition)
+        done = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
+        out.print(f"{done.redriven:,} re-driven")
+        for why, count in sorted(done.skipped.items()):
+            out.print(f"{count:,} left: {why}", markup=False)
+        if done.more:
+            out.print("There are more: run the command again.")
+
+
+def _time(text: str) -> datetime | None:
+    from sluice.query.time_texts import parse_time
+
+    ms = parse_time("--since", text or None)
+    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+
+
+def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
+    row = {
+        "time": letter.at.isoformat(timespec="milliseconds"),
+        "reason": letter.reason,
+        "record": "/".join(letter.header(name) or "-" for name in ("topic", "partition", "offset")),
+        "error": letter.header("detail"),
+        "step": letter.header("step") or None,
+        "failures": len(letter.history) + 1 if letter.history else None,
+        "redriven": marker.at.isoformat(timespec="milliseconds") if marker else None,
+        "key": letter.header("key") or _decoded(letter.key),
+        "value": _decoded(letter.value),
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _decoded(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")

@@ -1,0 +1,85 @@
+"""`sluice generations`: rebuild a pipeline's state beside the current one, and promote or drop the new generation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sluice.commands.console import Form, errors_as_messages, print_rows
+from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, submit
+from sluice.errors import NotFound
+from sluice.settings import settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Rebuild a pipeline's state in a new generation, compare it with the current one, and promote or drop it.",
+)
+
+
+@app.command("list")
+def list_generations(pipeline: Name) -> None:
+    """List the generations of a pipeline's state; queries read the current one."""
+    from sluice.observe import monitoring
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        rows = [
+            {
+                "generation": made.generation,
+                "state": "current" if made.current else "built beside it",
+                "snapshot": made.snapshot.id if made.snapshot else None,
+                "published": f"{made.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC" if made.snapshot else None,
+                "topology": "" if made.current else "the same" if made.same_topology else "changed",
+            }
+            for made in monitoring.generations(ledger, pipeline)
+        ]
+        if not rows:
+            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+        print_rows(rows, Form.TABLE)
+
+
+@app.command()
+def replay(
+    pipeline: Name,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="POINT",
+            help="Where to begin to read the streams: beginning, a time, or TOPIC/PARTITION/OFFSET,...; "
+            "default: where the current generation began.",
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            metavar="POINT", help="Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot."
+        ),
+    ] = "",
+    from_topics: FromTopics = False,
+    master: Master = LOCAL,
+) -> None:
+    """Build the state again from the topics in a new generation, without replacing the current one.
+
+    A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read from their beginning.
+    To compare a store in both generations: sluice query diff STORE --before 1.newest --after 2.newest.
+    """
+    from sluice.values.points import Span
+
+    with errors_as_messages():
+        Span.parse(begin, until)
+    points = [f"--{name}={text}" for name, text in (("from", begin), ("until", until)) if text]
+    submit(pipeline, master, "--replay", *points, *(["--from-topics"] if from_topics else []))
+
+
+@app.command()
+def promote(pipeline: Name, master: Master = LOCAL) -> None:
+    """Bring the generation that a replay has built up to date, and make it the current one."""
+    submit(pipeline, master, "--promote")
+
+
+@app.command()
+def drop(pipeline: Name, master: Master = LOCAL) -> None:
+    """Remove the generation that a replay has built."""
+    submit(pipeline, master, "--drop")

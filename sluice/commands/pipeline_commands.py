@@ -1,0 +1,156 @@
+"""Commands about one pipeline: explain, check, describe, run, rebuild, repartition and audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
+
+from sluice.commands.console import errors_as_messages, out, show, wide
+from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, load, submit
+from sluice.errors import SettingsError, SluiceError, TopologyError
+from sluice.settings import settings
+from sluice.topology.pipeline import Pipeline
+from sluice.values.counts import counted
+
+
+def explain(
+    pipeline: Name,
+    master: Annotated[str, typer.Option(help="Also print the tasks of a run on this Spark master.")] = "",
+) -> None:
+    """Print a pipeline's plan: what its query reads, stores and writes.
+
+    With --master: also the topics' partitions, the tasks that Spark runs for them, the cores, and the shards.
+    """
+    from sluice.plan import explain, plan
+
+    if master:
+        submit(pipeline, master, "--explain")
+    with errors_as_messages():
+        out.print(explain(plan(load(pipeline))), markup=False, soft_wrap=True)
+
+
+def check(
+    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
+) -> None:
+    """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records."""
+    from sluice.engine.read.java_settings import java_settings
+    from sluice.engine.run.check import Findings
+    from sluice.engine.run.check import check as check_with_spark
+    from sluice.plan import plan
+    from sluice.topology import Loaded, load_pipelines
+
+    errors: list[SluiceError] = []
+    with errors_as_messages():
+        loaded = Loaded([load(pipeline)], []) if pipeline else load_pipelines(settings().pipelines)
+        errors += [file.error for file in loaded.broken]
+        plans = []
+        for definition in loaded.pipelines:
+            try:
+                plans.append(plan(definition))
+            except TopologyError as error:
+                errors.append(error)
+        findings = check_with_spark(settings(), plans) if plans else Findings()
+        for correct in (planned for planned in plans if planned.pipeline.name not in findings.errors):
+            out.print(f"{correct.pipeline.name}: {len(correct.pipeline.steps)} steps, no error")
+            if (warning := findings.warnings.get(correct.pipeline.name)) is not None:
+                out.print(f"{correct.pipeline.name}: {warning}", markup=False, soft_wrap=True)
+        errors += findings.errors.values()
+        if not pipeline:
+            errors += _check_routes()
+    try:
+        java_settings(settings().kafka)
+    except SettingsError as error:
+        errors.append(error)
+    for mistake in errors:
+        show(mistake)
+    raise typer.Exit(1 if errors else 0)
+
+
+def _check_routes() -> Iterable[SluiceError]:
+    if not any(settings().pipelines.glob("*_routes.py")):
+        return []
+    from sluice.api.routes.custom_route_files import load_routes
+
+    files = load_routes(settings().pipelines)
+    for file, routes in files.routes.items():
+        out.print(f"{file.name}: {len(routes.routes)} routes, no error")
+    return files.broken.values()
+
+
+def describe(
+    pipeline: Name,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
+) -> None:
+    """Print a pipeline's topology as text, as a flowchart or as a drawing."""
+    from sluice.topology import drawing
+
+    draw: Callable[[Pipeline], str] = drawing.mermaid if mermaid else drawing.svg if svg else drawing.text
+    with errors_as_messages():
+        out.print(draw(load(pipeline)), markup=False, soft_wrap=True)
+
+
+def run(
+    pipeline: Name,
+    master: Master = LOCAL,
+    linger: Annotated[
+        str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.')
+    ] = "",
+) -> None:
+    """Run a pipeline with spark-submit, without Airflow, until it has read everything."""
+    from sluice.topology.window_definitions import milliseconds
+
+    with errors_as_messages():
+        try:
+            linger_ms = milliseconds(linger) if linger else settings().linger_ms
+        except TopologyError as error:
+            raise SettingsError(f"--linger {linger!r} is not a duration.", next_step=error.next_step) from None
+    submit(pipeline, master, linger_ms=linger_ms)
+
+
+def rebuild(
+    pipeline: Name,
+    changed_only: Annotated[
+        bool,
+        typer.Option("--changed-only", help="Compute only new and changed stores, and keep the state of the others."),
+    ] = False,
+    from_topics: FromTopics = False,
+    master: Master = LOCAL,
+) -> None:
+    """Rebuild a pipeline's state from its topics; queries read the old state until the new one is complete."""
+    options = [name for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics)) if given]
+    submit(pipeline, master, "--rebuild", *options)
+
+
+def repartition(pipeline: Name) -> None:
+    """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
+
+    Stores keep their values, and the next run continues where the last one stopped. The topics are not read.
+    """
+    from sluice.operations.repartition import repartition as spread
+    from sluice.plan import plan
+
+    with errors_as_messages(), out.status("moving rows") as status:
+        made = spread(plan(load(pipeline)).job, settings(), status.update)
+        status.stop()
+        workers = counted(made.workers, "worker")
+        if made.rows is None:
+            message = f"{pipeline} already has {workers}, in generation {made.generation}; nothing was moved"
+        else:
+            message = f"{pipeline} is now generation {made.generation}, with {counted(made.rows, 'row')} on {workers}"
+        out.print(message, markup=False)
+
+
+def audit(
+    pipeline: Name,
+    run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
+) -> None:
+    """Account for every record that was read; status 1 if one is missing or a shard is damaged."""
+    from sluice.observe.audit_report import report
+
+    with errors_as_messages():
+        is_complete = report(settings().ledger, pipeline, run, wide, verify=verify)
+    raise typer.Exit(0 if is_complete else 1)

@@ -1,0 +1,57 @@
+"""Runs pipelines with spark-submit for commands. Also the arguments that these commands share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, NoReturn
+
+import typer
+
+from sluice.commands.console import err, errors_as_messages
+from sluice.settings import settings
+from sluice.support.startup import importing
+from sluice.topology.pipeline import Pipeline
+
+Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+Master = Annotated[str, typer.Option(help="The Spark master.")]
+LOCAL = "local[2]"
+FromTopics = Annotated[bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")]
+
+
+def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
+    """Run the driver of a pipeline with these options, and end the command with the driver's status."""
+    with errors_as_messages(), importing():
+        from sluice.kafka.brokers import require_brokers
+        from sluice.observe.backlog import backlog_of_run
+        from sluice.spark_submit import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
+        from sluice.state.ledger.run_ends import note_failure, note_killed, now
+
+        loaded = load(pipeline)
+    with errors_as_messages():
+        started_at = now()
+        try:
+            with submission(
+                replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
+                delta=loaded.needs_delta,
+            ) as submitted:  # fmt: skip
+                with note_failure(settings(), pipeline):
+                    require_brokers(settings().kafka)
+                unread = backlog_of_run(
+                    settings().kafka, settings().ledger, pipeline, loaded.topics, enough=LARGE_BACKLOG,
+                    from_beginning=not READING_AGAIN.isdisjoint(options),
+                )  # fmt: skip
+                status = submitted.for_backlog(unread).run()
+                detail = f"The driver ended with status {status} and without an error message."
+        except Interrupted as interrupted:
+            status, detail = 128 + interrupted.number, f"The command was {interrupted}."
+            err.print(f"{detail} Published batches are kept; repeat the command to continue.", soft_wrap=True)
+        if status and not options:
+            note_killed(settings(), pipeline, "", started_at, detail)
+    raise typer.Exit(status)
+
+
+def load(name: str) -> Pipeline:
+    """Load a pipeline from the folder in the settings."""
+    from sluice.topology import load_pipeline
+
+    return load_pipeline(settings().pipelines, name)

@@ -1,0 +1,141 @@
+"""`sluice standby`: copies of workers' shards at second state servers, for when the first is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.commands.console import errors_as_messages, out, show
+from sluice.commands.worker_arguments import Name, current_generation, place_of
+from sluice.errors import SluiceError
+from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.state.ledger.ledger import Ledger
+
+app = typer.Typer(
+    no_args_is_help=True, help="Copies of workers' shards at second state servers, for when the first is gone."
+)
+
+Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
+
+
+@app.command()
+def add(
+    pipeline: Name,
+    worker: Worker,
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the standby's state server.", metavar="HOST:PORT")],
+    tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
+) -> None:
+    """Make a state server the standby of a worker, and copy the worker's shard to it."""
+    from sluice.errors import LeaseError, NotFound, Refused
+    from sluice.operations.moves import require_server
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.remote.standby_copies import require_copyable
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        place = place_of(pipeline, worker, address, tls)
+        workers = current_generation(ledger, pipeline).workers
+        if worker >= len(workers):
+            raise NotFound(f"Pipeline {pipeline!r} has no worker {worker}.")
+        require_copyable(workers[worker])
+        require_server(ledger, place, "sqlite")
+        ledger.standbys.add(place)
+        try:
+            _refresh(ledger, pipeline)
+        except LeaseError as error:
+            out.print(error.detail, markup=False, soft_wrap=True)
+        except Refused:
+            # The server cannot make a copy: the worker's shard is in the same folder, for example.
+            if (added := ledger.standbys.of(pipeline).get(worker)) and added.copied is None:
+                ledger.standbys.remove(added)
+            raise
+        if ledger.standbys.of(pipeline)[worker].copied is None:
+            out.print(
+                f"{address} is the standby of worker {worker} of {pipeline}. A run makes the first copy when it has "
+                "read all records.",
+                soft_wrap=True,
+            )
+
+
+@app.command()
+def refresh(pipeline: Name) -> None:
+    """Copy the newest snapshot to a pipeline's standbys, and check all of their rows. No run may be in progress.
+
+    A run refreshes the standbys when it has read all records.
+    """
+    from sluice.errors import NotFound
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        current_generation(ledger, pipeline)
+        if not ledger.standbys.of(pipeline):
+            raise NotFound(
+                f"{pipeline!r} has no standbys.", next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT"
+            )
+        _refresh(ledger, pipeline)
+
+
+def _refresh(ledger: Ledger, pipeline: str) -> None:
+    from sluice.engine.run.driver_lease import current_lease, this_process
+    from sluice.state.remote.standby_copies import Failed, refresh
+
+    errors: list[SluiceError] = []
+    with out.status("waiting for the lease") as status:
+        current_generation(ledger, pipeline)
+        with current_lease(ledger, pipeline, this_process("")) as lease:
+            for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
+                if isinstance(done, Failed):
+                    errors.append(done.error)
+                    continue
+                snapshot = f"{lease.ref.generation}.{done.batch}"
+                why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
+                text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
+                out.print(f"{text}{why}", markup=False, soft_wrap=True)
+    for error in errors[:-1]:
+        show(error)
+    if errors:
+        raise errors[-1]
+
+
+@app.command()
+def promote(
+    pipeline: Name,
+    worker: Worker,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also if the copy is old: the next run restores the state from the topics.")
+    ] = False,
+) -> None:
+    """Put a worker's standby in the worker's place, because the worker's state server is lost."""
+    from sluice.engine.run.driver_lease import current_lease, this_process
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.remote.standby_copies import promote
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        current_generation(ledger, pipeline)
+        with current_lease(ledger, pipeline, this_process("")) as lease:
+            why = "It was promoted by hand."
+            note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
+            out.print(note, markup=False, soft_wrap=True)
+
+
+@app.command()
+def remove(pipeline: Name, worker: Worker) -> None:
+    """Forget a worker's standby, and delete its copy if the standby's state server answers."""
+    from sluice.errors import NotFound, SluiceError
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.remote.opening import drop_shard
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        if (standby := ledger.standbys.of(pipeline).get(worker)) is None:
+            raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
+        # The ledger goes first: a standby that was promoted meanwhile is the only copy in use.
+        ledger.standbys.remove(standby)
+        kept = ""
+        if standby.copied is not None:
+            try:
+                drop_shard(standby.shard(standby.copied))
+            except SluiceError as error:
+                kept = f" Its copy was not deleted: {error.detail}"
+        out.print(f"{standby.shown} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)

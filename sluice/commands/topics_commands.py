@@ -1,0 +1,93 @@
+"""`sluice topics`: creates, fills and reads Kafka topics."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sluice.commands.console import errors_as_messages, out, printable
+from sluice.errors import SettingsError
+from sluice.settings import settings
+from sluice.values.counts import counted
+
+app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
+
+Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
+KeySeparator = Annotated[
+    str,
+    typer.Option("--key-separator", "-K", help="Text between key and value. A line without it has a null value."),
+]
+
+
+@app.command()
+def create(
+    pipeline: Pipeline,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of each topic.")] = 1,
+    replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
+) -> None:
+    """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
+    from sluice.kafka.topics import Topic, create_topics
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    with errors_as_messages():
+        definition = load_pipeline(settings().pipelines, pipeline)
+        job = plan(definition).job
+        names = dict.fromkeys((*job.topics, *job.outputs))
+        topics = [Topic(name, partitions, replication) for name in names]
+        topics.append(Topic(definition.dead_letters, 1, replication))
+        created = create_topics(settings().kafka, topics)
+        for topic in topics:
+            out.print(f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False)
+
+
+@app.command()
+def write(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Send each line of standard input to a topic: as a value without a key, or as key and value."""
+    from sluice.kafka.topics import produce
+
+    with errors_as_messages():
+        lines = _standard_input().splitlines()
+        produce(settings().kafka, topic, (record_of(line, separator) for line in lines))
+        out.print(f"{counted(len(lines), 'record')} sent to {topic}", markup=False)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"Standard input is not UTF-8 text: byte {error.start} cannot be decoded.",
+            next_step="Nothing was sent. Convert the text, for example with iconv.",
+        ) from None
+
+
+@app.command()
+def read(topic: TopicName, separator: KeySeparator = "") -> None:
+    """Print a topic's committed records, one per line: their values, or their keys and values."""
+    from sluice.kafka.brokers import require_brokers
+    from sluice.kafka.topics import read_topic
+
+    with errors_as_messages():
+        require_brokers(settings().kafka)
+        for message in read_topic(settings().kafka, topic):
+            out.print(printable(line_of(message.key(), message.value(), separator)), soft_wrap=True)
+
+
+def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
+    """The key, value and timestamp to send for a line; the timestamp 0 is the current time."""
+    if not separator:
+        return None, line.encode(), 0
+    key, has_value, value = line.partition(separator)
+    return key, value.encode() if has_value else None, 0
+
+
+def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
+    """The line for a record; `record_of` converts the line back to the record."""
+    texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
+    if not separator:
+        return texts[1] or ""
+    return separator.join(text for text in texts if text is not None)

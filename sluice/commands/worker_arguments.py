@@ -1,0 +1,35 @@
+"""The arguments of commands about workers, and what they stand for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.errors import NotFound, SettingsError
+from sluice.values.host_ports import parsed
+
+if TYPE_CHECKING:
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.ledger.placement import Placement
+    from sluice.state.model import GenerationInfo
+
+Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
+
+
+def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
+    """The pipeline's current generation. Raises NotFound for an unknown pipeline."""
+    if (info := ledger.generations.current(pipeline)) is None:
+        raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+    return info
+
+
+def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
+    """The placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
+    from sluice.state.ledger.placement import Placement
+
+    if (host_port := parsed(address)) is None:
+        raise SettingsError(
+            f"{address!r} is not HOST:PORT.", next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070."
+        )
+    return Placement(pipeline, worker, *host_port, tls)

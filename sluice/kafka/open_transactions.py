@@ -1,0 +1,69 @@
+"""Open transactions of producers, which hold back the records after their first record from all pipelines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from confluent_kafka import Consumer, TopicPartition
+
+from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, configuration_errors, quiet
+from sluice.kafka.unread_records import Lag
+
+HELD_SECONDS = 60.0
+"""After this time, an open transaction counts as hanging. Most producers commit within a second."""
+
+
+class HeldPartitions:
+    """Since when open transactions hold back records, as far as this process has seen.
+
+    Kafka does not say it, and the records do not either: producers choose their timestamps, such as event times.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[int, datetime]] = {}
+        """Topic and partition → the offset at which records are held back, and when it was first seen."""
+
+    def since(self, lag: Lag, now: datetime) -> datetime | None:
+        """When the oldest transaction that holds back records of a lag was first seen; None if none does."""
+        times: list[datetime] = []
+        for topic, ends in lag.held_ends.items():
+            for partition, offset in ends.items():
+                seen = self._seen.get((topic, partition))
+                if seen is None or seen[0] != offset:
+                    seen = self._seen[topic, partition] = offset, now
+                times.append(seen[1])
+        return min(times, default=None)
+
+
+def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
+    """The oldest timestamp of the records with which transactions that hold back records began; None if none does.
+
+    Raises BrokersUnreachable.
+    """
+    first_records: list[TopicPartition] = []
+    for topic, ends in lag.held_ends.items():
+        first_records += [TopicPartition(topic, partition, end) for partition, end in ends.items()]
+    if not first_records:
+        return None
+    with configuration_errors():
+        consumer = Consumer({
+            **quiet(kafka), "group.id": "sluice-open-transactions", "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
+        })  # fmt: skip
+    oldest_ms: int | None = None
+    unseen = {(record.topic, record.partition) for record in first_records}
+    try:
+        with broker_errors(kafka):
+            consumer.assign(first_records)
+            until = time.monotonic() + ANSWER_SECONDS
+            while unseen and time.monotonic() < until:
+                for message in consumer.consume(len(first_records), 0.1):
+                    unseen.discard((message.topic() or "", message.partition() or 0))
+                    if message.error() is None:
+                        begun_ms = message.timestamp()[1]
+                        oldest_ms = begun_ms if oldest_ms is None else min(oldest_ms, begun_ms)
+    finally:
+        consumer.close()
+    return None if oldest_ms is None else datetime.fromtimestamp(oldest_ms / 1_000, UTC)
