@@ -61,7 +61,7 @@ class Installation:
                 own = [key for key in KEYS if owner(key, self.workers) == worker]
                 with open_shard(place, to_write=True) as shard:
                     rows = [(0, key, -1, -1, f"[{batch},null]") for key in own]
-                    shard.write(batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
+                    shard.write_rows(batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
                     before = shard.read_states(OPERATOR, own, batch, lease.epoch)
                     new = [
                         State(OPERATOR, key, b"%d" % batch, replaces=before[key].digest if key in before else 0)
@@ -95,7 +95,7 @@ def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
         found = values.setdefault(snapshot.batch, set())
         for worker in current.workers:
             with open_shard(worker.location) as shard:
-                shard.verify(snapshot.batch)
+                shard.verify_rows(snapshot.batch)
                 rows = [(row.key, row.value) for row in shard.scan(0, snapshot.batch, checked=True)]
                 assert {owner(key, len(current.workers)) for key, _ in rows} <= {worker.number}
                 assert [row.value for row in shard.scan(TABLE, snapshot.batch)] == [f"[{snapshot.batch}]"]

@@ -111,7 +111,7 @@ class States:
         for number, place in enumerate(self.written_at):
             own = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
             with create_shard(place) as shard:
-                shard.write(self.batch, own)
+                shard.write_rows(self.batch, own)
                 checksums[str(number)] = shard.checksums(self.batch)
         published = make_snapshot(self.batch, pipeline=self.pipeline, generation=self.generation, **snapshot)
         assert self.ledger.snapshots.publish(published)

@@ -79,14 +79,14 @@ def refresh(pipeline: Name) -> None:
 
 def _refresh(ledger: Ledger, pipeline: str) -> None:
     from sluice.engine.run.driver_lease import current_lease, this_process
-    from sluice.state.remote.standby_copies import Failed, refresh
+    from sluice.state.remote.standby_copies import FailedRefresh, refresh_standbys
 
     errors: list[SluiceError] = []
     with out.status("waiting for the lease") as status:
         current_generation(ledger, pipeline)
         with current_lease(ledger, pipeline, this_process("")) as lease:
-            for done in refresh(ledger, lease.ref, lease.epoch, progress=status.update):
-                if isinstance(done, Failed):
+            for done in refresh_standbys(ledger, lease.ref, lease.epoch, progress=status.update):
+                if isinstance(done, FailedRefresh):
                     errors.append(done.error)
                     continue
                 snapshot = f"{lease.ref.generation}.{done.batch}"
@@ -100,7 +100,7 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
 
 
 @app.command()
-def promote(
+def promote_standby(
     pipeline: Name,
     worker: Worker,
     stale: Annotated[
@@ -110,13 +110,13 @@ def promote(
     """Put a worker's standby in the worker's place, because the worker's state server is lost."""
     from sluice.engine.run.driver_lease import current_lease, this_process
     from sluice.state.ledger.ledger import Ledger
-    from sluice.state.remote.standby_copies import promote
+    from sluice.state.remote.standby_copies import promote_standby
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         current_generation(ledger, pipeline)
         with current_lease(ledger, pipeline, this_process("")) as lease:
             why = "It was promoted by hand."
-            note = promote(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
+            note = promote_standby(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
             out.print(note, markup=False, soft_wrap=True)
 
 

@@ -102,15 +102,15 @@ def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) ->
     for worker in info.workers:
         try:
             with open_shard(worker.location) as shard:
-                shard.verify(last.batch, last.published(worker.number))
+                shard.verify_rows(last.batch, last.published_checksums(worker.number))
                 _verify_states(ledger, info.ref, shard, worker.number)
-            ledger.quarantine.settle(before, worker.number)
+            ledger.quarantine.conclude(before, worker.number)
             out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
         except StateError as error:
             damaged = True
             # An unreachable shard may be intact, so only shards with detected damage are quarantined.
             if isinstance(error, DamagedState):
-                ledger.quarantine.settle(before, worker.number, error.detail)
+                ledger.quarantine.conclude(before, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
         damaged |= _is_standby_damaged(ledger, info, worker, out)
     return damaged
@@ -121,11 +121,11 @@ def _is_standby_damaged(ledger: Ledger, info: GenerationInfo, worker: WorkerInfo
     if (standby := worker.standby) is None or standby.batch < 0:
         return False
     audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
-    published = audits[standby.batch].published(worker.number) if standby.batch in audits else None
+    published = audits[standby.batch].published_checksums(worker.number) if standby.batch in audits else None
     copy = f"worker {worker.number}'s standby, at snapshot {info.generation}.{standby.batch}"
     try:
         with open_shard(standby.server) as shard:
-            shard.verify(standby.batch, published)
+            shard.verify_rows(standby.batch, published)
             shard.verify_states(standby.batch, published)
     except StateError as error:
         out.print(f"✗ {copy}: {error.detail}", markup=False)
@@ -139,7 +139,7 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:
-            return shard.verify_states(newest.batch, newest.published(worker))
+            return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
             # A run may have published a newer snapshot meanwhile, which removes the states of this one.
             before, newest = newest, ledger.audits.newest(ref)

@@ -191,7 +191,7 @@ class ChangedStores:
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-            ledger.generations.continue_as(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
+            ledger.generations.inherit(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
         if part is not None:

@@ -143,14 +143,14 @@ class Merge:
                 target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))
-                published = None if audit is None else audit.published(worker.number)
-                old.verify(batch, published)
+                published = None if audit is None else audit.published_checksums(worker.number)
+                old.verify_rows(batch, published)
                 old.verify_states(batch, published)
                 part: Shard | None = None
                 if self.part is not None:
                     location = self.part.info.workers[worker.number].location
                     part = stack.enter_context(worker_shard(worker.number, location))
-                    part.verify(sys.maxsize)
+                    part.verify_rows(sys.maxsize)
                 for group in self.groups:
                     for rows in in_pages(_merged(group, old, part, batch)):
                         target.add(rows)

@@ -15,7 +15,7 @@ from sluice.operations.moves import fill_and_seal
 from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.state.remote.copying import WholeCopy
+from sluice.state.remote.copying import ShardCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import exists, is_file, location, shown
 from sluice.state.shard.local_shard import LocalShard
@@ -53,7 +53,7 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Callable
             if (published := source.snapshots.last_batch(worker.ref)) is None:
                 continue  # its first run has published nothing, and creates its shards again
             old = stack.enter_context(open_shard(worker.location, to_write=True))
-            copy = stack.enter_context(WholeCopy(old, address, progress, settled=published))
+            copy = stack.enter_context(ShardCopy(old, address, progress, settled=published))
             fill_and_seal(old, copy)
             copied += copy.versions
             arrived.append(copy)

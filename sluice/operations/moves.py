@@ -18,7 +18,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.remote import server_identity
-from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.copying import Progress, ShardCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.shard import Shard
 from sluice.values.host_ports import address_of
@@ -41,7 +41,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
             f"{place.shown} is the standby of worker {place.number} of {place.pipeline!r}.",
             next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
         )
-    change = ledger.placements.begin(place)
+    change = ledger.placements.begin_move(place)
     copied = 0
     with ExitStack() as stack:
         left: list[Shard] = []
@@ -60,7 +60,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
             left.append(source)
             arrived.append(copy.target)
         try:
-            ledger.placements.move(change)
+            ledger.placements.finish_move(change)
         except Refused:
             if ledger.placements.is_newest(change):
                 for source in left:
@@ -97,7 +97,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 
 def _shards(
     ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
-) -> tuple[Shard, WholeCopy | None] | None:
+) -> tuple[Shard, ShardCopy | None] | None:
     """The shard to be moved, and its copy: no copy after an earlier move; None if there is no shard."""
     worker = next((one for one in info.workers if one.number == place.number), None)
     if worker is None or _is_shared(worker):
@@ -113,7 +113,7 @@ def _shards(
     if worker.location == there:
         return source, None
     try:
-        return source, WholeCopy(source, there, progress, settled=-1 if published is None else published)
+        return source, ShardCopy(source, there, progress, settled=-1 if published is None else published)
     except Refused:
         with suppress(StateError, Refused):
             target = open_shard(there, to_write=True)
@@ -128,11 +128,11 @@ def _shards(
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
     """How a shard differs from the published state; empty if it does not."""
     audit = ledger.audits.newest(info.ref)
-    published = None if audit is None else audit.published(worker)
+    published = None if audit is None else audit.published_checksums(worker)
     if audit is None or published is None:
         return "Nothing is published."
     try:
-        shard.verify(audit.batch, published)
+        shard.verify_rows(audit.batch, published)
         shard.verify_states(audit.batch, published)
     except DamagedState as error:
         return error.detail
@@ -143,7 +143,7 @@ def _is_shared(worker: WorkerInfo) -> bool:
     return not worker.location.startswith(("sqlite", "http"))
 
 
-def fill_and_seal(source: Shard, copy: WholeCopy, require_newest: Callable[[], None] = lambda: None) -> None:
+def fill_and_seal(source: Shard, copy: ShardCopy, require_newest: Callable[[], None] = lambda: None) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
     Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` raises an error if

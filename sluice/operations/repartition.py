@@ -29,7 +29,7 @@ from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo, owner
-from sluice.state.remote.copying import NewShard, Origin, Progress, Versions
+from sluice.state.remote.copying import NewShard, Progress, SourceShard, Versions
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
 from sluice.state.shard.operator_states import StateVersion
@@ -90,7 +90,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         with Lease(ledger.leases, new.ref, holder) as own:
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
-            ledger.generations.continue_as(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
+            ledger.generations.inherit(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
         before = counted(len(old.workers), "worker")
         note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
         ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)
@@ -147,10 +147,10 @@ def _divide(
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
-                origin = Origin(shard)
+                origin = SourceShard(shard)
                 move(origin.rows(), division.of_rows, NewShard.add)
                 move(origin.states(), division.of_states, NewShard.add_states)
-            if reason := origin.difference(None if audit is None else audit.published(worker.number)):
+            if reason := origin.difference(None if audit is None else audit.published_checksums(worker.number)):
                 raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
 

@@ -65,12 +65,12 @@ async def alert(pipeline: str, since: datetime, why: str, notify: str, context: 
     return detail
 
 
-def _note_if_old(known: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
-    with Ledger.open(known.ledger) as ledger:
+def _note_if_old(configuration: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
+    with Ledger.open(configuration.ledger) as ledger:
         newest = ledger.snapshots.latest(pipeline)
         if newest is not None and newest.published_at >= since:
             return ""
         published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"
         late = Overdue(f"{why}, and {published}.")
-        failure = Failure.of(late, pipeline, run=run, kind="overdue", secrets=known.secrets)
-        return late.detail if ledger.failures.add_first(failure) else ""
+        failure = Failure.of(late, pipeline, run=run, kind="overdue", secrets=configuration.secrets)
+        return late.detail if ledger.failures.add_if_new(failure) else ""

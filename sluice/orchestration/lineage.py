@@ -64,7 +64,7 @@ def lineage(
     action: object,
     run: str,
     kafka: Mapping[str, str],
-    known: Settings,
+    configuration: Settings,
     databases: Mapping[str, str],
 ) -> Lineage:
     """The datasets of a run with this action, and the facet with its audit once it has published a snapshot.
@@ -73,12 +73,12 @@ def lineage(
 
     Raises TopologyError if the pipeline cannot be loaded.
     """
-    job = load_plan(known.pipelines, pipeline).job
-    with Ledger.open(known.ledger) as ledger:
+    job = load_plan(configuration.pipelines, pipeline).job
+    with Ledger.open(configuration.ledger) as ledger:
         audits = run_audits(ledger, pipeline, run)
     return OperatorLineage(
         inputs=_inputs(job, kafka, audits) if action in _READ else [],
-        outputs=_outputs(job, kafka, known.ledger, databases, audits) if action in _PUBLISHED else [],
+        outputs=_outputs(job, kafka, configuration.ledger, databases, audits) if action in _PUBLISHED else [],
         run_facets={FACET: _facet(audits)} if audits else {},
     )
 

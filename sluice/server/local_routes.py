@@ -142,22 +142,22 @@ class LocalApp:
     async def _before(self, request: Request) -> Response:
         rows = _decoded(_IDS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return _packed(await self._on(request, lambda shard: shard.before(batch, rows, epoch)))
+        return _packed(await self._on(request, lambda shard: shard.rows_before(batch, rows, epoch)))
 
     async def _write(self, request: Request) -> Any:
         rows = _decoded(_ROWS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         replaced = _checksum(request, "replaced")
-        return await self._on(request, lambda shard: shard.write(batch, rows, epoch, replaced))
+        return await self._on(request, lambda shard: shard.write_rows(batch, rows, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:
         ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return await self._on(request, lambda shard: shard.expire(batch, ends, epoch))
+        return await self._on(request, lambda shard: shard.expire_windows(batch, ends, epoch))
 
     async def _begin(self, request: Request) -> Any:
         epoch, as_of = _decoded(msgspec.json.Decoder(tuple[int, int]), await _body(request))
-        return await self._on(request, lambda shard: shard.begin(epoch, as_of))
+        return await self._on(request, lambda shard: shard.begin_run(epoch, as_of))
 
     async def _checksums(self, request: Request) -> Any:
         as_of = _decoded(msgspec.json.Decoder(int), await _body(request))
@@ -165,7 +165,7 @@ class LocalApp:
 
     async def _verify(self, request: Request) -> None:
         as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
-        await self._on(request, lambda shard: shard.verify(as_of, published))
+        await self._on(request, lambda shard: shard.verify_rows(as_of, published))
 
     async def _read_states(self, request: Request) -> Response:
         operator, keys, before, epoch, shared = _decoded(_KEYS, await _rows(request))
@@ -176,7 +176,7 @@ class LocalApp:
     async def _due(self, request: Request) -> Any:
         kind = tuple[int, int, int, int, Literal["due", "wall"]]
         asked = _decoded(msgspec.json.Decoder(kind), await _body(request))
-        return await self._on(request, lambda shard: shard.due(*asked))
+        return await self._on(request, lambda shard: shard.due_keys(*asked))
 
     async def _write_states(self, request: Request) -> None:
         (numbers, states), epoch = _decoded(_STATES, await _rows(request)), _number(request, "epoch")
@@ -212,18 +212,18 @@ class LocalApp:
         since, after, limit = _decoded(
             msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
         )
-        return _packed(await self._on(request, lambda shard: shard.versions(since, after, limit)))
+        return _packed(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))
 
     async def _absorb(self, request: Request) -> None:
         versions = _decoded(_VERSIONS, await _rows(request))
-        await self._on(request, lambda shard: shard.absorb(versions))
+        await self._on(request, lambda shard: shard.absorb_rows(versions))
 
     async def _last(self, request: Request) -> Any:
-        return await self._on(request, lambda shard: shard.last())
+        return await self._on(request, lambda shard: shard.last_places())
 
     async def _settle(self, request: Request) -> None:
         since, journal = _decoded(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))
-        await self._on(request, lambda shard: shard.settle(since, journal))
+        await self._on(request, lambda shard: shard.replace_journal(since, journal))
 
     async def _seal(self, request: Request) -> None:
         sealed = request.query_params.get("sealed") == "true"

@@ -77,7 +77,7 @@ class Options:
         return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 
-def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
+def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
     """Place workers on this server, which listens already: readers send their token to the address.
 
     Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
@@ -93,7 +93,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
             )
         for info in generations:
             if ledger.snapshots.last_batch(info.ref) is not None:
-                place = location(known.shards, info.ref, number)
+                place = location(configuration.shards, info.ref, number)
                 try:
                     if is_here:  # a damaged shard does not keep its server from starting
                         LocalShard.open(place).close()
@@ -111,7 +111,7 @@ def claim(ledger: Ledger, known: Settings, options: Options, pipeline: str, numb
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
     """Raise StateError unless there is a shard that was not moved away and, by its journal, has the published state."""
     audit = ledger.audits.newest(ref)
-    published = None if audit is None else audit.published(worker)
+    published = None if audit is None else audit.published_checksums(worker)
     with LocalShard.open(address) as shard:
         if shard.is_sealed():
             raise StateError("The shard here has been moved away.")
@@ -121,13 +121,13 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
             raise StateError(f"The shard here is another one. {reason}")
 
 
-def register(ledger: Ledger, known: Settings, options: Options) -> None:
+def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """Register this server, which listens already, as the one that has its address.
 
     Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
     address, and both reach only themselves by it.
     """
-    place, own = options.place("", 0), identity_of(known.shards)
+    place, own = options.place("", 0), identity_of(configuration.shards)
     try:
         # The server need not trust its own certificate. The answer is a proof without it.
         found = server_identity.fetch_card(place.url, place.shown, verify_certificate=False)
@@ -161,26 +161,26 @@ def _addresses(host: str) -> set[str]:
     return {str(address[0]).partition("%")[0] for *_, address in found}
 
 
-def make_app(ledger: Ledger, known: Settings, options: Options) -> ASGIApp:
+def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIApp:
     """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all behind the token."""
-    if not known.server_token:
+    if not configuration.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",
             next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
             "secrets; print(secrets.token_urlsafe())'",
         )
-    shards = ServedShards(ledger, known.shards, options.name, options.port)
+    shards = ServedShards(ledger, configuration.shards, options.name, options.port)
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
-        "/metrics": MetricsApp(ledger, known.kafka, shards.here),
+        "/metrics": MetricsApp(ledger, configuration.kafka, shards.here),
     }
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.here))
         mounted |= {
-            "/sluice": _With(generic_app(known.pipelines), state, "/sluice"),
-            "/v1": _With(custom_routes_app(known.pipelines), state, "/v1"),
+            "/sluice": _With(generic_app(configuration.pipelines), state, "/sluice"),
+            "/v1": _With(custom_routes_app(configuration.pipelines), state, "/v1"),
         }
-    return TokenRequired(_Mounts(mounted), known.server_token, shards.card)
+    return TokenRequired(_Mounts(mounted), configuration.server_token, shards.card)
 
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
@@ -188,7 +188,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
 
     Raises SettingsError for a certificate or key that cannot be read, and StateError if the address cannot be used.
     """
-    config = configuration(app, options)
+    config = uvicorn_config(app, options)
     try:
         config.load()
     except OSError as error:
@@ -209,8 +209,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         ) from None
 
 
-def configuration(app: ASGIApp, options: Options) -> uvicorn.Config:
-    """The configuration of the Uvicorn server."""
+def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
     return _Configuration(
         app,
         host=options.bind,

@@ -62,7 +62,7 @@ def publish(states: States, busy: Busy) -> None:
     everywhere = [(4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]')]
     for number, place in enumerate(states.written_at):
         with create_shard(place) as shard:
-            shard.write(batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
+            shard.write_rows(batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
     published_at = datetime.now(UTC) - timedelta(
         seconds=95 * max(BATCHES - 1 - batch, 0) + (12 if batch < BATCHES else 0)
     )

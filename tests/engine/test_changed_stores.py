@@ -378,7 +378,7 @@ def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
     refused(running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True)
 
 
-@pytest.mark.parametrize("functions", [("promote",), pytest.param(("continue_as", "promote"), marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("functions", [("promote",), pytest.param(("inherit", "promote"), marks=pytest.mark.heavy)])
 def test_a_call_that_was_killed_can_be_repeated(
     functions: tuple[str, ...], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def undone(running: Running) -> Iterator[None]:
     with running.ledger() as ledger:
         ref = GenerationRef(running.pipeline.name, 1)
         assert ledger.quarantine.get(ref)
-        ledger.quarantine.settle(ledger.quarantine.inspect(ref), 0)
+        ledger.quarantine.conclude(ledger.quarantine.inspect(ref), 0)
 
 
 DAMAGE = {

@@ -191,7 +191,7 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
         workers = ledger.generations.workers(running.pipeline.name)
     for worker in workers:
         with open_shard(worker.location) as shard:
-            shard.verify(1)
+            shard.verify_rows(1)
             assert shard.checksums(1).state_rows == audits[1].checksums.get(str(worker.number), NO_CHECKSUM)
 
 

@@ -60,7 +60,7 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     for worker in ledger.generations.workers(snapshot.pipeline):
         published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
         with open_shard(worker.location) as shard:
-            shard.verify(snapshot.batch, published)
+            shard.verify_rows(snapshot.batch, published)
             shard.verify_states(snapshot.batch, published)
 
 

@@ -47,7 +47,7 @@ with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard
         print("holds the lease", flush=True)
         sys.stdin.readline()
         try:
-            shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
+            shard.write_rows(1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
             print("written", flush=True)
         except LeaseError:
             print("rejected", flush=True)
@@ -74,7 +74,7 @@ def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: 
         psutil.Process(writer.pid).suspend()
         with Lease(states.ledger.leases, GenerationRef("orders", 1), this_process("other"), QUICK) as lease:
             with open_shard(location, to_write=True) as shard:
-                shard.write(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
+                shard.write_rows(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.state_server import Options, claim, configuration, make_app
+from sluice.server.state_server import Options, claim, make_app, uvicorn_config
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -23,7 +23,7 @@ TOKEN = "a-token-of-these-tests"
 
 def placed(states: States, place: Placement) -> None:
     """Place a worker at an address, whatever is there."""
-    states.ledger.placements.move(states.ledger.placements.begin(place))
+    states.ledger.placements.finish_move(states.ledger.placements.begin_move(place))
 
 
 CLIENT = httpx.Client(timeout=120, trust_env=False)
@@ -45,7 +45,7 @@ class Host:
         known = replace(settings(), shards=f"sqlite:///{self.folder}")
         claim(self.ledger, known, self.options, pipeline, numbers)
         app = _Counting(make_app(self.ledger, known, self.options), self.calls)
-        self._server = ServerThread(configuration(app, self.options)).start()
+        self._server = ServerThread(uvicorn_config(app, self.options)).start()
         return self
 
     def stop(self) -> None:

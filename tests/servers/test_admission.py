@@ -34,7 +34,7 @@ class Server:
         options = state_server.Options(free_port(), certificate=certificate, key=key)
         self.port, self.uses_tls = options.port, certificate is not None
         app = state_server.make_app(Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options)
-        self.thread = ServerThread(state_server.configuration(app, options))
+        self.thread = ServerThread(state_server.uvicorn_config(app, options))
 
     def connect(self) -> socket.socket:
         """A TCP connection, without a handshake."""

@@ -21,7 +21,7 @@ from sluice.state.ledger.standbys import Standbys
 from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.remote.remote_shard import RemoteShard
-from sluice.state.remote.standby_copies import promote, refresh
+from sluice.state.remote.standby_copies import promote_standby, refresh_standbys
 from tests.api.states import KINDS, totals
 from tests.fences import content, paused_before
 from tests.servers.conftest import LOCATIONS
@@ -60,13 +60,13 @@ class Commands:
 
     def refresh(self) -> None:
         with current_lease(self.ledger, "orders", this_process("")) as lease:
-            for done in refresh(self.ledger, lease.ref, lease.epoch):
+            for done in refresh_standbys(self.ledger, lease.ref, lease.epoch):
                 if error := getattr(done, "error", None):
                     raise error
 
     def promote(self) -> None:
         with current_lease(self.ledger, "orders", this_process("")) as lease:
-            promote(self.ledger, lease.ref, WORKER, lease.epoch, why="A test.")
+            promote_standby(self.ledger, lease.ref, WORKER, lease.epoch, why="A test.")
 
     def remove_standby(self) -> None:
         result = CliRunner().invoke(app, ["standby", "remove", "orders", str(WORKER)], catch_exceptions=False)
@@ -83,7 +83,7 @@ class Commands:
         assert audit is not None
         for worker in self.ledger.generations.workers("orders"):
             with open_shard(worker.location) as shard:
-                shard.verify(audit.batch, audit.published(worker.number))
+                shard.verify_rows(audit.batch, audit.published_checksums(worker.number))
                 rows = shard.scan(KINDS.index("general"), audit.batch, limit=99)
             assert {row.key for row in rows} == {key for key in LOCATIONS if owner(key, 4) == worker.number}
             assert {json.loads(row.value or "")[0] for row in rows} == {self.published}
@@ -102,14 +102,14 @@ def away_and_back(commands: Commands) -> None:
 
 def another_begins(commands: Commands) -> None:
     """Another move begins, and is killed before it does anything else."""
-    commands.ledger.placements.begin(commands.place(0))
+    commands.ledger.placements.begin_move(commands.place(0))
 
 
 @pytest.mark.fault("F43", "sluice move, paused at each step while the worker moves elsewhere, and back")
 @pytest.mark.parametrize("meanwhile", [away, away_and_back, another_begins])
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [(RemoteShard, "absorb"), (RemoteShard, "journal"), (Placements, "move")],
+    [(RemoteShard, "absorb_rows"), (RemoteShard, "journal"), (Placements, "finish_move")],
 )
 def test_a_paused_move_changes_nothing(
     commands: Commands, owner: type, step: str, meanwhile: Callable[[Commands], None]
@@ -141,7 +141,7 @@ def test_a_move_is_refused_if_a_generation_appears_whose_shards_it_does_not_copy
         )  # a rebuild begins
 
     with (
-        paused_before(Placements, "move", register),
+        paused_before(Placements, "finish_move", register),
         pytest.raises(Refused, match="A generation of 'orders' was added"),
     ):
         commands.move(2)
@@ -154,9 +154,9 @@ def test_a_shard_with_the_published_state_is_used_where_it_is(commands: Commands
     with open_shard(older.shard(commands.states.ref), to_write=True) as shard:
         away(commands)
         shard.seal(sealed=False)
-    commands.ledger.placements.move(commands.ledger.placements.begin(older))
+    commands.ledger.placements.finish_move(commands.ledger.placements.begin_move(older))
     with open_shard(older.shard(commands.states.ref)) as shard, pytest.raises(DamagedState):
-        shard.verify(1, commands.ledger.audits.all(commands.states.ref)[1].published(WORKER))
+        shard.verify_rows(1, commands.ledger.audits.all(commands.states.ref)[1].published_checksums(WORKER))
     commands.move(0)
     commands.require_intact()
 
@@ -226,10 +226,10 @@ def test_a_paused_audit_leaves_a_newer_quarantine(commands: Commands, damaged: b
 
     def happen() -> None:
         if meanwhile == "move":
-            ledger.placements.begin(Placement("orders", 0, "127.0.0.1", commands.hosts[2].port))
+            ledger.placements.begin_move(Placement("orders", 0, "127.0.0.1", commands.hosts[2].port))
         else:
             ledger.quarantine.add(ref, 0, "Lost.")
 
-    with paused_before(Quarantine, "settle", happen), pytest.raises(Refused, match="quarantine is left as it is"):
+    with paused_before(Quarantine, "conclude", happen), pytest.raises(Refused, match="quarantine is left as it is"):
         commands.audit()
     assert ledger.quarantine.get(ref) == ({} if meanwhile == "move" else {0: "Lost."})

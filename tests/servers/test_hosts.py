@@ -194,7 +194,7 @@ def test_a_worker_moves_to_another_host_during_queries(hosts: list[Host], states
     # The old shard is sealed, earlier snapshots have moved, too, and the worker can move back.
     (old,) = hosts[1].folder.rglob("*.sqlite")
     with open_shard(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
-        shard.write(2, [])
+        shard.write_rows(2, [])
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
     assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["snapshot"]["id"] == "1.0"
     move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[1].port))
@@ -205,17 +205,17 @@ def test_a_worker_moves_to_another_host_during_queries(hosts: list[Host], states
 
 def test_windows_expire_on_every_host(states: States) -> None:
     with open_shard(states.written_at[owner("store_1", 4)], to_write=True) as shard:
-        shard.expire(1, {2: 2**62}, epoch=1)
+        shard.expire_windows(1, {2: 2**62}, epoch=1)
         assert [len(shard.scan(2, as_of)) for as_of in (0, 1)] == [1, 0]
-        shard.verify(1)
+        shard.verify_rows(1)
 
 
 def test_a_run_cannot_write_to_a_shard_that_has_moved(hosts: list[Host], states: States) -> None:
     with open_shard(states.written_at[1], to_write=True) as begun:
-        begun.write(1, [(0, of_worker(1), -1, -1, "[1]")])
+        begun.write_rows(1, [(0, of_worker(1), -1, -1, "[1]")])
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[0].port))
         with pytest.raises(Refused, match="moved away"):
-            begun.write(2, [])
+            begun.write_rows(2, [])
     with open_shard(states.written_at[1]) as moved:
         assert [(entry.batch, entry.rows) for entry in moved.journal().batches][1:] == [(1, 1)]
 

@@ -58,7 +58,7 @@ def test_a_run_with_the_old_settings_stops(old: States, postgres: str) -> None:
     with Ledger.open(database) as new:
         import_state(old.ledger, new, database)
     with open_shard(old.location(0), to_write=True) as shard, pytest.raises(Refused, match="has been moved away"):
-        shard.begin(99, 0)
+        shard.begin_run(99, 0)
 
 
 def test_an_interrupted_import_is_repeated(old: States, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_an_import_that_was_killed_before_it_unsealed_the_shards_is_repeated(
         assert state_rows(new) == before
         for worker in new.generations.workers("orders"):
             with open_shard(worker.location, to_write=True) as shard:
-                shard.begin(99, 0)
+                shard.begin_run(99, 0)
         with pytest.raises(Refused, match="has pipelines already: orders"):
             import_state(old.ledger, new, database)
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.server import http_protocol
-from sluice.server.state_server import Options, configuration, make_app
+from sluice.server.state_server import Options, make_app, uvicorn_config
 from sluice.settings import settings
 from tests.ports import free_port
 from tests.server_thread import ServerThread
@@ -31,7 +31,7 @@ AGE = re.compile(rb'"age_seconds":[0-9.]+|content-length: [0-9]+')
 def serving(app: ASGIApp, kind: type[HttpToolsProtocol]) -> Iterator[int]:
     """A server with a protocol. Yields its port."""
     options = Options(free_port(), rest=True)
-    config = configuration(app, options)
+    config = uvicorn_config(app, options)
     config.http = kind
     with ServerThread(config):
         yield options.port

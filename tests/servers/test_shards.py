@@ -32,13 +32,15 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
     kind: type[Shard] = RemoteShard if address.startswith("http") else LocalShard
     with create_shard(address) as shard:
         assert isinstance(shard, kind)
-        empty = shard.begin(1, -1)
-        assert shard.write(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
+        empty = shard.begin_run(1, -1)
+        assert (
+            shard.write_rows(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
+        )
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
-        ((*before, digest),) = shard.before(1, [(0, "a", -1), (0, "c", -1)], 1)
+        ((*before, digest),) = shard.rows_before(1, [(0, "a", -1), (0, "c", -1)], 1)
         assert tuple(before) == (0, "a", -1, -1, "[1]")
-        assert shard.write(1, [(0, "a", -1, -1, "[10]")], 1, replaced=digest) == 1
-        shard.expire(1, {1: 2_000}, 1)
+        assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=digest) == 1
+        shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
         assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")]
@@ -47,39 +49,39 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
 
         states = shard.read_states(7, ["a", "b", "c"], 1, 1)
         assert {key: state.data for key, state in states.items()} == {"a": b"first", "b": b"other"}
-        assert shard.due(7, 500, 1, 1) == ["a"]
-        assert shard.due(7, 499, 1, 1) == []
+        assert shard.due_keys(7, 500, 1, 1) == ["a"]
+        assert shard.due_keys(7, 499, 1, 1) == []
 
         sums = shard.checksums(1)
         assert sums.state_rows != empty.state_rows
-        shard.verify(1, sums)
+        shard.verify_rows(1, sums)
         shard.verify_states(1, sums)
         with pytest.raises(DamagedState):
-            shard.verify(1, Checksums("00ff", sums.states))
+            shard.verify_rows(1, Checksums("00ff", sums.states))
 
-        assert shard.begin(2, 1) == sums
+        assert shard.begin_run(2, 1) == sums
         with pytest.raises(LeaseError):
-            shard.write(2, [], 1)
+            shard.write_rows(2, [], 1)
         assert shard.journal().epoch == 2
         assert [(entry.operator, entry.batch) for entry in shard.journal().batches] == [(-1, 0), (7, 0), (-1, 1)]
 
         moved = f"sqlite:///{tmp_path}/copy.sqlite"
         with create_shard(moved, anew=True) as copy:
-            copy.absorb(shard.versions(0, None, 100))
+            copy.absorb_rows(shard.row_versions(0, None, 100))
             copy.absorb_states(shard.state_versions(0, None, 100))
-            copy.settle(2, shard.journal())
+            copy.replace_journal(2, shard.journal())
             copy.verify_states(1, sums)
             copy.seal(sealed=False)
-            copy.verify(1, sums)
+            copy.verify_rows(1, sums)
             assert copy.scan(0, 1) == shard.scan(0, 1)
 
         assert shard.compact(1) == 3  # the first version of a, the window and its tombstone
         assert shard.scan(0, 1) == open_and_scan(moved)
         shard.seal()
         with pytest.raises(Refused, match="moved away"):
-            shard.write(2, [], 2)
-        shard.absorb([])
-        shard.settle(0, Journal(2, []))
+            shard.write_rows(2, [], 2)
+        shard.absorb_rows([])
+        shard.replace_journal(0, Journal(2, []))
         assert shard.scan(0, 1) == []
     for _ in range(2):  # dropping a shard that does not exist changes nothing
         drop_shard(address)

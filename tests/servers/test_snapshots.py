@@ -49,7 +49,7 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     """Publish a batch in which every location's count is the number of the batch."""
     rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
     for number, shard in enumerate(places):
-        shard.write(batch, [row for row in rows if owner(row[1], states.workers) == number])
+        shard.write_rows(batch, [row for row in rows if owner(row[1], states.workers) == number])
     assert states.ledger.snapshots.publish(make_snapshot(batch))
 
 

@@ -25,7 +25,7 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.remote import remote_shard, standby_copies
 from sluice.state.remote.opening import open_shard
 from sluice.state.remote.remote_shard import RemoteShard
-from sluice.state.remote.standby_copies import Failed, Refreshed, promote, refresh
+from sluice.state.remote.standby_copies import FailedRefresh, RefreshedCopy, promote_standby, refresh_standbys
 from sluice.state.shard.operator_states import State
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
@@ -43,19 +43,19 @@ def lease_epoch(states: States) -> Iterator[int]:
         yield lease.epoch
 
 
-def refreshed(states: States, *, only_behind: bool = False) -> list[Refreshed]:
+def refreshed(states: States, *, only_behind: bool = False) -> list[RefreshedCopy]:
     """Refresh the standbys. Raises the error of a standby that is not refreshed."""
     with lease_epoch(states) as epoch:
-        every = [*refresh(states.ledger, states.ref, epoch, only_behind=only_behind)]
+        every = [*refresh_standbys(states.ledger, states.ref, epoch, only_behind=only_behind)]
     for done in every:
-        if isinstance(done, Failed):
+        if isinstance(done, FailedRefresh):
             raise done.error
-    return [done for done in every if isinstance(done, Refreshed)]
+    return [done for done in every if isinstance(done, RefreshedCopy)]
 
 
 def promoted(states: States, number: int = 1, *, accept_stale: bool = False) -> str:
     with lease_epoch(states) as epoch:
-        return promote(states.ledger, states.ref, number, epoch, why="A test.", accept_stale=accept_stale)
+        return promote_standby(states.ledger, states.ref, number, epoch, why="A test.", accept_stale=accept_stale)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_refresh_copies_only_new_versions(hosts: list[Host], states: States, s
             shard.write_states(batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0)
             states.publish(totals("general", {of_worker(1): (100 + batch, "1.00")}))
         # A driver that stopped before it published has left a batch behind.
-        shard.write(4, [(0, "unpublished", -1, -1, "[1]")])
+        shard.write_rows(4, [(0, "unpublished", -1, -1, "[1]")])
     assert [(done.batch, done.why_whole) for done in refreshed(states, only_behind=True)] == [(3, "")]
     hosts[1].stop()
     assert one(hosts[0])["entries"][0]["value"] == 103  # type: ignore[index]
@@ -222,7 +222,7 @@ def test_a_copy_that_is_not_complete_gives_no_answers(
 ) -> None:
     states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteShard, "settle", cut_off)
+        patch.setattr(RemoteShard, "replace_journal", cut_off)
         with pytest.raises(StateError, match="cut off"):
             refreshed(states)
     with lease_epoch(states) as epoch:
@@ -267,10 +267,10 @@ def test_a_standby_that_is_gone_does_not_hold_up_the_others(
     states.publish(totals("general", {of_worker(1): (100, "1.00"), of_worker(3): (200, "1.00")}))
     hosts[2].stop()
     with lease_epoch(states) as epoch:
-        first, second = refresh(states.ledger, states.ref, epoch)
-    assert isinstance(first, Failed)
+        first, second = refresh_standbys(states.ledger, states.ref, epoch)
+    assert isinstance(first, FailedRefresh)
     assert (first.worker, f"{hosts[2].address} cannot be reached" in str(first.error)) == (1, True)
-    assert isinstance(second, Refreshed)
+    assert isinstance(second, RefreshedCopy)
     assert (second.worker, second.batch) == (3, 1)
     monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
     settings.cache_clear()
@@ -316,7 +316,7 @@ def test_a_damaged_shard_does_not_replace_its_copy(
         with open_shard(states.written_at[1], to_write=True) as copy:
             audit = states.ledger.audits.newest(states.ref)
             assert audit is not None
-            assert copy.begin(10**6, 2) == audit.published(1)
+            assert copy.begin_run(10**6, 2) == audit.published_checksums(1)
     else:
         hosts[1].stop()
         assert one(hosts[0], as_of="standby")["entries"][0]["value"] == 50  # type: ignore[index]
@@ -330,7 +330,7 @@ def publish_audited(states: States, value: int) -> None:
         for number, place in enumerate(states.written_at):
             rows = [(0, of_worker(1), -1, -1, f"[{value}]")] if number == 1 else []
             with open_shard(place, to_write=True) as shard:
-                shard.write(states.batch, rows, epoch)
+                shard.write_rows(states.batch, rows, epoch)
                 checksums[str(number)] = shard.checksums(states.batch)
         audit = msgspec.structs.replace(
             make_audit(states.batch, epoch),
@@ -350,7 +350,7 @@ def test_a_standby_of_a_worker_that_no_longer_exists_is_ignored(hosts: list[Host
 @pytest.mark.fault("F36", "a standby is promoted, and the old server comes back")
 def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], states: States, standby: Path) -> None:
     with open_shard(f"sqlite:///{standby}", to_write=True) as copy, pytest.raises(Refused):
-        copy.write(1, [], 10**6)  # a standby accepts no batch
+        copy.write_rows(1, [], 10**6)  # a standby accepts no batch
     hosts[1].stop()
     old = states.written_at[1]
     assert f"the standby at 127.0.0.1:{hosts[2].port}, which had snapshot 1.0" in promoted(states)
@@ -376,9 +376,9 @@ def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], sta
     with pytest.raises(LeaseError), lease_epoch(states):
         states.ledger.standbys.record_copy(copy, states.ref, 0, before.epoch)
     with open_shard(states.written_at[1], to_write=True) as shard:
-        shard.begin(before.epoch + 2, 0)
+        shard.begin_run(before.epoch + 2, 0)
         with pytest.raises(LeaseError):
-            shard.write(1, [], before.epoch)
+            shard.write_rows(1, [], before.epoch)
 
 
 @pytest.mark.fault("F36", "a stale standby")
@@ -422,7 +422,7 @@ def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states
     states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
     assert promote_standbys(states.ledger, "orders", "", damaged) == "Worker 2 of 'orders' has no standby."
     with open_shard(states.written_at[1], to_write=True) as shard:
-        assert shard.begin(10**6, 0) == shard.checksums(0)
+        assert shard.begin_run(10**6, 0) == shard.checksums(0)
 
 
 def test_the_commands_add_refresh_promote_and_remove(

@@ -65,7 +65,7 @@ def test_an_imbalance_is_reported(states: States) -> None:
 
 def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> None:
     with LocalShard.open(states.location(0), to_write=True) as shard:
-        shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        shard.write_rows(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         checksum = shard.checksum(0)
     audit = make_audit(0, 1, source(read=10, applied=10))
     audit.checksums["0"] = "0123456789abcdef"

@@ -106,14 +106,14 @@ def test_backups_are_consistent_while_batches_are_published(database: str, tmp_p
 def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     with open_shard(old.states.location(0), to_write=True) as shard:
-        shard.write(1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
+        shard.write_rows(1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
         shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], 1)
     back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
     with Ledger.open(new.ledger) as ledger, open_shard(ledger.generations.workers("orders")[0].location) as shard:
         assert shard.journal().newest == 0
-        assert {version.batch for version in shard.versions(0, None, 1_000)} == {0}
+        assert {version.batch for version in shard.row_versions(0, None, 1_000)} == {0}
         assert {version.batch for version in shard.state_versions(0, None, 1_000)} == {0}
 
 
@@ -194,7 +194,7 @@ def test_an_interrupted_restore_is_repeated(
         assert content(ledger) == expected(0, 1)
         for worker in ledger.generations.workers("orders"):
             with open_shard(worker.location, to_write=True) as shard:
-                shard.begin(99, 1)
+                shard.begin_run(99, 1)
     with pytest.raises(Refused, match="has pipelines already"):
         restore(backup, new)
 

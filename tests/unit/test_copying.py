@@ -9,7 +9,7 @@ import pytest
 
 from sluice.errors import DamagedState, Refused, StateError
 from sluice.state.model import NO_WINDOW, GenerationRef
-from sluice.state.remote.copying import WholeCopy
+from sluice.state.remote.copying import ShardCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
@@ -44,7 +44,7 @@ class Source:
         chosen = self.chance.sample(KEYS, 12)
         values = [None if self.chance.random() < 0.3 else f"[{self.chance.random()}]" for _ in chosen]
         rows = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in zip(chosen, values, strict=True)]
-        self.shard.write(self.batch, rows)
+        self.shard.write_rows(self.batch, rows)
         before = self.shard.read_states(OPERATOR, chosen, self.batch, 0)
         states = [
             State(
@@ -61,7 +61,7 @@ class Source:
 
 def content(shard: Shard, batch: int) -> tuple[object, ...]:
     """What a shard has at its newest batch, all of which is intact."""
-    shard.verify(batch)
+    shard.verify_rows(batch)
     shard.verify_states(batch)
     rows = [(row.key, row.value) for row in shard.scan(0, batch, limit=99)]
     states = {key: state.data for key, state in shard.read_states(OPERATOR, KEYS, batch + 1, 0).items()}
@@ -97,16 +97,16 @@ def test_an_interrupted_copy_continues_and_ends_as_its_source(
     source.write(4)
     with monkeypatch.context() as patch:
         interrupting(patch, after)
-        with pytest.raises(Interrupted), WholeCopy(source.shard, place) as copy:
+        with pytest.raises(Interrupted), ShardCopy(source.shard, place) as copy:
             copy.fill(hold=source.repeat)  # between the two parts of a copy
     source.repeat()  # a run goes on meanwhile
     source.write(2)
     source.compact()
-    with WholeCopy(source.shard, place) as copy:
+    with ShardCopy(source.shard, place) as copy:
         copy.fill()
         assert content(copy.target, source.batch) == content(source.shard, source.batch)
         with pytest.raises(Refused, match="moved away"):
-            copy.target.write(9, [])
+            copy.target.write_rows(9, [])
 
 
 def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,18 +114,18 @@ def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.Monke
     source.write(4)
     with monkeypatch.context() as patch:
         interrupting(patch, 3)
-        with pytest.raises(Interrupted), WholeCopy(source.shard, place, until=3) as copy:
+        with pytest.raises(Interrupted), ShardCopy(source.shard, place, until=3) as copy:
             copy.fill()
     first = copy.versions
-    with WholeCopy(source.shard, place, until=3) as copy:
+    with ShardCopy(source.shard, place, until=3) as copy:
         copy.fill(source.shard.checksums(3))
         second = copy.versions
-    with WholeCopy(source.shard, location(database, GenerationRef("other", 1), 0), until=3) as other:
+    with ShardCopy(source.shard, location(database, GenerationRef("other", 1), 0), until=3) as other:
         other.fill()
         assert (first, first + second) == (3 * 7, other.versions)
     source.write()
     for copied in (True, False):  # the newest batch, and then nothing
-        with WholeCopy(source.shard, place, until=4) as copy:
+        with ShardCopy(source.shard, place, until=4) as copy:
             copy.fill(source.shard.checksums(4))
             assert (0 < copy.versions <= 24) == copied
             assert content(copy.target, 4) == content(source.shard, 4)
@@ -140,11 +140,11 @@ def test_published_batches_are_copied_once_while_the_source_is_in_use(database: 
         held.append(copy.versions)
         source.write()  # the last batch before the source is sealed
 
-    with WholeCopy(source.shard, location(database, GenerationRef("copy", 1), 0), settled=2) as copy:
+    with ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), settled=2) as copy:
         copy.fill(hold=hold)
         assert held[0] < copy.versions <= held[0] + 24
         assert content(copy.target, 3) == content(source.shard, 3)
-    with WholeCopy(source.shard, location(database, GenerationRef("other", 1), 0), settled=3) as other:
+    with ShardCopy(source.shard, location(database, GenerationRef("other", 1), 0), settled=3) as other:
         other.fill(hold=lambda: held.append(other.versions))
         assert held[1] == other.versions
 
@@ -154,7 +154,7 @@ def test_a_copy_as_of_a_snapshot_lacks_later_batches(database: str) -> None:
     source.write(3)
     before = content(source.shard, 2)
     source.write()
-    with WholeCopy(source.shard, location(database, GenerationRef("copy", 1), 0), until=2) as copy:
+    with ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), until=2) as copy:
         copy.fill()
         assert copy.target.checksums(9) == before[2]
         assert content(copy.target, 2)[0] == before[0]
@@ -171,11 +171,11 @@ def test_a_copy_of_another_shard_is_replaced(finished: bool, database: str, monk
         if not finished:
             interrupting(patch, 4)
         try:
-            with WholeCopy(another.shard, place) as copy:
+            with ShardCopy(another.shard, place) as copy:
                 copy.fill()
         except Interrupted:
             assert not finished
-    with WholeCopy(source.shard, place) as copy:
+    with ShardCopy(source.shard, place) as copy:
         copy.fill(before_anew=lambda: replaced.append(True))
         assert content(copy.target, 2) == content(source.shard, 2)
         assert copy.why_anew.startswith("The shard is damaged")
@@ -188,7 +188,7 @@ def test_a_source_that_is_not_as_published_is_not_copied(database: str) -> None:
         each.write(3)
     released: list[bool] = []
     with (
-        WholeCopy(source.shard, location(database, GenerationRef("copy", 1), 0), until=2) as copy,
+        ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), until=2) as copy,
         pytest.raises(DamagedState, match="checksum"),
     ):
         copy.fill(another.shard.checksums(2), release=lambda: released.append(True))
@@ -200,5 +200,5 @@ def test_a_shard_in_use_is_not_filled(database: str) -> None:
     for each in (source, another):
         each.write()
     with pytest.raises(Refused, match="There already is a shard"):
-        WholeCopy(source.shard, location(database, GenerationRef("another", 1), 0))
+        ShardCopy(source.shard, location(database, GenerationRef("another", 1), 0))
     assert content(another.shard, 0)

@@ -48,7 +48,7 @@ def go_on(files: Installation) -> None:
 
 
 @pytest.mark.fault("F43", "sluice repartition, paused at each change of the ledger while another one goes on")
-@pytest.mark.parametrize("step", ["new", "register", "continue_as", "promote"])
+@pytest.mark.parametrize("step", ["new", "register", "inherit", "promote"])
 def test_a_paused_repartition_changes_nothing(step: str, files: Installation) -> None:
     seen: list[Any] = []
 
@@ -72,7 +72,7 @@ def test_a_paused_repartition_changes_nothing(step: str, files: Installation) ->
 def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files: Installation) -> None:
     with (
         paused_before(
-            Generations, "promote", lambda: files.ledger.placements.begin(Placement("orders", 1, "127.0.0.1", 9))
+            Generations, "promote", lambda: files.ledger.placements.begin_move(Placement("orders", 1, "127.0.0.1", 9))
         ),
         pytest.raises(Refused, match="A worker of 'orders' was moved while generation 2 was filled"),
     ):
@@ -116,7 +116,7 @@ def test_every_change_of_a_generation_needs_the_lease(files: Installation) -> No
         changes: list[Callable[[], object]] = [
             lambda: files.ledger.sources.replace(new, [source], stale),
             lambda: generations.register(info, hidden=True, lease=stale),
-            lambda: generations.continue_as(new, files.ref, 0, [Checksums("", "")], own.epoch, stale),
+            lambda: generations.inherit(new, files.ref, 0, [Checksums("", "")], own.epoch, stale),
             lambda: generations.promote(files.ref, stale),
             lambda: generations.forget(new, stale),
         ]

@@ -85,7 +85,7 @@ def test_expiry_does_not_use_the_wall_clock(ledger: Ledger) -> None:
 
     def beat() -> None:
         for _ in range(30):
-            ledger.leases.beat(row)
+            ledger.leases.renew(row)
             time.sleep(0.05)
 
     with ThreadPoolExecutor(1) as pool:
@@ -184,11 +184,11 @@ def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
     class Restarting(type(ledger.leases)):  # type: ignore[misc]
         away = 3
 
-        def beat(self, row: object) -> bool:
+        def renew(self, row: object) -> bool:
             type(self).away -= 1
             if self.away >= 0:
                 raise StateError("The ledger is being restarted.")
-            return bool(super().beat(row))
+            return bool(super().renew(row))
 
     held = Lease(Restarting(ledger.leases._engine), GenerationRef("orders", 1), this_process(""), QUICK)
     with held:

@@ -29,7 +29,7 @@ def worker(tmp_path: Path, writer: LocalShard) -> LocalWorker:
 
 
 def write(writer: LocalShard, batch: int, *keys: str) -> None:
-    writer.write(batch, [(0, key, -1, -1, f"[{batch}]") for key in keys or ("a", "b")])
+    writer.write_rows(batch, [(0, key, -1, -1, f"[{batch}]") for key in keys or ("a", "b")])
 
 
 async def get(worker: LocalWorker, as_of: int, key: str = "a") -> int | None:
@@ -119,8 +119,8 @@ def test_a_removed_or_replaced_file_is_noticed(
         for part in tmp_path.glob("worker-0.sqlite*"):
             part.unlink()
         with LocalShard.create(f"sqlite:///{file}") as another:
-            another.write(0, [(0, "a", -1, -1, "[100]")])
-            another.write(1, [(0, "a", -1, -1, "[101]")])
+            another.write_rows(0, [(0, "a", -1, -1, "[100]")])
+            another.write_rows(1, [(0, "a", -1, -1, "[101]")])
         assert await get(worker, 1) == 101, "the old file does not have the batch"
         for part in tmp_path.glob("worker-0.sqlite*"):
             part.unlink()

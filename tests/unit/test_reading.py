@@ -398,7 +398,7 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
     with LocalShard.open(address) as shard, psycopg.connect(states.database) as other:
         other.execute(f"LOCK TABLE {make_url(address).query['schema']}.state_rows".encode())
         with pytest.raises(StateError, match="Another program has locked the shard for 1 seconds"):
-            shard.verify(0)
+            shard.verify_rows(0)
     with Ledger.open(states.database) as ledger, psycopg.connect(states.database) as other:
         other.execute("LOCK TABLE snapshots")
         with pytest.raises(StateError, match="lock timeout"):

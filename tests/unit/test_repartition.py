@@ -182,7 +182,7 @@ def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Generations, "continue_as", killed)
+        patch.setattr(Generations, "inherit", killed)
         with pytest.raises(KeyboardInterrupt):
             repartition(job_of(3), files.settings)
     # A user promotes the generation that is there, instead of repeating the command.

@@ -174,13 +174,13 @@ def test_a_lease_is_renewed_again_after_a_silence(
 ) -> None:
     with Ledger.open(url) as ledger:
         ref = GenerationRef("orders", 1)
-        limited = ledger.leases.beat
+        limited = ledger.leases.renew
 
         def beat(row: object) -> bool:
             with waits_limited(SHORT):
                 return limited(row)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(ledger.leases, "beat", beat)
+        monkeypatch.setattr(ledger.leases, "renew", beat)
         with Lease(ledger.leases, ref, this_process(""), Patience(beat_s=0.05)) as lease:
             network.is_silent = True
             time.sleep(2 * SHORT)

@@ -165,7 +165,7 @@ def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: St
     assert lease is not None
     generations.register(msgspec.structs.replace(states.info(), generation=dropped.generation), hidden=True)
     generations.forget(dropped, mine)
-    assert not leases.beat(lease)
+    assert not leases.renew(lease)
     assert generations.numbers("orders") == [1]
     assert generations.new("orders").generation == 3
 

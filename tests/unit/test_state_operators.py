@@ -81,64 +81,64 @@ def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) 
         with pytest.raises(LeaseError):
             shard.read_states(SUM, ["a"], batch, 2)
         with pytest.raises(LeaseError):
-            shard.due(SUM, 10, batch, 2)
+            shard.due_keys(SUM, 10, batch, 2)
     with pytest.raises(LeaseError):
-        shard.write(1, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")], 2)
+        shard.write_rows(1, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")], 2)
     with pytest.raises(LeaseError):
-        shard.expire(1, {0: 5}, 2)
+        shard.expire_windows(1, {0: 5}, 2)
     assert kept(shard, 2, "a") == {"a": b"111"}
     shard.verify_states(2)
 
 
 def test_a_new_driver_fences_its_predecessor_at_once(shard: LocalShard) -> None:
     run(shard, 0, epoch=1, a=1)
-    before = shard.begin(2, 0)
+    before = shard.begin_run(2, 0)
     with pytest.raises(LeaseError):
         shard.write_states(1, [SUM], [], 1)
-    assert shard.begin(2, 0) == before
+    assert shard.begin_run(2, 0) == before
 
 
 def test_a_late_task_cannot_replace_a_newer_batch(shard: LocalShard) -> None:
     run(shard, 0, a=1)
     late = shard.read_states(SUM, ["a"], 1, 1)
     run(shard, 1, a=10)
-    shard.write(1, [(0, "a", 0, 10, "[1]")], 1)
+    shard.write_rows(1, [(0, "a", 0, 10, "[1]")], 1)
     run(shard, 2, a=100)
-    shard.write(2, [(0, "a", 0, 10, "[2]")], 1)
+    shard.write_rows(2, [(0, "a", 0, 10, "[2]")], 1)
     before = shard.checksums(2)
     with pytest.raises(EngineError, match="already has batch 2"):
         shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=late["a"].digest)], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
-        shard.write(1, [(0, "a", 0, 10, "[1]")], 1)
+        shard.write_rows(1, [(0, "a", 0, 10, "[1]")], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
-        shard.expire(1, {0: 50}, 1)
+        shard.expire_windows(1, {0: 50}, 1)
     assert kept(shard, 2, "a") == {"a": b"111"}
     assert shard.checksums(2) == before
-    shard.verify(2)
+    shard.verify_rows(2)
     shard.verify_states(2)
 
 
 def test_the_next_driver_removes_what_was_never_published(shard: LocalShard) -> None:
     run(shard, 0, a=1)
-    shard.write(0, [(0, "a", 0, 10, "[1]")], 1)
+    shard.write_rows(0, [(0, "a", 0, 10, "[1]")], 1)
     published = shard.checksums(0)
     run(shard, 1, a=10, b=5)
-    shard.write(1, [(0, "a", 0, 10, "[2]"), (0, "b", 0, 10, "[2]")], 1)
-    assert shard.begin(2, 0) == published
+    shard.write_rows(1, [(0, "a", 0, 10, "[2]"), (0, "b", 0, 10, "[2]")], 1)
+    assert shard.begin_run(2, 0) == published
     assert shard.checksums(1) == published
     assert kept(shard, 1, "a", "b") == {"a": b"1"}
     assert shard.batches() == {0: 1}
     run(shard, 1, epoch=2, a=10)
-    assert shard.begin(3, 1) == shard.checksums(1)
+    assert shard.begin_run(3, 1) == shard.checksums(1)
 
 
 def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) -> None:
-    shard.write(0, [], epoch=5)
+    shard.write_rows(0, [], epoch=5)
     with pytest.raises(LeaseError):
         shard.write_states(0, [SUM], [], 4)
     shard.write_states(0, [SUM], [], 6)
     with pytest.raises(LeaseError):
-        shard.write(0, [], epoch=5)
+        shard.write_rows(0, [], epoch=5)
 
 
 def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard, database: str) -> None:
@@ -157,12 +157,12 @@ def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard
 
 @pytest.mark.parametrize(("table", "kind"), [("state_rows", "state rows"), ("states", "operator states")])
 def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str, kind: str) -> None:
-    shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
+    shard.write_rows(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
-    shard.begin(1, 0)
+    shard.begin_run(1, 0)
     shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
     with pytest.raises(DamagedState, match=f"3 {kind} were written, but it has 2"):
-        shard.begin(2, 0)
+        shard.begin_run(2, 0)
 
 
 def test_the_row_count_stays_right_after_every_change(shard: LocalShard) -> None:
@@ -171,13 +171,13 @@ def test_the_row_count_stays_right_after_every_change(shard: LocalShard) -> None
 
     for batch in range(6):
         for _ in range(2):
-            shard.write(batch, state_rows(batch * 10, batch * 10 + 10), batch + 1)
-            shard.expire(batch, {0: batch * 10 + 1}, batch + 1)
+            shard.write_rows(batch, state_rows(batch * 10, batch * 10 + 10), batch + 1)
+            shard.expire_windows(batch, {0: batch * 10 + 1}, batch + 1)
             run(shard, batch, batch + 1, a=1, b=batch % 2)
-            shard.begin(batch + 1, batch)
+            shard.begin_run(batch + 1, batch)
     assert shard.compact(4) > 0
-    shard.begin(7, 5)
-    shard.verify(5)
+    shard.begin_run(7, 5)
+    shard.verify_rows(5)
     shard.verify_states(5)
 
 
@@ -192,9 +192,9 @@ def test_an_altered_row_is_never_read(shard: LocalShard, change: str) -> None:
 
 
 def test_replacing_an_altered_row_detects_it(shard: LocalShard) -> None:
-    shard.write(0, [(0, "a", 0, 10, "[1]")])
+    shard.write_rows(0, [(0, "a", 0, 10, "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[2]'")
-    for change in (lambda: shard.write(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire(1, {0: 50})):
+    for change in (lambda: shard.write_rows(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire_windows(1, {0: 50})):
         with pytest.raises(DamagedState, match="key 'a' was altered"):
             change()
 
@@ -211,7 +211,7 @@ def test_an_older_copy_of_a_shard_has_another_checksum(tmp_path: Path) -> None:
         old.unlink()
     file.write_bytes(copy)
     with LocalShard.open(f"sqlite:///{file}", to_write=True) as shard:
-        assert shard.begin(2, 1) != published
+        assert shard.begin_run(2, 1) != published
 
 
 def test_a_shard_of_an_older_version_is_rejected(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ def test_shared_state_cannot_collide_with_a_key(shard: LocalShard) -> None:
 
 
 def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
-    shard.write(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
-    shard.write(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
+    shard.write_rows(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
+    shard.write_rows(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
         assert shard.get(0, key, 1) == "[1]"
         prefixed = [group_id.key for group_id in shard.scan(0, 1, Range(prefix=key))]
@@ -247,9 +247,9 @@ def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
         assert within == sorted(other for other in KEYS_WITH_NUL if "\0\1" <= other <= key)
     assert shard.get_many(0, KEYS_WITH_NUL, 1) == dict.fromkeys(KEYS_WITH_NUL, "[1]")
     assert [key for key, _ in shard.changed(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)
-    shard.verify(1)
+    shard.verify_rows(1)
     shard.compact(1)
-    shard.verify(1)
+    shard.verify_rows(1)
 
 
 @given(st.text(st.sampled_from("\0\1\2ab")), st.text(st.sampled_from("\0\1\2ab")))
@@ -263,6 +263,6 @@ def test_escaped_keys_keep_order_and_prefixes(one: str, other: str) -> None:
 def test_timers_that_are_due_are_found(shard: LocalShard) -> None:
     states = [State(SUM, "a", b"1", due=5), State(SUM, "b", b"1", wall=7), State(JOIN, "c", b"1", due=5)]
     shard.write_states(0, [SUM, JOIN], states, 1)
-    assert shard.due(SUM, 5, 1, 1) == ["a"]
-    assert shard.due(SUM, 4, 1, 1) == []
-    assert shard.due(SUM, 7, 1, 1, "wall") == ["b"]
+    assert shard.due_keys(SUM, 5, 1, 1) == ["a"]
+    assert shard.due_keys(SUM, 4, 1, 1) == []
+    assert shard.due_keys(SUM, 7, 1, 1, "wall") == ["b"]

@@ -40,10 +40,10 @@ def row(
 
 
 def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
-    shard.write(1, [row("a", "[2]")])
-    shard.write(2, [row("a", None)])
-    shard.write(3, [row("a", "[4]")])
+    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write_rows(1, [row("a", "[2]")])
+    shard.write_rows(2, [row("a", None)])
+    shard.write_rows(3, [row("a", "[4]")])
     assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [None, "[1]", "[2]", None, "[4]", "[4]"]
     assert [[group_id.key for group_id in shard.scan(0, batch)] for batch in range(4)] == [
         ["a", "b"],
@@ -56,26 +56,27 @@ def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
 
 
 def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]"), row("b", "[1]", window=0)])
-    shard.write(1, [row("a", "[2]"), row("c", None)])
-    shard.write(2, [row("a", "[3]")])
+    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]", window=0)])
+    shard.write_rows(1, [row("a", "[2]"), row("c", None)])
+    shard.write_rows(2, [row("a", "[3]")])
     names = [(0, "a", NO_WINDOW), (0, "b", 0), (0, "b", 15_000), (0, "c", NO_WINDOW)]
-    assert shard.before(0, names, epoch=0) == []
-    assert [version[:5] for version in shard.before(1, names, epoch=0)] == [row("a", "[1]"), row("b", "[1]", window=0)]
-    assert [version[4] for version in shard.before(2, names, epoch=0)] == ["[2]", "[1]"]
+    assert shard.rows_before(0, names, epoch=0) == []
+    first = [version[:5] for version in shard.rows_before(1, names, epoch=0)]
+    assert first == [row("a", "[1]"), row("b", "[1]", window=0)]
+    assert [version[4] for version in shard.rows_before(2, names, epoch=0)] == ["[2]", "[1]"]
 
 
 @pytest.mark.parametrize("between", [0, 1, 40])
 def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalShard, between: int) -> None:
     windows = [start * 1_000 for start in range(0, 20 * (between + 1))]
     for batch in range(3):
-        shard.write(batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
-    shard.write(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
+        shard.write_rows(batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
+    shard.write_rows(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
     # Windows of the batch, with others between them in the shard, and new ones.
     read = [(0, "a", start) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
     expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
     del expected[windows[0]]
-    versions = shard.before(4, sorted({*read}), epoch=0)
+    versions = shard.rows_before(4, sorted({*read}), epoch=0)
     assert {(key, start): value for _, key, start, _, value, _ in versions} == {
         ("a", start): value for start, value in expected.items()
     }
@@ -83,42 +84,43 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
 
 
 def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
     changed = [row("a", "[2]"), row("c", "[2]")]
-    shard.write(1, changed)
+    shard.write_rows(1, changed)
     checksum = shard.checksum(1)
-    read = shard.before(1, [(0, "a", NO_WINDOW), (0, "c", NO_WINDOW)], epoch=0)
-    shard.write(1, changed, replaced=sum(digest for *_, digest in read))
+    read = shard.rows_before(1, [(0, "a", NO_WINDOW), (0, "c", NO_WINDOW)], epoch=0)
+    shard.write_rows(1, changed, replaced=sum(digest for *_, digest in read))
     assert shard.checksum(1) == checksum
-    shard.verify(1)
+    shard.verify_rows(1)
 
 
 def test_a_driver_without_the_lease_cannot_read_what_it_would_add_to(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]")], epoch=1)
-    shard.begin(2, 0)
+    shard.write_rows(0, [row("a", "[1]")], epoch=1)
+    shard.begin_run(2, 0)
     with pytest.raises(LeaseError):
-        shard.before(1, [(0, "a", NO_WINDOW)], epoch=1)
+        shard.rows_before(1, [(0, "a", NO_WINDOW)], epoch=1)
 
 
 def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]")])
-    assert shard.write(1, [row("a", "[2]"), row("b", "[2]")]) == 2
-    assert shard.write(1, [row("a", "[3]")]) == 1
+    shard.write_rows(0, [row("a", "[1]")])
+    assert shard.write_rows(1, [row("a", "[2]"), row("b", "[2]")]) == 2
+    assert shard.write_rows(1, [row("a", "[3]")]) == 1
     assert [group_id.value for group_id in shard.scan(0, 1)] == ["[3]"]
     assert shard.batches() == {0: 1, 1: 1}
 
 
 def test_a_batch_is_written_atomically(shard: LocalShard, url: str) -> None:
-    shard.write(0, [row("a", "[1]")])
+    shard.write_rows(0, [row("a", "[1]")])
     with pytest.raises(StateError):
-        shard.write(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
+        shard.write_rows(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
     assert shard.batches() == {0: 1}
     assert LocalShard.open(url).scan(0, 9) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
-    shard.write(1, [row("a", "[2]")])
+    shard.write_rows(1, [row("a", "[2]")])
 
 
 def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
-    shard.write(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in range(0, 75_000, 15_000)])
+    starts = range(0, 75_000, 15_000)
+    shard.write_rows(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in starts])
     assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
     between = shard.windows(1, "b", 0, start=15_000, end=30_000)
     assert [(group_id.key, group_id.window_start, group_id.window_end) for group_id in between] == [
@@ -129,7 +131,7 @@ def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
 
 
 def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
-    shard.write(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
+    shard.write_rows(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
     page = shard.scan(1, 0, limit=3)
     seen = []
     while page:
@@ -155,7 +157,7 @@ def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
 )
 def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[str]) -> None:
     keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
-    shard.write(0, [row(key, "[1]") for key in keys])
+    shard.write_rows(0, [row(key, "[1]") for key in keys])
     assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
     assert shard.count(0, 0, within) == len(expected)
     results = [group_id.key for group_id in shard.scan(0, 0)]
@@ -163,7 +165,7 @@ def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[st
 
 
 def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> None:
-    shard.write(
+    shard.write_rows(
         0, [row("a", "[null]"), row("b", "[null,1]"), row("c", '["null"]'), row("d", "[[null]]"), row("e", "[0]")]
     )
     assert shard.count(0, 0) == 3
@@ -175,7 +177,7 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeyp
     choose = random.Random(7)
     for batch in range(12):
         keys = choose.sample([f"k{number}" for number in range(15)], 6)
-        shard.write(batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
+        shard.write_rows(batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
     before = {batch: shard.scan(0, batch) for batch in range(12)}
     assert shard.compact(8) > 0
     assert {batch: shard.scan(0, batch) for batch in range(8, 12)} == {batch: before[batch] for batch in range(8, 12)}
@@ -188,8 +190,8 @@ def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
         with LocalShard.create(location(database, GenerationRef(name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
-                shard.write(number, rows)
-                shard.verify(number)
+                shard.write_rows(number, rows)
+                shard.verify_rows(number)
             return shard.checksum(99)
 
     short = of("short", [row("a", "[2]"), row("b", "[1]"), row("c", "[1]", 1, 0)])
@@ -206,32 +208,32 @@ def test_the_checksum_depends_on_the_state_only(database: str) -> None:
 
 
 def test_the_checksum_survives_writing_again_and_compaction(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
-    shard.write(1, [row("a", "[2]"), row("c", "[1]")])
+    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write_rows(1, [row("a", "[2]"), row("c", "[1]")])
     before = shard.checksum(1)
-    shard.write(1, [row("c", "[7]")])
+    shard.write_rows(1, [row("c", "[7]")])
     assert shard.checksum(1) != before
-    shard.write(1, [row("a", "[2]"), row("c", "[1]")])
+    shard.write_rows(1, [row("a", "[2]"), row("c", "[1]")])
     assert shard.checksum(1) == before
-    shard.write(2, [row("a", None)])
+    shard.write_rows(2, [row("a", None)])
     shard.compact(1)
     for batch in (1, 2):
-        shard.verify(batch)
+        shard.verify_rows(batch)
     assert shard.checksum(1) == before
 
 
 def test_a_changed_value_is_detected(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]"), row("b", "[1]")])
+    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[9]' WHERE key = 'b'")
     with pytest.raises(StateError, match="the state row of group 0, key 'b' was altered"):
-        shard.verify(0)
+        shard.verify_rows(0)
 
 
 def test_an_older_writer_is_rejected(shard: LocalShard) -> None:
-    shard.write(0, [row("a", "[1]")], epoch=3)
-    shard.write(1, [row("a", "[2]")], epoch=4)
+    shard.write_rows(0, [row("a", "[1]")], epoch=3)
+    shard.write_rows(1, [row("a", "[2]")], epoch=4)
     with pytest.raises(LeaseError, match="lost its lease"):
-        shard.write(1, [row("a", "[3]")], epoch=3)
+        shard.write_rows(1, [row("a", "[3]")], epoch=3)
     assert shard.get(0, "a", 1) == "[2]"
 
 
@@ -241,7 +243,7 @@ ROWS = 4_000
 def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
     with LocalShard.create(f"sqlite:///{file}") as shard:
-        shard.write(0, [row(f"key {number}", "[1]") for number in range(ROWS)])
+        shard.write_rows(0, [row(f"key {number}", "[1]") for number in range(ROWS)])
     data = file.read_bytes()
     choose = random.Random(7)
     for _ in range(20):
@@ -257,7 +259,7 @@ def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
                 same = False
         if not same:
             with pytest.raises(StateError), LocalShard.open(f"sqlite:///{file}") as shard:
-                shard.verify(0)
+                shard.verify_rows(0)
 
 
 def expected(number: int) -> list[tuple[int, str, int, int, int, str | None, int]]:
@@ -273,7 +275,7 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
     assert list(rows_of(table)) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
-    assert shard.write(0, rows_of(table)) == 3
+    assert shard.write_rows(0, rows_of(table)) == 3
 
 
 def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
@@ -285,8 +287,8 @@ def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
 def test_a_run_that_begins_finds_an_altered_row_it_would_not_touch(tmp_path: Path) -> None:
     file = tmp_path / "worker-0.sqlite"
     with LocalShard.create(f"sqlite:///{file}") as shard:
-        shard.write(0, [row("a", "[1]"), row("b", "[2]")])
-        shard.begin(1, 0)
+        shard.write_rows(0, [row("a", "[1]"), row("b", "[2]")])
+        shard.begin_run(1, 0)
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("UPDATE state_rows SET value = '[3]' WHERE key = 'b'")
         database.commit()
@@ -294,7 +296,7 @@ def test_a_run_that_begins_finds_an_altered_row_it_would_not_touch(tmp_path: Pat
         LocalShard.open(f"sqlite:///{file}", to_write=True) as shard,
         pytest.raises(DamagedState, match="key 'b' was altered"),
     ):
-        shard.begin(2, 0)
+        shard.begin_run(2, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 500])
@@ -339,7 +341,7 @@ def test_keys_can_be_any_text(values: dict[str, int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, LocalShard.create(f"sqlite:///{folder}/s") as shard:
-        shard.write(0, [row(key, f"[{value}]") for key, value in values.items()])
+        shard.write_rows(0, [row(key, f"[{value}]") for key, value in values.items()])
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()
         }
@@ -349,11 +351,11 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
     monkeypatch.setattr(postgres_driver, "WRITER_SILENT_S", 1)
     url = location(new_database(postgres), GenerationRef("orders", 1), 0)
     with LocalShard.create(url) as paused, LocalShard.open(url, to_write=True) as next_writer:
-        paused.write(0, [row("a", "[1]")], epoch=1)
+        paused.write_rows(0, [row("a", "[1]")], epoch=1)
 
         def write_late() -> None:
             with paused._writing(1):
-                next_writer.begin(2, 0)  # waits until PostgreSQL has ended the paused writer's transaction
+                next_writer.begin_run(2, 0)  # waits until PostgreSQL has ended the paused writer's transaction
                 paused._driver.execute("DELETE FROM state_rows")
 
         with pytest.raises(StateError, match="idle-in-transaction timeout"):
@@ -363,10 +365,10 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
 
 def test_a_full_disk_is_named_though_sqlite_has_already_rolled_back(tmp_path: Path) -> None:
     with LocalShard.create(f"sqlite:///{tmp_path}/w.sqlite") as shard:
-        shard.write(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        shard.write_rows(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         connection = shard._driver._connection  # type: ignore[attr-defined]
         connection.execute("PRAGMA cache_size = 1")
         connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + 2}")
         with pytest.raises(StateError, match="database or disk is full"):
-            shard.write(1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
+            shard.write_rows(1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
         assert shard.get(0, "a", 1) == "[1]"

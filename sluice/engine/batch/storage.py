@@ -79,7 +79,7 @@ class Storage:
                 with create_shard(address) as shard:
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
-                    shard.begin(epoch, -1)
+                    shard.begin_run(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
 
@@ -98,7 +98,7 @@ class Storage:
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
-            expected = None if audit is None else audit.published(worker)
+            expected = None if audit is None else audit.published_checksums(worker)
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):
@@ -125,7 +125,7 @@ def damage(location: str, published: int, expected: Checksums | None, epoch: int
     """
     try:
         with open_shard(location, to_write=True) as shard:
-            checksums = shard.begin(epoch, published)
+            checksums = shard.begin_run(epoch, published)
     except DamagedState as error:
         return error.detail
     return "" if expected is None else checksums.difference(expected)

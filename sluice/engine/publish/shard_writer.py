@@ -123,7 +123,7 @@ class ShardWriter:
                 added = self._added(shard, batch, rows)
                 written, changes = len(added), self._changes(worker, [row for row in added if row[0] in wanted])
             else:
-                written, changes = shard.write(batch, rows, self.epoch), self.returned_rows.empty_table()
+                written, changes = shard.write_rows(batch, rows, self.epoch), self.returned_rows.empty_table()
         tables = [table.select(self.returned_rows.names).cast(self.returned_rows) for table in (changes, events)]
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": written}))
         self.side_outputs.add_changes(worker, pa.concat_tables(tables))
@@ -150,13 +150,13 @@ class ShardWriter:
                 merged.append(row)
                 ids.append(name)
                 last = name
-        before = {old[:3]: old for old in shard.before(batch, ids, self.epoch)}
+        before = {old[:3]: old for old in shard.rows_before(batch, ids, self.epoch)}
         if before:
             for at, name in enumerate(ids):
                 if (old := before.get(name)) is not None:
                     merged[at] = self._sum(old[:5], merged[at])
         del ids
-        shard.write(batch, merged, self.epoch, sum(old[5] for old in before.values()))
+        shard.write_rows(batch, merged, self.epoch, sum(old[5] for old in before.values()))
         return merged
 
     def _sum(self, first: Row, second: Row) -> Row:

@@ -35,7 +35,7 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
         return
     for worker in range(len(storage.locations)):
         with storage.shard(worker) as shard:
-            shard.expire(batch, ends, epoch)
+            shard.expire_windows(batch, ends, epoch)
 
 
 def expiring_windows(job: Job) -> Iterator[ExpiringWindows]:

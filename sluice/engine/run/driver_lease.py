@@ -169,7 +169,7 @@ class Lease:
         assert self._row is not None
         while not self._done.wait(self.patience.beat_s):
             try:
-                if not self.leases.beat(self._row):
+                if not self.leases.renew(self._row):
                     self._lost.set()
                     log.error("lease lost", epoch=self.epoch)
                     return

@@ -9,7 +9,7 @@ import structlog
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.remote.standby_copies import Failed, promote_lost, refresh
+from sluice.state.remote.standby_copies import FailedRefresh, promote_lost_standbys, refresh_standbys
 
 log = structlog.get_logger()
 
@@ -36,8 +36,8 @@ class StandbyCopies:
         ref, begun = self._lease.ref, time.monotonic()
         of = {"pipeline": ref.pipeline}
         try:
-            for done in refresh(self._ledger, ref, self._lease.epoch, only_behind=True):
-                if isinstance(done, Failed):
+            for done in refresh_standbys(self._ledger, ref, self._lease.epoch, only_behind=True):
+                if isinstance(done, FailedRefresh):
                     log.warning("standby not refreshed", **of, worker=done.worker, why=str(done.error))
                     continue
                 snapshot = f"{ref.generation}.{done.batch}"
@@ -62,7 +62,7 @@ def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -
         return "The damage is not in a worker's shard."
     try:
         with current_lease(ledger, pipeline, this_process(run)) as lease:
-            notes = promote_lost(ledger, lease.ref, lease.epoch, lost, run, why.detail)
+            notes = promote_lost_standbys(ledger, lease.ref, lease.epoch, lost, run, why.detail)
     except (NotFound, Refused, StateError) as error:
         return str(error)
     for note in notes:

@@ -277,11 +277,11 @@ class BatchStates:
 
     def due(self, operator: int, until: int) -> list[str]:
         """The keys whose state is due at stream time `until`."""
-        return self.shard.due(operator, until, self.batch, self.epoch)
+        return self.shard.due_keys(operator, until, self.batch, self.epoch)
 
     def wall_due(self, operator: int, until: int) -> list[str]:
         """The keys with a wall-clock timer that is due at `until`, epoch ms."""
-        return self.shard.due(operator, until, self.batch, self.epoch, "wall")
+        return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
 
 class Releases:

@@ -20,7 +20,7 @@ from sluice.state.database import close_file
 from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
-from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.copying import Progress, ShardCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
@@ -54,7 +54,7 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
             generations = with_batches(copy)
             for info, worker, batch, shard in shards:
                 address = location(manifest.shards(folder), info.ref, worker.number)
-                with WholeCopy(shard, address, progress, until=batch) as new:
+                with ShardCopy(shard, address, progress, until=batch) as new:
                     _fill(worker, new, copy)
                 close_file(address)
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
@@ -84,10 +84,10 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
                             stack.enter_context(shard.pinned())
                         sources.append((info, worker, batch, shard))
             except StateError:
-                if ledger.snapshots.kept() == copy.snapshots.kept():
+                if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                     raise
                 continue  # a generation was removed meanwhile
-            if ledger.snapshots.kept() == copy.snapshots.kept():
+            if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                 yield sources
                 return
     raise StateError(
@@ -96,7 +96,7 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
     )
 
 
-def _fill(worker: WorkerInfo, new: WholeCopy, copy: Ledger) -> None:
+def _fill(worker: WorkerInfo, new: ShardCopy, copy: Ledger) -> None:
     try:
         fill_from(worker, new, copy)
     except DamagedState as error:
@@ -105,7 +105,7 @@ def _fill(worker: WorkerInfo, new: WholeCopy, copy: Ledger) -> None:
 
 
 def _require_unchanged(ledger: Ledger, copy: Ledger) -> None:
-    if ledger.snapshots.kept() != copy.snapshots.kept():
+    if ledger.snapshots.kept_batches() != copy.snapshots.kept_batches():
         raise StateError(
             "A snapshot was published or removed while shards at state servers were copied.",
             next_step="Pause the pipelines' DAGs and sluice_retention, then back up again into a new folder.",

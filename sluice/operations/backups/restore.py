@@ -20,7 +20,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.copying import Progress, ShardCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
 
@@ -57,7 +57,7 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
             for worker in info.workers:
                 locations[info.ref, worker.number] = address = location(settings.shards, info.ref, worker.number)
                 old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
-                copies.append(stack.enter_context(WholeCopy(old, address, progress, until=batch)))
+                copies.append(stack.enter_context(ShardCopy(old, address, progress, until=batch)))
                 fill_from(worker, copies[-1], source)
         copy_ledger(source, target, locations)
         for copy in copies:

@@ -6,19 +6,19 @@ from sluice.engine.batch.worker_shards import damaged_state
 from sluice.errors import DamagedState
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
-from sluice.state.remote.copying import WholeCopy
+from sluice.state.remote.copying import ShardCopy
 
 
 def with_batches(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
     """The generations that have published a batch, with their newest batch."""
-    kept = ledger.snapshots.kept()
+    kept = ledger.snapshots.kept_batches()
     return [(info, kept[info.ref].newest) for info in ledger.generations.of_all_pipelines() if info.ref in kept]
 
 
-def fill_from(worker: WorkerInfo, copy: WholeCopy, ledger: Ledger) -> None:
+def fill_from(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
     """Copy a worker's shard, and compare the published checksums. Raises DamagedState if it is not as published."""
     audit = ledger.audits.newest(worker.ref)
-    published = None if audit is None else audit.published(worker.number)
+    published = None if audit is None else audit.published_checksums(worker.number)
     try:
         copy.fill(published)
     except DamagedState as error:

@@ -94,7 +94,7 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
         """Descriptions of why the counts do not balance, one per affected partition."""
         return [source.wrong for source in self.sources if source.wrong]
 
-    def published(self, worker: int) -> Checksums | None:
+    def published_checksums(self, worker: int) -> Checksums | None:
         """The checksums of a worker's shard; None if it had none."""
         state_rows, states = (by_worker.get(str(worker)) for by_worker in (self.checksums, self.states))
         return None if state_rows is None else Checksums(state_rows, states or NO_CHECKSUM)

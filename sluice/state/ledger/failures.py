@@ -62,7 +62,7 @@ class Failures(LedgerPart):
             connection.execute(delete(FAILURES).where(*_same(failure)))
             connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
 
-    def add_first(self, failure: Failure) -> bool:
+    def add_if_new(self, failure: Failure) -> bool:
         """Add a failure and return True, unless there is one of the same pipeline and kind already."""
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             if connection.execute(select(FAILURES).where(*_same(failure))).first() is not None:

@@ -98,7 +98,7 @@ class Generations(LedgerPart):
             if note:
                 add_note(connection, ref, run, note)
 
-    def continue_as(
+    def inherit(
         self, new: GenerationRef, old: GenerationRef, batch: int, checksums: Sequence[Checksums], epoch: int,
         lease: LeaseRow, times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,

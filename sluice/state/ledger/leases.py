@@ -81,7 +81,7 @@ class Leases(LedgerPart):
                 return None  # PostgreSQL cannot lock a row that does not exist yet: another driver inserted it first
             raise
 
-    def beat(self, lease: LeaseRow) -> bool:
+    def renew(self, lease: LeaseRow) -> bool:
         """Renew `lease`. Returns False if it is no longer held."""
         return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 

@@ -94,7 +94,7 @@ class Placements(LedgerPart):
             if before != placement:
                 replace_placement(connection, placement)
 
-    def begin(self, placement: Placement) -> Move:
+    def begin_move(self, placement: Placement) -> Move:
         """Begin to move a worker to a server. From now on, earlier moves of the worker are refused."""
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             epoch = _next_epoch(connection, placement)
@@ -111,7 +111,7 @@ class Placements(LedgerPart):
         if not self.is_newest(move):
             raise _overtaken(self.of(move.pipeline).get(move.number), move)
 
-    def move(self, move: Move) -> None:
+    def finish_move(self, move: Move) -> None:
         """Place a worker at a server, even if another server has it.
 
         Raises Refused and changes nothing if the worker's placement has changed since the move began, or another move

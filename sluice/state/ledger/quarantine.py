@@ -16,7 +16,7 @@ from sluice.state.ledger.tables import QUARANTINE, of_ref
 from sluice.state.model import GenerationRef
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class Inspection(msgspec.Struct, frozen=True):
     """A generation's quarantine, and the places of its shards, before the shards are read."""
 
     ref: GenerationRef
@@ -37,12 +37,12 @@ class Quarantine(LedgerPart):
         with database_errors("Quarantining the shard"), transaction(self._engine) as connection:
             replace_quarantine(connection, ref, worker, reason)
 
-    def inspect(self, ref: GenerationRef) -> Inspected:
+    def inspect(self, ref: GenerationRef) -> Inspection:
         """What `settle` compares after the shards have been read."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            return Inspected(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
+            return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
-    def settle(self, before: Inspected, worker: int, reason: str = "") -> None:
+    def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
         """Stop readers and writers from opening the worker's shard; without a reason, allow it again.
 
         Raises Refused and changes nothing if the shard's quarantine or its place has changed since `before`.

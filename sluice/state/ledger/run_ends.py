@@ -14,7 +14,7 @@ from sluice.settings import Settings
 
 
 @contextmanager
-def note_failure(known: Settings, pipeline: str, run: str = "") -> Iterator[None]:
+def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Iterator[None]:
     """Record the error that ends the block as the pipeline's failure. A run clears it once it has read all records.
 
     An unreachable ledger does not affect how the block ends.
@@ -22,28 +22,28 @@ def note_failure(known: Settings, pipeline: str, run: str = "") -> Iterator[None
     try:
         yield
     except Exception as error:
-        _add(known, error, pipeline, run)
+        _add(configuration, error, pipeline, run)
         raise
 
 
-def note_killed(known: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
+def note_killed(configuration: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
     """Record that a driver failed, unless the driver has recorded a failure itself since its start."""
     from sluice.state.ledger.ledger import Ledger
 
-    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
+    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         failures = ledger.failures.all()
         if any(failure.pipeline == pipeline and failure.kind == "run" and failure.at >= since for failure in failures):
             return
-    _add(known, EngineError(what), pipeline, run)
+    _add(configuration, EngineError(what), pipeline, run)
 
 
-def note_files(known: Settings, broken: Mapping[str, SluiceError]) -> None:
+def note_files(configuration: Settings, broken: Mapping[str, SluiceError]) -> None:
     """Record which pipelines' files cannot be loaded. `broken` replaces the earlier record of all files."""
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
-    failures = [Failure.of(error, name, kind="file", secrets=known.secrets) for name, error in broken.items()]
-    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
+    failures = [Failure.of(error, name, kind="file", secrets=configuration.secrets) for name, error in broken.items()]
+    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         ledger.failures.set_files(failures)
 
 
@@ -52,9 +52,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def _add(known: Settings, error: Exception, pipeline: str, run: str) -> None:
+def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> None:
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
-    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.add(Failure.of(error, pipeline, run=run, secrets=known.secrets))
+    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
+        ledger.failures.add(Failure.of(error, pipeline, run=run, secrets=configuration.secrets))

@@ -21,7 +21,7 @@ from sluice.state.ledger.tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TI
 from sluice.state.model import GenerationRef, Snapshot
 
 
-class Kept(NamedTuple):
+class KeptBatches(NamedTuple):
     """The oldest and the newest batch of a generation that readers can see."""
 
     oldest: int
@@ -173,13 +173,16 @@ class Snapshots(LedgerPart):
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _last_batch(connection, ref)
 
-    def kept(self) -> dict[GenerationRef, Kept]:
+    def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
         """The batches of each generation that has published one."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
         rows = self._read(select(*generation, *batches).group_by(*generation))
-        return {GenerationRef(row["pipeline"], row["generation"]): Kept(row["oldest"], row["newest"]) for row in rows}
+        kept: dict[GenerationRef, KeptBatches] = {}
+        for row in rows:
+            kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(row["oldest"], row["newest"])
+        return kept
 
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""

@@ -51,13 +51,13 @@ def client_options(seconds: float, token: str = "", *, verify_certificate: bool 
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
         "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_GIVEN_UP),
-        "timeout": time_limits(seconds),
+        "timeout": call_limits(seconds),
         "trust_env": False,  # connections between servers use no proxy
         "follow_redirects": False,
     }
 
 
-def time_limits(seconds: float) -> httpx.Timeout:
+def call_limits(seconds: float) -> httpx.Timeout:
     """The limits of a call: this time for each read and write, and a short one for connecting."""
     return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 

@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 Versions = TypeVar("Versions", Version, StateVersion)
 
 
-class WholeCopy:
+class ShardCopy:
     """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
 
     An unfinished copy that is there is continued, and a complete one brought up to date. If it then differs from the
@@ -126,10 +126,10 @@ class WholeCopy:
         journal = target.journal()
         if not journal.batches:
             # This tells a copy that continues what it lacks, besides the rows after its last one.
-            target.settle(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
+            target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NOTHING)
         elif (begun := journal.unfinished) is not None:
-            self._copy_pages(target, 0, target.last())
+            self._copy_pages(target, 0, target.last_places())
             return min(begun, missing)
         else:
             # The newest batch may have been written again since it was copied.
@@ -139,12 +139,12 @@ class WholeCopy:
 
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
         """Copy batches, in place of those that an interrupted copy has begun."""
-        target.settle(since, journal)
+        target.replace_journal(since, journal)
         self._copy_pages(target, since, NOTHING)
 
     def _copy_pages(self, target: Shard, since: int, last: Last) -> None:
         for versions in pages_of_versions(self._source, since, after=last.row):
-            target.absorb(versions)
+            target.absorb_rows(versions)
             self._count(len(versions))
         for states in pages_of_states(self._source, since, after=last.state):
             target.absorb_states(states)
@@ -166,7 +166,7 @@ class NewShard:
 
     def add(self, versions: Sequence[Version]) -> None:
         """Add a page of state rows."""
-        self.shard.absorb(versions)
+        self.shard.absorb_rows(versions)
         self._count(STATE_ROWS, versions)
 
     def add_states(self, states: Sequence[StateVersion]) -> None:
@@ -195,13 +195,13 @@ def finish(copy: Shard, journal: Journal, as_of: int, published: Checksums | Non
 
     Raises DamagedState if they differ from the published checksums; without them, from those of the journal.
     """
-    copy.settle(as_of + 1, journal)
-    copy.verify(as_of, published)
+    copy.replace_journal(as_of + 1, journal)
+    copy.verify_rows(as_of, published)
     copy.verify_states(as_of, published)
 
 
 @dataclass
-class Origin:
+class SourceShard:
     """A shard from which the newest versions are read, and the sums of their digests."""
 
     shard: Shard

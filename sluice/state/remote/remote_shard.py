@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sluice.errors import StateError, Unreachable
 from sluice.state.model import StateRow
-from sluice.state.remote.connection import NotAStateServer, client_options, response_content, time_limits
+from sluice.state.remote.connection import NotAStateServer, call_limits, client_options, response_content
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
@@ -46,7 +46,7 @@ class RemoteShard(Shard):
         except BaseException:
             shard.close()
             raise
-        client.timeout = time_limits(_WRITE_SECONDS)
+        client.timeout = call_limits(_WRITE_SECONDS)
         return shard
 
     @classmethod
@@ -65,7 +65,7 @@ class RemoteShard(Shard):
         self._client.close()
 
     @override
-    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
         stored: list[StoredRow] = []
         for start in range(0, len(rows), _KEYS_AT_ONCE):
             content = msgspec.msgpack.encode(list(rows[start : start + _KEYS_AT_ONCE]))
@@ -73,14 +73,14 @@ class RemoteShard(Shard):
         return stored
 
     @override
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         content = msgspec.msgpack.encode(list(rows))
         known = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
         written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{known}", content))
         return written
 
     @override
-    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         self._call("POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends)))
 
     @override
@@ -96,7 +96,7 @@ class RemoteShard(Shard):
         return states
 
     @override
-    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
         content = msgspec.json.encode((operator, until, before, epoch, clock))
         return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
 
@@ -106,7 +106,7 @@ class RemoteShard(Shard):
         self._call("PUT", f"/states/{batch}?epoch={epoch}", content)
 
     @override
-    def begin(self, epoch: int, as_of: int) -> Checksums:
+    def begin_run(self, epoch: int, as_of: int) -> Checksums:
         return msgspec.json.decode(self._call("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums)
 
     @override
@@ -118,7 +118,7 @@ class RemoteShard(Shard):
         return msgspec.json.decode(self._call("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums)
 
     @override
-    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+    def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         self._call("POST", "/verify", msgspec.json.encode((as_of, published)))
 
     @override
@@ -159,12 +159,12 @@ class RemoteShard(Shard):
         return removed
 
     @override
-    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
         content = msgspec.json.encode([since, after, limit])
         return _VERSIONS.decode(self._call("POST", "/versions", content))
 
     @override
-    def absorb(self, versions: Iterable[Version]) -> None:
+    def absorb_rows(self, versions: Iterable[Version]) -> None:
         self._call("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
@@ -177,11 +177,11 @@ class RemoteShard(Shard):
         self._call("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
-    def last(self) -> Last:
+    def last_places(self) -> Last:
         return msgspec.json.decode(self._call("GET", "/last"), type=Last)
 
     @override
-    def settle(self, since: int, journal: Journal) -> None:
+    def replace_journal(self, since: int, journal: Journal) -> None:
         self._call("POST", "/settle", msgspec.json.encode((since, journal)))
 
     @override

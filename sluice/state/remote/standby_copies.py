@@ -15,7 +15,7 @@ from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateErro
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.standbys import Standby
 from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
-from sluice.state.remote.copying import Progress, WholeCopy
+from sluice.state.remote.copying import Progress, ShardCopy
 from sluice.state.remote.opening import drop_shard, open_shard
 from sluice.state.shard.addresses import is_file, is_remote, shown
 from sluice.state.shard.shard import Checksums, Shard
@@ -25,7 +25,7 @@ RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedRefresh:
     """A standby that was not refreshed, and why."""
 
     worker: int
@@ -33,7 +33,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Refreshed:
+class RefreshedCopy:
     """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
 
     worker: int
@@ -43,14 +43,14 @@ class Refreshed:
     """Why the whole shard was copied anew; empty if only new versions were."""
 
 
-def refresh(
+def refresh_standbys(
     ledger: Ledger,
     ref: GenerationRef,
     epoch: int,
     *,
     only_behind: bool = False,
     progress: Progress = lambda _: None,
-) -> Iterator[Refreshed | Failed]:
+) -> Iterator[RefreshedCopy | FailedRefresh]:
     """Bring the copies of a generation's standbys up to its newest snapshot, one after the other.
 
     The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
@@ -68,15 +68,15 @@ def refresh(
             continue
         try:
             require_copyable(worker)
-            done: Refreshed | Failed = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+            done: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
         except (StateError, Refused) as error:
-            done = Failed(worker.number, error)
+            done = FailedRefresh(worker.number, error)
         yield done
 
 
 def _refresh(
     ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
-) -> Refreshed:
+) -> RefreshedCopy:
     place, published = standby.shard(ref), _published(ledger, ref, worker.number)
     has_copy = standby.copied == ref
     with open_shard(worker.location) as source:
@@ -98,14 +98,14 @@ def _refresh(
 
         if not has_copy:
             empty()
-        with WholeCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
+        with ShardCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
             copy.fill(published, before_anew=before_anew)
     ledger.standbys.record_copy(standby, ref, batch, epoch)
     why = copy.why_anew or ("" if has_copy else "There was no copy yet.")
-    return Refreshed(worker.number, batch, copy.versions, why)
+    return RefreshedCopy(worker.number, batch, copy.versions, why)
 
 
-def promote(
+def promote_standby(
     ledger: Ledger, ref: GenerationRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
@@ -163,7 +163,7 @@ def promote(
     return note
 
 
-def promote_lost(
+def promote_lost_standbys(
     ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
 ) -> list[str]:
     """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
@@ -173,7 +173,7 @@ def promote_lost(
     info = ledger.generations.get(ref)
     if lost is None:
         lost = () if info is None else _unreachable(info)
-    return [promote(ledger, ref, number, epoch, run=run, why=why) for number in lost]
+    return [promote_standby(ledger, ref, number, epoch, run=run, why=why) for number in lost]
 
 
 def require_copyable(worker: WorkerInfo) -> None:
@@ -208,7 +208,7 @@ def _answers(worker: WorkerInfo) -> bool:
 def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
     """Read all rows of a shard. Raises DamagedState if its rows or its journal differ from the published checksums."""
     _compare_journal(shard, batch, published)
-    shard.verify(batch, published)
+    shard.verify_rows(batch, published)
     shard.verify_states(batch, published)
 
 
@@ -235,4 +235,4 @@ def _damage_of(worker: WorkerInfo) -> Iterator[None]:
 
 def _published(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
     audit = ledger.audits.newest(ref)
-    return None if audit is None else audit.published(worker)
+    return None if audit is None else audit.published_checksums(worker)

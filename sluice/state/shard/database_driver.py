@@ -49,13 +49,13 @@ class Driver(Protocol):
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Insert rows into a table in the fastest way that the database offers."""
 
-    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         """For each state row in `rows`, its newest version before `batch` and that version's digest.
 
         Omits tombstones.
         """
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Read the whole database. Raises StateError if its internal structures are damaged."""
 
     def is_current(self) -> bool:

@@ -75,47 +75,47 @@ class LocalShard(Shard):
         self._driver.close()
 
     @override
-    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        if self._kept(STATE_ROWS, batch - 1) is None:
+    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+        if self._recorded_checksum(STATE_ROWS, batch - 1) is None:
             return []
-        found = list(self._driver.replaced(batch, rows))
-        for row in found:
-            _checked(*row)
+        stored = list(self._driver.versions_before(batch, rows))
+        for row in stored:
+            _checked_digest(*row)
         self._require_newest_writer(epoch)
-        return found
+        return stored
 
     @override
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         digests = [row_digest(row) for row in ordered]
         with self._writing(epoch, batch, [STATE_ROWS]):
             added = len(ordered)
-            if self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch)):
+            # A retry replaces what the first attempt has written.
+            if self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch)):
                 added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
-            before = self._kept(STATE_ROWS, batch - 1)
+            checksum_before = self._recorded_checksum(STATE_ROWS, batch - 1)
             if replaced is None:
-                old = () if before is None else self._driver.replaced(batch, [row[:3] for row in ordered])
-                replaced = sum(_checked(*row) for row in old)
-            total = int(before or "0", 16) + sum(digests) - replaced
-            self._driver.insert(
-                "state_rows",
-                _ROW_COLUMNS,
-                ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True)),
-            )
-            self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, len(ordered), checksum_of(total)))
-            self._driver.execute(statements.GROWN, (added, 0))
+                replaced = 0
+                if checksum_before is not None:
+                    ids = [row[:3] for row in ordered]
+                    replaced = sum(_checked_digest(*row) for row in self._driver.versions_before(batch, ids))
+            total = int(checksum_before or "0", 16) + sum(digests) - replaced
+            versions = ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True))
+            self._driver.insert("state_rows", _ROW_COLUMNS, versions)
+            self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, len(ordered), checksum_of(total)))
+            self._driver.execute(statements.ADD_TO_ROW_COUNTS, (added, 0))
         return len(ordered)
 
     @override
-    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         with self._writing(epoch, batch, [STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
-                total = int(self.checksum(batch), 16) - sum(_checked(*row) for row in expired)
+                total = int(self.checksum(batch), 16) - sum(_checked_digest(*row) for row in expired)
                 rows = self.batches().get(batch, 0) + len(expired)
-                self._driver.execute(statements.FORGET_BATCH, (STATE_ROWS, batch))
-                self._driver.execute(statements.WRITTEN, (STATE_ROWS, batch, rows, checksum_of(total)))
-                self._driver.execute(statements.GROWN, (added, 0))
+                self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch))
+                self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, rows, checksum_of(total)))
+                self._driver.execute(statements.ADD_TO_ROW_COUNTS, (added, 0))
 
     @override
     def read_states(
@@ -126,10 +126,10 @@ class LocalShard(Shard):
         return states
 
     @override
-    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
-        found = operator_states.due(self._driver, operator, until, before, clock)
+    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+        keys = operator_states.due(self._driver, operator, until, before, clock)
         self._require_newest_writer(epoch)
-        return found
+        return keys
 
     @override
     def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
@@ -138,16 +138,18 @@ class LocalShard(Shard):
             by_operator[state.operator].append(state)
         with self._writing(epoch, batch, by_operator):
             added = 0
-            for number, mine in by_operator.items():
-                if self._driver.execute(statements.FORGET_BATCH, (number, batch)):
+            for number, states_of_operator in by_operator.items():
+                if self._driver.execute(statements.DELETE_BATCH, (number, batch)):
                     added -= operator_states.remove(self._driver, number, batch)
-                if mine:
-                    before = int(self._kept(number, batch - 1) or "0", 16)
-                    grown, more = operator_states.write(self._driver, batch, mine)
-                    self._driver.execute(statements.FORGET_BUT_LAST, (number, number))
-                    self._driver.execute(statements.WRITTEN, (number, batch, len(mine), checksum_of(before + grown)))
-                    added += more
-            self._driver.execute(statements.GROWN, (0, added))
+                if states_of_operator:
+                    total = int(self._recorded_checksum(number, batch - 1) or "0", 16)
+                    digest_growth, row_growth = operator_states.write(self._driver, batch, states_of_operator)
+                    # The last batch is kept beside this one, for a retry of this one.
+                    self._driver.execute(statements.DELETE_OLDER_BATCHES, (number, number))
+                    entry = (number, batch, len(states_of_operator), checksum_of(total + digest_growth))
+                    self._driver.execute(statements.INSERT_BATCH, entry)
+                    added += row_growth
+            self._driver.execute(statements.ADD_TO_ROW_COUNTS, (0, added))
 
     @contextmanager
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
@@ -165,7 +167,7 @@ class LocalShard(Shard):
                     "sluice workers PIPELINE shows, with a move to that server.",
                 )
             # The update locks the row until the end of the transaction, so writers take turns.
-            if not self._driver.execute(statements.FENCE, (epoch, epoch)):
+            if not self._driver.execute(statements.FENCE_OLDER_WRITERS, (epoch, epoch)):
                 self._require_newest_writer(epoch)
             for operator in operators:
                 self._require_batch_order(operator, batch)
@@ -188,9 +190,9 @@ class LocalShard(Shard):
             raise LeaseError("This driver has lost its lease: another driver already writes to the shard.")
 
     @override
-    def begin(self, epoch: int, as_of: int) -> Checksums:
+    def begin_run(self, epoch: int, as_of: int) -> Checksums:
         with self._writing(epoch):
-            pass
+            pass  # fences off older writers, so that nothing changes while the rows are counted
         rows = self._require_row_counts()
         with self._writing(epoch):
             self._forget_since(as_of + 1)
@@ -203,15 +205,13 @@ class LocalShard(Shard):
     def _forget_since(self, batch: int) -> None:
         """Within a transaction, remove what a driver that stopped before publishing has written."""
         if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
-            rows, states = (
-                self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (batch,))
-                for table in ("state_rows", "states")
-            )
-            self._driver.execute(statements.GROWN, (-rows, -states))
+            rows = self._driver.execute("DELETE FROM state_rows WHERE batch >= ?", (batch,))
+            states = self._driver.execute("DELETE FROM states WHERE batch >= ?", (batch,))
+            self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-rows, -states))
 
     def _require_row_counts(self) -> int:
         """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
-        state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROWS, ())[0]
+        state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROW_COUNTS, ())[0]
         for what, written, there in (
             ("state rows", state_rows, rows_there),
             ("operator states", states, states_there),
@@ -222,57 +222,61 @@ class LocalShard(Shard):
 
     @override
     def checksums(self, as_of: int) -> Checksums:
-        kept = {number: int(text, 16) for number, text in self._driver.fetch(statements.CHECKSUMS, (as_of,))}
-        return Checksums(checksum_of(kept.pop(STATE_ROWS, 0)), checksum_of(sum(kept.values())))
+        recorded = self._driver.fetch(statements.CHECKSUMS, (as_of,))
+        totals = {operator: int(checksum, 16) for operator, checksum in recorded}
+        return Checksums(checksum_of(totals.pop(STATE_ROWS, 0)), checksum_of(sum(totals.values())))
 
     def checksum(self, as_of: int) -> str:
         """The recorded checksum of the state rows."""
-        return self._kept(STATE_ROWS, as_of) or NO_CHECKSUM
+        return self._recorded_checksum(STATE_ROWS, as_of) or NO_CHECKSUM
 
     @override
-    def verify(self, as_of: int, published: Checksums | None = None) -> None:
-        self._driver.check()
+    def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
+        self._driver.check_integrity()
         self._require_row_counts()
         self._verify_rows(as_of, self.checksum(as_of) if published is None else published.state_rows)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
-        _require_checksum(sum(_checked(*row) for row in self._everything(as_of)), checksum, "state rows")
+        _require_checksum(sum(_checked_digest(*row) for row in self._rows_as_of(as_of)), checksum, "state rows")
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
-        wanted = (published or self.checksums(as_of)).states
-        _require_checksum(operator_states.total(self._driver, as_of, _PAGE_ROWS), wanted, "operator states")
+        expected = (published or self.checksums(as_of)).states
+        _require_checksum(operator_states.total(self._driver, as_of, _PAGE_ROWS), expected, "operator states")
 
-    def _everything(self, as_of: int) -> Iterator[tuple[Any, ...]]:
+    def _rows_as_of(self, as_of: int) -> Iterator[tuple[Any, ...]]:
         position: tuple[Any, ...] = (-1, "", NO_WINDOW)
         while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
             yield from page
             position = page[-1][:3]
 
-    def _kept(self, operator: int, as_of: int) -> str | None:
+    def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
         """The checksum of an operator's states, or of the state rows, at batch `as_of`; None if there is no batch."""
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
         """Batch → number of state rows written."""
-        return dict(self._driver.fetch(statements.BATCHES, (STATE_ROWS,)))
+        return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
         """The value of a state row at a batch, or None."""
-        rows = self._driver.fetch(statements.GET, (group_id, key, window_start, as_of))
+        rows = self._driver.fetch(statements.VALUE_AS_OF, (group_id, key, window_start, as_of))
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
         """The values of several keys at a batch. Omits keys without a value."""
-        if len(keys) <= FEW_KEYS and not self.blocking:
-            values = ((key, self.get(group_id, key, as_of)) for key in keys)
-            return {key: value for key, value in values if value is not None}
         by_key: dict[str, str] = {}
+        if len(keys) <= FEW_KEYS and not self.blocking:
+            for key in keys:
+                value = self.get(group_id, key, as_of)
+                if value is not None:
+                    by_key[key] = value
+            return by_key
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             chunk = keys[start : start + _KEYS_AT_ONCE]
             marks = ", ".join("?" * len(chunk))
-            sql = f"SELECT key, value {statements.AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            sql = f"SELECT key, value {statements.ROWS_AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
             by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
         return by_key
 
@@ -299,18 +303,18 @@ class LocalShard(Shard):
     ) -> list[StateRow]:
         where, values = conditions(within, after)
         sql = (
-            f"SELECT key, window_start, window_end, value, digest {statements.AS_OF}{where} "
+            f"SELECT key, window_start, window_end, value, digest {statements.ROWS_AS_OF}{where} "
             "ORDER BY key, window_start LIMIT ?"
         )
         rows = self._driver.fetch(sql, (group_id, as_of, as_of, *values, limit))
         for row in rows if checked else ():
-            _checked(group_id, *row)
+            _checked_digest(group_id, *row)
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
         """The number of state rows in a range whose first value is not JSON's null, which is no entry of a store."""
         where, values = conditions(within, None)
-        sql = f"SELECT count(*) {statements.AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
+        sql = f"SELECT count(*) {statements.ROWS_AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
         counted: int = self._driver.fetch(sql, (group_id, as_of, as_of, *values))[0][0]
         return counted
 
@@ -323,17 +327,17 @@ class LocalShard(Shard):
             position = next(iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
             with self._driver.transaction():
                 deleted = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
-                self._driver.execute(statements.GROWN, (-deleted, 0))
+                self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-deleted, 0))
                 removed += deleted
         return removed
 
     @override
-    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
         return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]
 
     @override
-    def absorb(self, versions: Iterable[Version]) -> None:
-        rows = [(*version.row, _checked(*version.row, version.digest), version.batch) for version in versions]
+    def absorb_rows(self, versions: Iterable[Version]) -> None:
+        rows = [(*version.row, _checked_digest(*version.row, version.digest), version.batch) for version in versions]
         with self._driver.transaction():
             self._require_sealed()
             self._driver.insert("state_rows", _ROW_COLUMNS, rows)
@@ -354,20 +358,20 @@ class LocalShard(Shard):
         return Journal(epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
 
     @override
-    def last(self) -> Last:
-        rows, states = (self._driver.fetch(sql, ()) for sql in (statements.LAST_ROW, statements.LAST_STATE))
+    def last_places(self) -> Last:
+        rows, states = self._driver.fetch(statements.LAST_ROW, ()), self._driver.fetch(statements.LAST_STATE, ())
         return Last(rows[0] if rows else None, states[0] if states else None)
 
     @override
-    def settle(self, since: int, journal: Journal) -> None:
+    def replace_journal(self, since: int, journal: Journal) -> None:
         with self._driver.transaction():
             self._require_sealed()
             for table in ("state_rows", "states"):
                 self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
             for entry in journal.batches:
-                self._driver.execute(statements.WRITTEN, (entry.operator, entry.batch, entry.rows, entry.checksum))
-            self._driver.execute(statements.COUNTED, (journal.epoch,))
+                self._driver.execute(statements.INSERT_BATCH, (entry.operator, entry.batch, entry.rows, entry.checksum))
+            self._driver.execute(statements.RESET_WRITER, (journal.epoch,))
 
     @override
     def seal(self, *, sealed: bool = True) -> None:
@@ -378,19 +382,21 @@ class LocalShard(Shard):
             raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
 
 
-def _checked(group_id: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
+def _checked_digest(group_id: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
     """The digest of a state row. Raises DamagedState if the row was altered since it was written."""
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered.")
     return digest
 
 
-def _require_checksum(total: int, wanted: str, what: str) -> None:
-    if (checksum := checksum_of(total)) != wanted:
-        raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {wanted}.")
+def _require_checksum(total: int, expected: str, what: str) -> None:
+    checksum = checksum_of(total)
+    if checksum != expected:
+        raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {expected}.")
 
 
 def _is_copy(url: str) -> bool:
+    """Whether there is a sealed shard, which may be an unfinished copy."""
     if not exists(url):
         return False
     with LocalShard.open(url) as shard:

@@ -20,7 +20,7 @@ def pages_of_versions(
     """
     if group is not None:
         after = group, "", NO_WINDOW, -1
-    while page := shard.versions(since, after, PAGE):
+    while page := shard.row_versions(since, after, PAGE):
         if group is not None and page[-1].group_id != group:
             yield [version for version in page if version.group_id == group]
             return

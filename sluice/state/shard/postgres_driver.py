@@ -194,12 +194,12 @@ class PostgresDriver(Driver):
                 copy.write_row(row)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         state_rows, keys, starts = ([row[place] for row in rows] for place in range(3))
         yield from self._connection.execute(_BEFORE_ALL, (state_rows, keys, starts, batch))
 
     @override
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         # Page checksums are optional in PostgreSQL. If they are on, reading every row finds damaged pages.
         self.fetch("SELECT count(*), sum(length(value)) FROM state_rows", ())
         self.fetch("SELECT count(*), sum(length(state)) FROM states", ())

@@ -113,17 +113,17 @@ class Shard(Protocol):
 
     def close(self) -> None: ...
 
-    def begin(self, epoch: int, as_of: int) -> Checksums:
+    def begin_run(self, epoch: int, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
         Returns the checksums at batch `as_of`.
         Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
         """
 
-    def before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
+    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
         """The newest versions of these state rows before a batch. Omits rows without a value."""
 
-    def write(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
 
         Raises EngineError if the shard has a newer batch.
@@ -132,7 +132,7 @@ class Shard(Protocol):
         the sum of the digests of the versions that these rows replace, if the writer knows it from `before`.
         """
 
-    def expire(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         """Add tombstones to a written batch for windows that ended before `ends`: group id → epoch ms.
 
         Idempotent.
@@ -146,7 +146,7 @@ class Shard(Protocol):
         The state that all keys of the worker share (`shared`) has the empty key.
         """
 
-    def due(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
     def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
@@ -161,7 +161,7 @@ class Shard(Protocol):
     def checksums(self, as_of: int) -> Checksums:
         """The checksums recorded with batch `as_of`, or with the last batch before it."""
 
-    def verify(self, as_of: int, published: Checksums | None = None) -> None:
+    def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch. Raises DamagedState if the checksum or the database is wrong.
 
         Compares with the published checksum if given, otherwise with the recorded one.
@@ -191,10 +191,10 @@ class Shard(Protocol):
         Uses small transactions, so that a writer can work at the same time, and may be interrupted at any time.
         """
 
-    def versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
         """A page of all versions since batch `since`, sorted, that come after (group, key, window start, batch)."""
 
-    def absorb(self, versions: Iterable[Version]) -> None:
+    def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
 
     def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
@@ -203,10 +203,10 @@ class Shard(Protocol):
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Like `absorb`, for operator states."""
 
-    def last(self) -> Last:
+    def last_places(self) -> Last:
         """The places of the last versions, after which an interrupted copy continues."""
 
-    def settle(self, since: int, journal: Journal) -> None:
+    def replace_journal(self, since: int, journal: Journal) -> None:
         """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
 
     def seal(self, *, sealed: bool = True) -> None:

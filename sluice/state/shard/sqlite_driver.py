@@ -142,7 +142,7 @@ class SqliteDriver(Driver):
         self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     @override
-    def replaced(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
         for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
             starts = [start for _, _, start in of_key]
@@ -151,7 +151,7 @@ class SqliteDriver(Driver):
                     yield group_id, key, start, end, value, digest
 
     @override
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         with self._errors():
             (problem,) = self._connection.execute("PRAGMA integrity_check(1)").fetchone()
         if problem != "ok":

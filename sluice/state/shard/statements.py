@@ -3,10 +3,10 @@
 Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an operator's states.
 """
 
-GET = """SELECT value FROM state_rows
+VALUE_AS_OF = """SELECT value FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"""
 # The newest version of each state row as of a batch, unless it is a tombstone.
-AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+ROWS_AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
     AND n.batch > c.batch AND n.batch <= ?)"""
 PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
@@ -23,21 +23,21 @@ SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) 
         AND n.batch > c.batch AND n.batch <= ?))"""
 CHANGED = """SELECT DISTINCT key, window_start FROM state_rows WHERE group_id = ? AND batch > ? AND batch <= ?
     ORDER BY key, window_start LIMIT ?"""
-WRITTEN = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
+INSERT_BATCH = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
 JOURNAL = 'SELECT operator, batch, "rows", checksum FROM batches ORDER BY batch, operator'
-BATCHES = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
+ROWS_BY_BATCH = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
 CHECKSUM = "SELECT checksum FROM batches WHERE operator = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
 CHECKSUMS = """SELECT b.operator, b.checksum FROM batches AS b JOIN (
     SELECT operator, max(batch) AS batch FROM batches WHERE batch <= ? GROUP BY operator) AS n
     ON n.operator = b.operator AND n.batch = b.batch"""
-FORGET_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
+DELETE_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
 NEWEST_BATCH = "SELECT max(batch) FROM batches WHERE operator = ?"
-FORGET_BUT_LAST = """DELETE FROM batches WHERE operator = ? AND batch < (
+DELETE_OLDER_BATCHES = """DELETE FROM batches WHERE operator = ? AND batch < (
     SELECT max(batch) FROM batches WHERE operator = ?)"""
-FENCE = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
-GROWN = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
-ROWS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
-COUNTED = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM state_rows),
+FENCE_OLDER_WRITERS = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
+ADD_TO_ROW_COUNTS = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
+ROW_COUNTS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
+RESET_WRITER = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM state_rows),
     states = (SELECT count(*) FROM states)"""
 VERSIONS = """SELECT group_id, key, window_start, window_end, batch, value, digest FROM state_rows
     WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
