@@ -197,7 +197,7 @@ def test_old_versions_are_removed_from_a_standby_too(hosts: list[Host], states: 
 
 
 @pytest.mark.fault("F36", "a refresh is interrupted, and repeated")
-@pytest.mark.parametrize("broken", ["absorb", "settle", "verify"])
+@pytest.mark.parametrize("broken", ["absorb_rows", "replace_journal", "verify_rows"])
 def test_an_interrupted_refresh_can_be_repeated(
     hosts: list[Host], states: States, standby: Path, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
