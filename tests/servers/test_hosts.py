@@ -224,7 +224,7 @@ def test_an_interrupted_move_can_be_repeated(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Placement("orders", 1, "127.0.0.1", hosts[2].port)
-    for broken in ("absorb", "settle"):
+    for broken in ("absorb_rows", "replace_journal"):
         with monkeypatch.context() as patch:
             from sluice.state.remote.remote_shard import RemoteShard
 

@@ -85,7 +85,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
         return page
 
-    for name in ("absorb", "absorb_states"):
+    for name in ("absorb_rows", "absorb_states"):
         monkeypatch.setattr(LocalShard, name, failing(getattr(LocalShard, name)))
 
 
