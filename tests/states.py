@@ -78,7 +78,7 @@ class States:
             WorkerInfo(**structs.asdict(self.ref), number=number, location=self.location(number))
             for number in range(self.workers)
         )
-        values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals", "drawing": "flowchart LR"}
+        values: dict[str, Any] = {"topics": ("orders",), "description": "orders → totals"}
         return GenerationInfo(
             pipeline=self.pipeline,
             generation=self.generation,

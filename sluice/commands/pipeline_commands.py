@@ -81,13 +81,12 @@ def _check_routes() -> Iterable[SluiceError]:
 
 def describe(
     pipeline: Name,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
 ) -> None:
-    """Print a pipeline's topology as text, as a flowchart or as a drawing."""
+    """Print a pipeline's topology as text or as a drawing."""
     from sluice.topology import drawing
 
-    draw: Callable[[Pipeline], str] = drawing.mermaid if mermaid else drawing.svg if svg else drawing.text
+    draw: Callable[[Pipeline], str] = drawing.svg if svg else drawing.text
     with errors_as_messages():
         out.print(draw(load(pipeline)), markup=False, soft_wrap=True)
 

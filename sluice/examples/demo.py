@@ -211,13 +211,12 @@ def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
 
 
 def _files(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Files for the user to look at. Writes the drawings of the topology."""
+    """Files for the user to look at. Writes the drawing of the topology."""
     pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
-    picture, flowchart = platform.home / f"{pipeline.name}.svg", platform.home / f"{pipeline.name}.mmd"
+    picture = platform.home / f"{pipeline.name}.svg"
     picture.write_text(drawing.svg(pipeline))
-    flowchart.write_text(drawing.mermaid(pipeline))
     return {
-        "drawing": f"{_short(picture)} and, as Mermaid, {_short(flowchart)}; also on the page and in the DAG's docs",
+        "drawing": f"{_short(picture)}; also on the page",
         "logs": _short(platform.logs),
     }
 

@@ -248,5 +248,5 @@ def owner_links() -> dict[str, str]:
 
 
 def documentation(pipeline: Pipeline) -> str:
-    """Markdown with the file's docstring, and the topology as text and as a flowchart."""
-    return f"{pipeline.doc}\n\n```text\n{drawing.text(pipeline)}\n```\n\n```mermaid\n{drawing.mermaid(pipeline)}\n```\n"
+    """Markdown with the file's docstring, and the topology as text."""
+    return f"{pipeline.doc}\n\n```text\n{drawing.text(pipeline)}\n```\n"

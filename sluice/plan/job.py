@@ -37,7 +37,6 @@ class PlannedPipeline:
     """The topic with a marker for each batch whose output is committed."""
     steps: tuple[Step, ...]
     text: str
-    mermaid: str
     svg: str
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""

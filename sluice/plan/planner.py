@@ -60,7 +60,6 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         markers=pipeline.markers,
         steps=steps,
         text=drawing.text(pipeline),
-        mermaid=drawing.mermaid(pipeline),
         svg=drawing.svg(pipeline),
         depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps)) is not None,
     )

@@ -107,8 +107,6 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     """The author's functions on which state depends: name → hash of the code."""
     description: str = ""
     """The topology as text."""
-    drawing: str = ""
-    """The topology as a Mermaid flowchart."""
     picture: str = ""
     """The topology as an SVG drawing."""
 

@@ -1,4 +1,4 @@
-"""A topology as text, as a Mermaid flowchart, and as an SVG drawing."""
+"""A topology as text, and as an SVG drawing."""
 
 from __future__ import annotations
 
@@ -92,23 +92,6 @@ def text(pipeline: Pipeline) -> str:
         if isinstance(node, nodes.Source):
             show(node, 1)
     return "\n".join(lines)
-
-
-def mermaid(pipeline: Pipeline) -> str:
-    """The topology as a Mermaid flowchart."""
-    shapes = {nodes.Source: ("([", "])"), nodes.Aggregate: ("[(", ")]"), nodes.Sink: ("([", "])")}
-    lines = ["flowchart LR"]
-    for node in pipeline.nodes:
-        left, right = shapes.get(type(node), ("[", "]"))
-        label = title(node) + (f"<br/>{_plain(detail(node))}" if detail(node) else "")
-        lines.append(f'  n{node.number}{left}"{label}"{right}')
-    for node in pipeline.nodes:
-        lines += [f"  n{parent.number} --> n{node.number}" for parent in nodes.parents(node)]
-    return "\n".join(lines)
-
-
-def _plain(label: str) -> str:
-    return escape(label, quote=False).replace('"', "#quot;")
 
 
 def svg(pipeline: Pipeline) -> str:

@@ -11,7 +11,6 @@ from sluice.state.shard.row_tuples import Row
 from tests.states import States
 
 TOPOLOGY = "pipeline orders\n  stream orders\n    store general_orders_count"
-DRAWING = 'flowchart LR\n  n0(["orders"]) --> n1[("general_orders_count")]'
 PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 60" width="420" height="60" font-family="sans-serif">'
     '<rect x="10" y="10" width="150" height="40" rx="8" fill="#dbeafe"/><text x="24" y="35">stream orders</text>'
@@ -38,7 +37,7 @@ def orders_states(database: str, workers: int = 2, ledger_at: str = "") -> State
             states.store(f"{kind}_orders_revenue_window", store_column=1, value=revenue, **windows),
         ]
     states.stores = tuple(stores)
-    states.ledger.generations.register(states.info(description=TOPOLOGY, drawing=DRAWING, picture=PICTURE))
+    states.ledger.generations.register(states.info(description=TOPOLOGY, picture=PICTURE))
     return states
 
 

@@ -40,11 +40,7 @@ def states(tmp_path: Path) -> States:
     """Six batches of orders of fifty locations, with audits, always the same."""
     states = orders_states(f"sqlite:///{tmp_path}", workers=4)
     pipeline = load_pipeline(REPOSITORY / "spark_jobs", "orders")
-    states.ledger.generations.register(
-        states.info(
-            description=drawing.text(pipeline), drawing=drawing.mermaid(pipeline), picture=drawing.svg(pipeline)
-        )
-    )
+    states.ledger.generations.register(states.info(description=drawing.text(pipeline), picture=drawing.svg(pipeline)))
     busy = Busy(random.Random(7))
     for _ in range(BATCHES):
         publish(states, busy)

@@ -302,7 +302,7 @@ def hostile(states: States) -> States:
     """A pipeline with markup in every text: names, types, values, errors, topology."""
     made = States(states.database, pipeline="hostile", workers=1)
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
-    made.ledger.generations.register(made.info(description=HOSTILE, drawing=HOSTILE, picture=SCRIPTED))
+    made.ledger.generations.register(made.info(description=HOSTILE, picture=SCRIPTED))
     counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2, f"dead_letter/{HOSTILE}": 3}
     made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=f"{HOSTILE}/{HOSTILE}/x")
     return made

@@ -94,7 +94,6 @@ def test_the_documentation_shows_the_topology(bag: DagBag) -> None:
     assert doc is not None
     assert doc.startswith("Retail orders")
     assert "store general_orders_revenue_window" in doc
-    assert "```mermaid\nflowchart LR" in doc
 
 
 def test_loading_dags_needs_no_spark() -> None:

@@ -276,7 +276,6 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
     assert generation.topics == (running.names("rides"),)
     assert generation.stores[0].value == "bigint"
     assert generation.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
-    assert generation.drawing.startswith("flowchart LR")
     assert generation.picture.startswith("<svg ")
 
 

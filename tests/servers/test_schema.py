@@ -71,7 +71,7 @@ def test_parameters_with_few_values_are_enums() -> None:
     assert enums == {
         "require": ["complete"],
         "order": ["entries", "group", "max", "min", "sum"],
-        "format": ["mermaid", "svg", "text"],
+        "format": ["svg", "text"],
         "order_type": ["general_orders", "restaurant_orders"],
     }
     assert types["Store"]["properties"]["kind"]["enum"] == ["global", "key-value", "window"]

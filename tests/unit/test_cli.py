@@ -50,7 +50,6 @@ def test_help_lists_the_commands() -> None:
     [
         (("explain", "orders"), "holds   by locationId: general_orders_count, general_orders_revenue"),
         (("describe", "orders"), "stream orders: Order"),
-        (("describe", "orders", "--mermaid"), "flowchart LR"),
         (("describe", "orders", "--svg"), "<svg "),
         (("kafka", "stop"), "No broker is running."),
     ],

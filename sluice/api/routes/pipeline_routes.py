@@ -36,7 +36,6 @@ class Form(StrEnum):
     """An output format of a topology."""
 
     TEXT = "text"
-    MERMAID = "mermaid"
     SVG = "svg"
 
 
@@ -172,10 +171,10 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     "/{pipeline}/topology", parameters=TopologyQuery, media_types=("text/plain; charset=utf-8", "image/svg+xml")
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """The pipeline's topology as text, as a Mermaid flowchart, or as an SVG drawing."""
+    """The pipeline's topology as text, or as an SVG drawing."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
-    content = {Form.TEXT: info.description, Form.MERMAID: info.drawing, Form.SVG: info.picture}[query.form]
+    content = info.picture if query.form is Form.SVG else info.description
     if not content:
         raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
     if query.form is Form.SVG:

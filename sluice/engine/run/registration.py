@@ -30,7 +30,6 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
         operators=dict(_operators(job, types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
         description=pipeline.text,
-        drawing=pipeline.mermaid,
         picture=pipeline.svg,
     )
 

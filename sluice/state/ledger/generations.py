@@ -52,7 +52,7 @@ class Generations(LedgerPart):
         longer held.
         """
         ref = msgspec.structs.asdict(info.ref)
-        texts = {name: getattr(info, name) for name in ("description", "drawing", "picture")}
+        texts = {name: getattr(info, name) for name in ("description", "picture")}
         texts |= {name: as_json(getattr(info, name)) for name in ("topics", "operators", "functions")}
         rows: dict[Any, Iterable[dict[str, Any]]] = {
             GENERATIONS: [texts | {"workers": len(info.workers)}],
@@ -232,7 +232,7 @@ class Generations(LedgerPart):
     def _info(self, row: RowMapping) -> GenerationInfo:
         ref = GenerationRef(row["pipeline"], row["generation"])
         stores = self._read(select(STORES).where(of_ref(STORES, ref)).order_by(STORES.c.name))
-        values: dict[str, Any] = dict(row) | {
+        values: dict[str, Any] = {name: value for name, value in row.items() if name != "drawing"} | {
             "topics": tuple(msgspec.json.decode(row["topics"])),
             "operators": msgspec.json.decode(row["operators"]),
             "functions": msgspec.json.decode(row["functions"]),

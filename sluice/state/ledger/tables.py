@@ -39,7 +39,7 @@ GENERATIONS = Table(
     Column("operators", Text, nullable=False, comment="JSON object: name of an operator to its description"),
     Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
     Column("description", Text, nullable=False),
-    Column("drawing", Text, nullable=False, comment="Mermaid"),
+    Column("drawing", Text, nullable=False, default="", comment="empty; a later version of the tables can drop it"),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
 )
