@@ -80,7 +80,7 @@ def import_state(
 
     The old shards are sealed, so that no run writes to them any more. Repeat the command if it is interrupted.
     """
-    from sluice.operations.imports import import_state as copy
+    from sluice.operations.state_import import import_state as copy
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(sqlite_url(ledger.absolute())) as source:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import EngineError
-from sluice.operations.imports import import_state
 from sluice.operations.moves import move
 from sluice.operations.repartition import repartition
+from sluice.operations.state_import import import_state
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger

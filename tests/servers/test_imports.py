@@ -9,8 +9,8 @@ import pytest
 
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import LeaseError, Refused
-from sluice.operations import imports
-from sluice.operations.imports import import_state
+from sluice.operations import new_installation
+from sluice.operations.state_import import import_state
 from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import open_shard
@@ -65,7 +65,7 @@ def test_an_interrupted_import_is_repeated(old: States, postgres: str, monkeypat
     before, database = state_rows(old.ledger), new_database(postgres)
     with Ledger.open(database) as new:
         with monkeypatch.context() as patch:
-            patch.setattr(imports, "copy_ledger", interrupted)
+            patch.setattr(new_installation, "copy_ledger", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 import_state(old.ledger, new, database)
         import_state(old.ledger, new, database)
@@ -83,7 +83,7 @@ def test_an_import_that_was_killed_before_it_unsealed_the_shards_is_repeated(
 
     with Ledger.open(database) as new:
         with monkeypatch.context() as patch:
-            patch.setattr(imports, "copy_ledger", copied)
+            patch.setattr(new_installation, "copy_ledger", copied)
             with pytest.raises(KeyboardInterrupt):
                 import_state(old.ledger, new, database)
         import_state(old.ledger, new, database)

@@ -14,7 +14,7 @@ import pytest
 
 from sluice import Pipeline
 from sluice.errors import DamagedState, Refused, SettingsError, SluiceError, StateError
-from sluice.operations.backups import restore as restoring
+from sluice.operations import new_installation
 from sluice.operations.backups.back_up import back_up
 from sluice.operations.backups.restore import restore
 from sluice.operations.rebuild import drop_built
@@ -186,7 +186,7 @@ def test_an_interrupted_restore_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "copy_ledger", copied if point == "after the ledger" else interrupted)
+        patch.setattr(new_installation, "copy_ledger", copied if point == "after the ledger" else interrupted)
         with pytest.raises(KeyboardInterrupt):
             restore(backup, new)
     restore(backup, new)

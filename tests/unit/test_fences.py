@@ -12,13 +12,12 @@ from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.engine.run.job_run import _lease_of_hidden
 from sluice.errors import LeaseError, Refused
 from sluice.local.broker import EmbeddedKafka
-from sluice.operations import imports
-from sluice.operations.backups import restore as restoring
+from sluice.operations import new_installation
 from sluice.operations.backups.back_up import back_up
 from sluice.operations.backups.restore import restore
-from sluice.operations.imports import import_state
 from sluice.operations.rebuild import drop_built
 from sluice.operations.repartition import repartition
+from sluice.operations.state_import import import_state
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -156,7 +155,7 @@ def test_a_paused_copy_does_not_replace_a_ledger_that_is_in_use(command: str, tm
             target.notes.add(old.ref, "", "A run has changed the ledger.")
             seen.append(content(target))
 
-    module: Any = restoring if command == "restore" else imports
+    module: Any = new_installation
     with (
         paused_before(module, "copy_ledger", happen),
         pytest.raises(Refused, match="The ledger has got the pipeline 'orders' meanwhile"),

@@ -1,7 +1,6 @@
 """Restores a backup into an empty installation: in SQLite files or PostgreSQL, whatever it was backed up from.
 
-The ledger is written last, in one transaction. Before, nothing reads the shards, so that an interrupted restore can be
-repeated.
+Unlike an import, a restore copies files that nobody uses. It compares them with the backup's checksums.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sluice.errors import Refused
 from sluice.operations.backups import manifest
 from sluice.operations.backups.manifest import Manifest, file_errors
 from sluice.operations.backups.shard_files import fill_from, with_batches
-from sluice.operations.imports import unseal_copies
+from sluice.operations.new_installation import NewInstallation
 from sluice.settings import Settings
-from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationRef
 from sluice.state.remote.copying import Progress, ShardCopy
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import location
+
+_EMPTY_PLACES = "Set SLUICE_HOME, or SLUICE_LEDGER and SLUICE_SHARDS, to empty places."
 
 
 def restore(folder: Path, settings: Settings, progress: Progress = lambda _: None) -> Manifest:
@@ -43,23 +41,15 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         # Opening a ledger writes to its file.
         shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
         source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
-        if there := target.generations.pipelines():
-            if unseal_copies(source, target, settings.shards):
-                return backup
-            raise Refused(
-                f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(there)}.",
-                next_step="Set SLUICE_HOME, or SLUICE_LEDGER and SLUICE_SHARDS, to empty places.",
-            )
+        installation = NewInstallation(source, target, settings.shards)
+        if installation.finish_interrupted(next_step=_EMPTY_PLACES):
+            return backup
         source.placements.clear()
-        generations = with_batches(source)
-        copies, locations = [], dict[tuple[GenerationRef, int], str]()
-        for info, batch in generations:
+        for info, batch in with_batches(source):
             for worker in info.workers:
-                locations[info.ref, worker.number] = address = location(settings.shards, info.ref, worker.number)
                 old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
-                copies.append(stack.enter_context(ShardCopy(old, address, progress, until=batch)))
-                fill_from(worker, copies[-1], source)
-        copy_ledger(source, target, locations)
-        for copy in copies:
-            copy.target.seal(sealed=False)
+                copy = stack.enter_context(ShardCopy(old, installation.place(worker), progress, until=batch))
+                fill_from(worker, copy, source)
+                installation.add(copy)
+        installation.finish()
     return backup

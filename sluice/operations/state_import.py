@@ -1,0 +1,53 @@
+"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
+
+Unlike a restore, an import copies state that is in use. The leases of all generations are held meanwhile, so that no
+run writes. The old shards stay sealed: a run that still has the old settings stops, instead of continuing from a state
+that is no longer read.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from sluice.engine.run.driver_lease import Lease, this_process
+from sluice.errors import Refused
+from sluice.operations.moves import fill_and_seal
+from sluice.operations.new_installation import NewInstallation
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.remote.copying import Progress, ShardCopy
+from sluice.state.remote.opening import open_shard
+from sluice.state.shard.addresses import is_file, shown
+
+
+def import_state(source: Ledger, target: Ledger, shards: str, progress: Progress = lambda _: None) -> int:
+    """Copy all pipelines of a ledger, with their shards to `shards`. Returns the number of copied versions.
+
+    Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state server has a worker;
+    LeaseError if a run is in progress.
+    """
+    installation = NewInstallation(source, target, shards)
+    if installation.finish_interrupted(next_step="Set SLUICE_LEDGER to an empty database."):
+        return 0
+    generations = source.generations.of_all_pipelines()
+    copied = 0
+    with ExitStack() as stack:
+        for info in generations:
+            stack.enter_context(Lease(source.leases, info.ref, this_process("")))
+        for worker in (worker for info in generations for worker in info.workers):
+            if not is_file(worker.location):
+                raise Refused(
+                    f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of this host: "
+                    f"{shown(worker.location)}.",
+                    next_step="Run without state servers first, or rebuild the state in the new database.",
+                )
+            address = installation.place(worker)
+            published = source.snapshots.last_batch(worker.ref)
+            if published is None:
+                continue  # its first run has published nothing, and creates its shards again
+            old = stack.enter_context(open_shard(worker.location, to_write=True))
+            copy = stack.enter_context(ShardCopy(old, address, progress, settled=published))
+            fill_and_seal(old, copy)
+            copied += copy.versions
+            installation.add(copy)
+        installation.finish()
+    return copied
