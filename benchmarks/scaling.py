@@ -26,7 +26,7 @@ from sluice.kafka.brokers import producer_of
 from sluice.local.broker import EmbeddedKafka
 from sluice.provision import jars
 from sluice.settings import settings
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 from sluice.values.sink_tables import connection_variable
 from tests.cluster.standalone import spark_cluster
 from tests.postgres import new_database, postgres_server

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
 from sluice.support.startup import importing
-from sluice.values.points import EVERYTHING, Span
+from sluice.values.replay_span import EVERYTHING, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -65,7 +65,7 @@ def replay(
     A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read from their beginning.
     To compare a store in both generations: sluice query diff STORE --before 1.newest --after 2.newest.
     """
-    from sluice.values.points import Span
+    from sluice.values.replay_span import Span
 
     with errors_as_messages():
         Span.parse(begin, until)

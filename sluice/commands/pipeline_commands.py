@@ -12,7 +12,7 @@ from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, lo
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 
 def explain(

@@ -10,7 +10,7 @@ import typer
 
 from sluice.commands.console import err, errors_as_messages, out, wide
 from sluice.settings import settings
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger

@@ -10,7 +10,7 @@ import typer
 from sluice.commands.console import errors_as_messages, out, printable
 from sluice.errors import SettingsError
 from sluice.settings import settings
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sluice.errors import NotFound, SettingsError
-from sluice.values.host_ports import parsed
+from sluice.values.host_ports import parse_address
 
 if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
@@ -28,7 +28,7 @@ def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
     """The placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
     from sluice.state.ledger.placement import Placement
 
-    if (host_port := parsed(address)) is None:
+    if (host_port := parse_address(address)) is None:
         raise SettingsError(
             f"{address!r} is not HOST:PORT.", next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070."
         )

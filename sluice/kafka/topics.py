@@ -29,7 +29,7 @@ from sluice.kafka.brokers import (
     silent_admin,
     unreachable,
 )
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 _PRODUCER = {
     "linger.ms": "50",

@@ -35,7 +35,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef, Snapshot
 from sluice.state.remote.opening import drop_shard
-from sluice.values.points import EVERYTHING, Point, Span
+from sluice.values.replay_span import EVERYTHING, Point, Span
 
 log = structlog.get_logger()
 

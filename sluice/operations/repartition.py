@@ -34,7 +34,7 @@ from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.shard import Checksums, Version
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 log = structlog.get_logger()
 

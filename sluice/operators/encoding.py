@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.operators.exact_sums import Exact
-from sluice.values import contracts
+from sluice.values import contract_parts, contract_values
 from sluice.values.json_limits import (
     MOST_DIGITS,
     MOST_LEVELS,
@@ -87,16 +87,20 @@ class Declared:
         self._is_known = kind is not Any and kind is not None
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
-        self._encode = _encode_fields if self._is_known and contracts.needs_by_name(kind) else _encode_json
-        self._has_dicts = self._is_known and contracts.has_dicts(kind)
-        parts = contracts.parts(kind) if self._is_known else []
-        self._check_amounts = contracts.amount_check(kind) if self._is_known else None
-        self._integers = contracts.collector(part for part in parts if isinstance(part.kind, inspect.IntType))
+        self._encode = _encode_fields if self._is_known and contract_values.needs_by_name(kind) else _encode_json
+        self._has_dicts = self._is_known and contract_values.has_dicts(kind)
+        parts = contract_parts.parts_of(kind) if self._is_known else []
+        self._check_amounts = contract_parts.amount_check(kind) if self._is_known else None
+        self._integers = contract_parts.parts_collector(
+            part for part in parts if isinstance(part.kind, inspect.IntType)
+        )
         self._times = [
-            (part.path, contracts.collector([part])) for part in parts if isinstance(part.kind, inspect.DateTimeType)
+            (part.path, contract_parts.parts_collector([part]))
+            for part in parts
+            if isinstance(part.kind, inspect.DateTimeType)
         ]
         self._amounts = [
-            (part.path, contracts.collector([part]), Amounts(*digits))
+            (part.path, contract_parts.parts_collector([part]), Amounts(*digits))
             for part in parts
             if (digits := part.digits) is not None
         ]
@@ -202,7 +206,7 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 def _encode_fields(value: Any) -> bytes:
     """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
-    return _encode_json(contracts.by_name(value))
+    return _encode_json(contract_values.by_name(value))
 
 
 def _encode_hook(value: Any) -> Any:

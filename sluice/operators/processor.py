@@ -20,9 +20,9 @@ from sluice.operators.encoding import (
     state_decoder,
     to_json,
 )
-from sluice.values.contracts import amount_check
+from sluice.values.contract_parts import amount_check
 from sluice.values.keys import key_text
-from sluice.values.times import AFTER_LAST
+from sluice.values.utc_times import AFTER_LAST
 
 Clock = Literal["event", "wall"]
 _UNDECLARED = Declared(Any)

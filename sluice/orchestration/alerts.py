@@ -16,7 +16,7 @@ from sluice.errors import Overdue
 from sluice.settings import Settings, settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.values.durations import duration_text
+from sluice.values.phrases import duration_text
 
 log = structlog.get_logger(__name__)
 

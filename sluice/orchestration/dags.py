@@ -25,7 +25,7 @@ from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
-from sluice.values.points import MOST, PATTERN
+from sluice.values.replay_span import MOST, PATTERN
 
 OWNER = "sluice"
 RETRIES = 2

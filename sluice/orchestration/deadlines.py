@@ -20,7 +20,7 @@ from sluice.airflow_connections import KAFKA
 from sluice.orchestration.alerts import alert
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import POLL_SECONDS, Watch
-from sluice.values.durations import duration_text
+from sluice.values.phrases import duration_text
 
 NAME = "sluice_deadlines"
 

@@ -35,7 +35,7 @@ from sluice.spark_submit import (
 )
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.values.points import MOST, Span
+from sluice.values.replay_span import MOST, Span
 from sluice.values.sink_tables import connection_variable
 
 if TYPE_CHECKING:

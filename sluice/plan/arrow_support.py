@@ -19,7 +19,7 @@ from sluice.plan.layers import Column, FallibleExpression, Layers, Transformatio
 from sluice.plan.planned_operators import Edge
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.rules import json_problem, key_problem
-from sluice.sql.typed import Typed, typed
+from sluice.sql.typed_expression import TypedExpression, type_expression
 from sluice.sql.types import VOID, Types
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_types import element_type, struct_type
@@ -39,9 +39,9 @@ class TypedFallibleExpression:
     """An attempt with the types of its expressions."""
 
     of: FallibleExpression
-    passed: Typed
-    columns: tuple[Typed, ...]
-    causes: tuple[tuple[Typed, str], ...]
+    passed: TypedExpression
+    columns: tuple[TypedExpression, ...]
+    causes: tuple[tuple[TypedExpression, str], ...]
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class TypedExplosion:
     """A column that turns one record into several: a row per element of an array, and one for an empty array."""
 
     of: Column
-    array: Typed
+    array: TypedExpression
 
 
 @dataclass(frozen=True)
 class TypedLayer:
     """A layer with the types of its expressions."""
 
-    columns: tuple[tuple[str, Typed], ...]
+    columns: tuple[tuple[str, TypedExpression], ...]
     explosion: TypedExplosion | None
     fallible_expressions: tuple[TypedFallibleExpression, ...]
     """Computed after the explosion."""
@@ -115,10 +115,10 @@ def types_read(job: Job) -> dict[str, str]:
     return types | {field.column: field.type for source in job.streams for field in source.fields}
 
 
-def on_arrow(sql: str, types: Types, kind: str = "") -> Typed:
+def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
     """An expression, which must have this type. Raises NeedsSparkError if Arrow cannot compute it."""
     try:
-        expression = typed(sql, types)
+        expression = type_expression(sql, types)
     except SqlglotError:  # sqlglot writes some parts of an expression in a way that it cannot read
         raise NeedsSparkError(sql) from None
     if expression.why_spark or (kind and expression.type != kind):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
-from sluice.sql.typed import type_of
+from sluice.sql.typed_expression import type_of
 from sluice.sql.types import MOST_DIGITS, PLAIN_SCALE, Types, is_decimal, is_integer, precision_and_scale
 from sluice.topology import nodes
 from sluice.values.record_metadata import METADATA

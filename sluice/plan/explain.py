@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from sluice.plan.arrow_support import why_spark
 from sluice.plan.job import Job, Plan
-from sluice.values.counts import counted
-from sluice.values.durations import duration_text
+from sluice.values.phrases import counted, duration_text
 from sluice.values.sink_tables import DeltaTable
 
 

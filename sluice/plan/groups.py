@@ -14,8 +14,8 @@ from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes, shape_columns
 from sluice.plan.steps import GlobalTableInput
 from sluice.plan.value_types import shape_after, types_after
-from sluice.sql.expressions import parse
 from sluice.sql.fallible import causes, may_fail, validated
+from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.sql_text import named_struct, value_if

@@ -26,8 +26,8 @@ from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, Tran
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
-from sluice.sql.expressions import parse
 from sluice.sql.fallible import causes, may_fail, validated
+from sluice.sql.parsed_expression import parse
 from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph

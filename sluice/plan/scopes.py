@@ -12,8 +12,8 @@ from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
-from sluice.sql.expressions import parse
-from sluice.sql.typed import type_of
+from sluice.sql.parsed_expression import parse
+from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.values import row_order

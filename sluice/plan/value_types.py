@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from sluice.sql.typed import type_of
+from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.values.record_metadata import METADATA
 from sluice.values.shapes import Shape

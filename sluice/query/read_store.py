@@ -19,7 +19,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW
 from sluice.state.queries.entries import Entry
 from sluice.state.shard.ranges import Range
-from sluice.values.times import moment
+from sluice.values.utc_times import utc_datetime
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
@@ -82,5 +82,5 @@ def _is_unicode(text: str) -> bool:
 def _decoded(entry: Entry) -> answers.Entry:
     if entry.window_start == NO_WINDOW:
         return answers.Entry(entry.key, _DECODER.decode(entry.value))
-    start, end = map(moment, (entry.window_start, entry.window_end))
+    start, end = map(utc_datetime, (entry.window_start, entry.window_end))
     return answers.Entry(entry.key, _DECODER.decode(entry.value), start, end)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sluice.errors import QueryError
-from sluice.values.times import moment
+from sluice.values.utc_times import utc_datetime
 
 
 def time_text(ms: int) -> str:
     """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
-    return moment(ms).replace(tzinfo=None).isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+    return utc_datetime(ms).replace(tzinfo=None).isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
 
 
 def parse_time(name: str, text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 import pyarrow as pa
 
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 from sluice.values.sink_tables import OutputTable
 
 Row = tuple[Any, ...]

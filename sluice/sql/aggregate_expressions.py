@@ -8,7 +8,7 @@ from functools import cache
 from sqlglot import exp
 
 from sluice.errors import TopologyError
-from sluice.sql.calls import Call, Part, aggregate_calls, replace
+from sluice.sql.calls import Call, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
 from sluice.sql.types import precision_and_scale
 from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, AggregateFunction
@@ -33,7 +33,7 @@ def split_aggregate(text: str) -> SplitAggregate | str:
     Returns the SQL of the call if Sluice does not have a function of the aggregate.
     """
     functions: dict[AggregateFunction, str] = {}
-    replaced: list[tuple[Part, str]] = []
+    replaced: list[tuple[TextPart, str]] = []
     for call in aggregate_calls(text):
         function = _function(call)
         if function is None:

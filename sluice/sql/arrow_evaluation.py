@@ -20,7 +20,7 @@ from sqlglot import exp
 
 from sluice.sql import arrow_lists, arrow_texts, arrow_times
 from sluice.sql.arrow_casts import cast, converted, decimal_quotient, formatted, times
-from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_numbers import (
     absolute,
     calculated,
@@ -32,21 +32,23 @@ from sluice.sql.arrow_numbers import (
     rounded,
     whole,
 )
-from sluice.sql.arrow_parsing import array_of_json
+from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, either, mask_of, null_if_failed, valid
 from sluice.sql.rules import PYTHON, RULES, RuleKey
-from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, Typed
+from sluice.sql.typed_expression import JSON_VALUE, PATH_ELEMENT, TypedExpression
 from sluice.sql.types import is_decimal, precision_and_scale
 from sluice.values.sql_types import struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 """An author's Python functions by the names under which SQL calls them."""
-Function: TypeAlias = Callable[[Typed, list[Value], int], Result]
+Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
-def evaluate(expression: Typed, columns: Columns, count: int, functions: Functions = MappingProxyType({})) -> Result:
+def evaluate(
+    expression: TypedExpression, columns: Columns, count: int, functions: Functions = MappingProxyType({})
+) -> Result:
     """The values of an expression for `count` rows, given the columns and the Python functions that it reads."""
     return _Evaluation(columns, count, functions).of(expression)
 
@@ -58,20 +60,20 @@ class _Evaluation:
     columns: Columns
     count: int
     functions: Functions
-    done: dict[int, tuple[Typed, Result]] = field(default_factory=dict)
+    done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
 
-    def of(self, expression: Typed) -> Result:
+    def of(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
             special = _SPECIAL.get(expression.key)
             result = self._call(expression) if special is None else special(self, expression)
             self.done[id(expression)] = (expression, result)
         return self.done[id(expression)][1]
 
-    def parts(self, expression: Typed) -> list[Result]:
+    def parts(self, expression: TypedExpression) -> list[Result]:
         """The arguments, converted to the types that the function takes."""
         return [self.converted(part, kind) for part, kind in zip(expression.parts, expression.operands, strict=True)]
 
-    def converted(self, expression: Typed, kind: str) -> Result:
+    def converted(self, expression: TypedExpression, kind: str) -> Result:
         result = self.of(expression)
         return Result(converted(result.values, expression.type, kind), result.failed)
 
@@ -80,13 +82,13 @@ class _Evaluation:
         rows = pa.array(np.flatnonzero(chosen))
         return _Evaluation({name: self.columns[name].take(rows) for name in read}, len(rows), self.functions)
 
-    def _call(self, expression: Typed) -> Result:
+    def _call(self, expression: TypedExpression) -> Result:
         parts = self.parts(expression)
         result = _FUNCTIONS[expression.key](expression, [part.values for part in parts], self.count)
         assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, expression.node
         return Result(result.values, either(self._failed(expression, parts), result.failed))
 
-    def _failed(self, expression: Typed, parts: list[Result]) -> Mask | None:
+    def _failed(self, expression: TypedExpression, parts: list[Result]) -> Mask | None:
         """The rows in which an argument fails that Spark computes."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(part.failed is None for part in parts):
@@ -102,14 +104,14 @@ class _Evaluation:
 # -- Columns, literals, conditions
 
 
-def _column(of: _Evaluation, expression: Typed) -> Result:
+def _column(of: _Evaluation, expression: TypedExpression) -> Result:
     assert isinstance(expression.node, exp.Column)
     first, *rest = (part.name for part in expression.node.parts)
     # A list, because Arrow reads the text `.a` as a path.
     return Result(reduce(lambda of_object, name: pc.struct_field(of_object, [name]), rest, of.columns[first]))
 
 
-def _literal(of: _Evaluation, expression: Typed) -> Result:
+def _literal(of: _Evaluation, expression: TypedExpression) -> Result:
     text, kind = expression.node.name, expression.type
     value: Any = text
     if is_decimal(kind):
@@ -119,15 +121,15 @@ def _literal(of: _Evaluation, expression: Typed) -> Result:
     return Result(pa.scalar(value, arrow_type(kind)))
 
 
-def _and(of: _Evaluation, expression: Typed) -> Result:
+def _and(of: _Evaluation, expression: TypedExpression) -> Result:
     return _condition(of, expression, pc.and_kleene, until=False)
 
 
-def _or(of: _Evaluation, expression: Typed) -> Result:
+def _or(of: _Evaluation, expression: TypedExpression) -> Result:
     return _condition(of, expression, pc.or_kleene, until=True)
 
 
-def _condition(of: _Evaluation, expression: Typed, function: Callable[..., Value], *, until: bool) -> Result:
+def _condition(of: _Evaluation, expression: TypedExpression, function: Callable[..., Value], *, until: bool) -> Result:
     """AND or OR. Where the left side decides, Spark does not compute the right one."""
     left, right = of.parts(expression)
     later = right.failed
@@ -136,7 +138,7 @@ def _condition(of: _Evaluation, expression: Typed, function: Callable[..., Value
     return Result(function(left.values, right.values), either(left.failed, later))
 
 
-def _if(of: _Evaluation, expression: Typed) -> Result:
+def _if(of: _Evaluation, expression: TypedExpression) -> Result:
     condition, true, *others = expression.parts
     kind = expression.type
     if not others or isinstance(others[0].node, exp.Null):
@@ -144,7 +146,7 @@ def _if(of: _Evaluation, expression: Typed) -> Result:
     return _chosen(of, of.of(condition), of.converted(true, kind), of.converted(others[0], kind))
 
 
-def _guarded(of: _Evaluation, condition: Result, true: Typed, kind: str) -> Result:
+def _guarded(of: _Evaluation, condition: Result, true: TypedExpression, kind: str) -> Result:
     """A value where a condition is true, else null. It is computed only for these rows."""
     passed = mask_of(condition.values, of.count)
     if passed.all() or not true.parts:
@@ -160,7 +162,7 @@ def _guarded(of: _Evaluation, condition: Result, true: Typed, kind: str) -> Resu
     return Result(values.take(pa.array(places, mask=~passed)), either(condition.failed, failed))
 
 
-def _case(of: _Evaluation, expression: Typed) -> Result:
+def _case(of: _Evaluation, expression: TypedExpression) -> Result:
     count = len(expression.parts) // 2
     conditions, results = expression.parts[:count], expression.parts[count:]
     kind = expression.type
@@ -170,7 +172,7 @@ def _case(of: _Evaluation, expression: Typed) -> Result:
     return made
 
 
-def _coalesce(of: _Evaluation, expression: Typed) -> Result:
+def _coalesce(of: _Evaluation, expression: TypedExpression) -> Result:
     *others, made = of.parts(expression)
     for part in reversed(others):
         made = _chosen(of, Result(pc.is_valid(part.values), part.failed), Result(part.values), made)
@@ -189,7 +191,7 @@ def _chosen(of: _Evaluation, condition: Result, true: Result, false: Result) -> 
     return Result(pc.if_else(passed, true.values, false.values), either(condition.failed, failed))
 
 
-def _in(of: _Evaluation, expression: Typed) -> Result:
+def _in(of: _Evaluation, expression: TypedExpression) -> Result:
     """Whether a value is one of several. Spark computes them one after the other, until one is equal."""
     value, *options = of.parts(expression)
     found, failed = pa.scalar(False), value.failed
@@ -200,14 +202,14 @@ def _in(of: _Evaluation, expression: Typed) -> Result:
     return Result(found, failed)
 
 
-def _python(of: _Evaluation, expression: Typed) -> Result:
+def _python(of: _Evaluation, expression: TypedExpression) -> Result:
     """The results of a Python function, which gives an error of a record as a part of its result."""
     function = of.functions[expression.node.name]
     arguments = (array_of(part.values, of.count).to_pylist() for part in of.parts(expression))
     return Result(pa.array([function(*each) for each in zip(*arguments, strict=True)], arrow_type(expression.type)))
 
 
-_SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
+_SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.Column: _column,
     exp.Literal: _literal,
     exp.Boolean: lambda of, expression: Result(pa.scalar(bool(expression.node.this))),
@@ -229,7 +231,7 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, Typed], Result]] = {
 
 
 def _compared(function: Callable[[Value, Value], Value]) -> Function:
-    def compare(expression: Typed, values: list[Value], count: int) -> Result:
+    def compare(expression: TypedExpression, values: list[Value], count: int) -> Result:
         return Result(function(*values))
 
     return compare
@@ -268,14 +270,14 @@ def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
 
 
 def _calculated(sign: str, *, tries: bool = False) -> Function:
-    def calculate(expression: Typed, values: list[Value], count: int) -> Result:
+    def calculate(expression: TypedExpression, values: list[Value], count: int) -> Result:
         made = calculated(sign, values[0], values[1], expression.type, count)
         return null_if_failed(made) if tries else made
 
     return calculate
 
 
-def _divided(expression: Typed, values: list[Value], count: int) -> Result:
+def _divided(expression: TypedExpression, values: list[Value], count: int) -> Result:
     if not is_decimal(expression.type):
         return divided(values[0], values[1], count)
     digits = precision_and_scale(expression.type)
@@ -284,27 +286,27 @@ def _divided(expression: Typed, values: list[Value], count: int) -> Result:
     )
 
 
-def _negated(expression: Typed, values: list[Value], count: int) -> Result:
+def _negated(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
     if isinstance(literal, exp.Literal) and literal.is_int:  # the least number has no positive one of its type
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negated(values[0], expression.type, count)
 
 
-def _cast(expression: Typed, values: list[Value], count: int) -> Result:
+def _cast(expression: TypedExpression, values: list[Value], count: int) -> Result:
     made = cast(values[0], expression.parts[0].type, expression.type, count)
     return null_if_failed(made) if expression.node.args.get("safe") else made
 
 
 def _shifted(function: Callable[..., Value]) -> Function:
-    def shift(expression: Typed, values: list[Value], count: int) -> Result:
+    def shift(expression: TypedExpression, values: list[Value], count: int) -> Result:
         number = array_of(values[0], count)
         return Result(function(number, pa.scalar(values[1].as_py() % number.type.bit_width, number.type)))
 
     return shift
 
 
-def _rounded(expression: Typed, values: list[Value], count: int) -> Result:
+def _rounded(expression: TypedExpression, values: list[Value], count: int) -> Result:
     places = expression.node.args.get("decimals")
     return rounded(values[0], 0 if places is None else int(places.name), expression.type, count)
 
@@ -316,16 +318,16 @@ def _whole(function: Callable[[Value], Value]) -> Function:
 # -- Objects, lists, JSON
 
 
-def _struct(expression: Typed, values: list[Value], count: int) -> Result:
+def _struct(expression: TypedExpression, values: list[Value], count: int) -> Result:
     names = list(struct_fields(expression.type))
     return Result(pa.StructArray.from_arrays([array_of(value, count) for value in values], names))
 
 
-def _array(expression: Typed, values: list[Value], count: int) -> Result:
+def _array(expression: TypedExpression, values: list[Value], count: int) -> Result:
     return Result(arrow_lists.made_of([array_of(value, count) for value in values], count))
 
 
-def _element(expression: Typed, values: list[Value], count: int) -> Result:
+def _element(expression: TypedExpression, values: list[Value], count: int) -> Result:
     of, index = array_of(values[0], count), values[1]
     if pa.types.is_map(of.type):
         return Result(arrow_lists.entry(of, index))
@@ -333,24 +335,24 @@ def _element(expression: Typed, values: list[Value], count: int) -> Result:
     return arrow_lists.element(of, index, offset=arguments.get("offset") or 0, tries=bool(arguments.get("safe")))
 
 
-def _object_json(expression: Typed, values: list[Value], count: int) -> Result:
+def _object_json(expression: TypedExpression, values: list[Value], count: int) -> Result:
     of_struct = array_of(values[0], count)
     names = [of_struct.type.field(place).name for place in range(of_struct.type.num_fields)]
     return Result(json_object(dict(zip(names, of_struct.flatten(), strict=True))))
 
 
-def _joined(expression: Typed, values: list[Value], count: int) -> Result:
+def _joined(expression: TypedExpression, values: list[Value], count: int) -> Result:
     return Result(pc.binary_join_element_wise(*values, pa.scalar("", arrow_type(expression.type))))
 
 
-def _path_element(expression: Typed, values: list[Value], count: int) -> Result:
+def _path_element(expression: TypedExpression, values: list[Value], count: int) -> Result:
     """The index of an element as four bytes."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
     made = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
     return Result(made.cast(pa.binary()))
 
 
-def _like(expression: Typed, values: list[Value], count: int) -> Result:
+def _like(expression: TypedExpression, values: list[Value], count: int) -> Result:
     found = pc.match_like(values[0], expression.node.expression.name)
     return Result(pc.invert(found) if expression.node.args.get("negate") else found)
 
@@ -368,34 +370,34 @@ def _of_rows(function: Callable[..., Any]) -> Function:
     return lambda expression, values, count: by_row(function, values, arrow_type(expression.type), count)
 
 
-def _trimmed(expression: Typed, values: list[Value], count: int) -> Result:
+def _trimmed(expression: TypedExpression, values: list[Value], count: int) -> Result:
     characters = expression.node.args.get("expression")
     position = str(expression.node.args.get("position") or "BOTH")
     return Result(arrow_texts.trimmed(values[0], " " if characters is None else characters.name, position))
 
 
-def _padded(expression: Typed, values: list[Value], count: int) -> Result:
+def _padded(expression: TypedExpression, values: list[Value], count: int) -> Result:
     function = arrow_texts.left_padded if expression.node.args.get("is_left") else arrow_texts.right_padded
     return by_row(function, values, pa.string(), count)
 
 
-def _replaced(expression: Typed, values: list[Value], count: int) -> Result:
+def _replaced(expression: TypedExpression, values: list[Value], count: int) -> Result:
     replacement = expression.node.args.get("replacement")
     by = "" if replacement is None else replacement.name
     return Result(pc.replace_substring(values[0], expression.node.expression.name, by))
 
 
-def _digest(expression: Typed, values: list[Value], count: int) -> Result:
+def _digest(expression: TypedExpression, values: list[Value], count: int) -> Result:
     names: dict[RuleKey, str] = {exp.MD5: "md5", exp.SHA: "sha1"}
     name = names.get(expression.key) or f"sha{int(expression.node.args['length'].name) or 256}"
     return arrow_texts.digest(values[0], name, count)
 
 
-def _part_of_time(expression: Typed, values: list[Value], count: int) -> Result:
+def _part_of_time(expression: TypedExpression, values: list[Value], count: int) -> Result:
     return Result(arrow_times.part(str(getattr(expression.key, "__name__", expression.key)), values[0]))
 
 
-def _truncated(expression: Typed, values: list[Value], count: int) -> Result:
+def _truncated(expression: TypedExpression, values: list[Value], count: int) -> Result:
     return Result(arrow_times.truncated(array_of(values[0], count), expression.node.args["unit"].name))
 
 

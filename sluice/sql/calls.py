@@ -19,7 +19,7 @@ from sluice.sql.dialect import tokens_of, tree_of
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """A part of an expression's text, and its first and last position there."""
 
     text: str
@@ -35,15 +35,15 @@ class Part:
 class Call:
     """A call of a function, with its FILTER, WITHIN GROUP and IGNORE NULLS."""
 
-    whole: Part
-    function: Part
+    whole: TextPart
+    function: TextPart
     """Without what follows the parenthesis."""
-    arguments: tuple[Part, ...]
+    arguments: tuple[TextPart, ...]
     quantifier: str
     """DISTINCT, ALL, or empty."""
     nulls: str
     """IGNORE or RESPECT, or empty."""
-    condition: Part | None
+    condition: TextPart | None
     """The condition of FILTER (WHERE ...)."""
 
     def tree(self) -> exp.Expr:
@@ -87,7 +87,7 @@ def aggregate_calls(text: str) -> tuple[Call, ...]:
     return tuple(calls)
 
 
-def replace(text: str, parts: Sequence[tuple[Part, str]]) -> str:
+def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
     """The text with some parts, in order, replaced."""
     out, end = [], 0
     for part, by in parts:
@@ -97,7 +97,7 @@ def replace(text: str, parts: Sequence[tuple[Part, str]]) -> str:
 
 
 @cache
-def casts_to_text(text: str) -> tuple[tuple[Part, Part], ...]:
+def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
     """Each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
     tokens, closing = _tokens(text)
     found = []
@@ -176,7 +176,7 @@ def _word(token: Token) -> str:
     return "" if token.token_type is TokenType.IDENTIFIER else token.text.upper()
 
 
-def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: int, last: int) -> Iterator[Part]:
+def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: int, last: int) -> Iterator[TextPart]:
     start, i = first, first
     while i <= last and start < last:
         if i == last or tokens[i].token_type is TokenType.COMMA:
@@ -185,5 +185,5 @@ def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: i
         i = closing.get(i, i) + 1
 
 
-def _part(text: str, start: int, stop: int) -> Part:
-    return Part(text[start:stop].strip(), start, stop)
+def _part(text: str, start: int, stop: int) -> TextPart:
+    return TextPart(text[start:stop].strip(), start, stop)

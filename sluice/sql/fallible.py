@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from sluice.sql.calls import Part, casts_to_text, replace
+from sluice.sql.calls import TextPart, casts_to_text, replace
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.rules import reason_of
-from sluice.sql.typed import type_of, typed
+from sluice.sql.typed_expression import type_expression, type_of
 from sluice.sql.types import Types
 
 _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
@@ -25,12 +25,12 @@ def validated(text: str, types: Types) -> str:
     of_bytes = [cast for cast, argument in casts_to_text(text) if _may_be_bytes(argument.tree(), types)]
     opened = [(cast.start, f"{'try_' * cast.text.lower().startswith('try_')}validate_utf8(") for cast in of_bytes]
     closed = [(cast.stop, ")") for cast in of_bytes]
-    return replace(text, [(Part("", at, at), added) for at, added in sorted(opened + closed)])
+    return replace(text, [(TextPart("", at, at), added) for at, added in sorted(opened + closed)])
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:
     """Whether the expression can fail for some record, given the known types of its fields."""
-    return typed(expression, types).fails
+    return type_expression(expression, types).fails
 
 
 def causes(text: str) -> Iterator[tuple[str, str]]:

@@ -36,8 +36,8 @@ from sluice.testing.piped import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
-from sluice.values.modules import require_no_task
-from sluice.values.text import encode_text
+from sluice.values.json_text import encode_text
+from sluice.values.pipeline_modules import require_no_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

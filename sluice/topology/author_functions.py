@@ -11,7 +11,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Record
-from sluice.values.wrappers import WithoutKey
+from sluice.values.function_wrappers import WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
 

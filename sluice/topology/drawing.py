@@ -7,8 +7,7 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
-from sluice.values.counts import counted
-from sluice.values.durations import duration_text
+from sluice.values.phrases import counted, duration_text
 
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
-from sluice.sql import aggregate_expressions, author_checks, expressions
+from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import Function, require_callable, require_value_type, with_key
 from sluice.topology.graph import Graph
@@ -25,6 +25,8 @@ from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
 from sluice.topology.window_definitions import Duration, kept_for, milliseconds
 from sluice.values import contracts
+from sluice.values.function_wrappers import Not, Print
+from sluice.values.json_text import encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -38,9 +40,7 @@ from sluice.values.record_metadata import (
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import element_type, struct_fields, struct_type
-from sluice.values.text import encode_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow
-from sluice.values.wrappers import Not, Print
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
@@ -85,23 +85,23 @@ class Handle(Generic[V]):
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
-    def _check(self, text: str, step: str, need: author_checks.Need = "", *, aggregate: bool = False) -> None:
+    def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.instance(where, text, str, "an SQL expression (str)")
         try:
             try:
-                expression = expressions.parse(text)
+                expression = parsed_expression.parse(text)
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-            expressions.require_known(expression, readable, where)
-            author_checks.require(text, readable, where, need)
-            expressions.require_aggregate(expression, where, aggregate=aggregate)
+            parsed_expression.require_known(expression, readable, where)
+            expression_checks.require_valid(text, readable, where, need)
+            parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
-            if advice := expressions.backticks_for(text, readable):
+            if advice := parsed_expression.backticks_for(text, readable):
                 raise TopologyError(error.detail, next_step=f"{advice} {error.next_step}".strip()) from None
             raise
 
@@ -112,7 +112,7 @@ class Handle(Generic[V]):
         columns: dict[str, Column] = {}
         for names in (*picked, named):
             arguments.instance(self._where(step), names, (str, Mapping), "the name of a field (str), or a mapping")
-            columns |= names if isinstance(names, Mapping) else {names: expressions.reference(names)}
+            columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
         if not columns:
             raise TopologyError(f"{self._where(step)} needs at least one column.")
         self._check_columns(step, columns)
@@ -209,7 +209,7 @@ class Handle(Generic[V]):
                 f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
                 next_step="Give the key's column another name.",
             )
-        for name in expressions.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields:
+        for name in parsed_expression.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields:
             if why := table.refusal(name):
                 raise TopologyError(
                     f"{where}: the table cannot have a column named {name!r}: {why}.",
@@ -333,7 +333,7 @@ class Stream(Handle[V]):
             name += "_"
         both = self._select({**columns, name: key}, {**types, name: ""}, on_error)
         rekeyed = both.select_key(name, on_error=on_error)
-        return rekeyed._select({name: expressions.reference(name) for name in columns}, types, on_error)
+        return rekeyed._select({name: parsed_expression.reference(name) for name in columns}, types, on_error)
 
     def _select(
         self, columns: dict[str, str], types: Mapping[str, str], on_error: OnError | None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from sluice.errors import TopologyError
-from sluice.sql.expressions import parse
+from sluice.sql.parsed_expression import parse
 from sluice.topology.source_line import source_line
 from sluice.values.sql_text import named_struct
 

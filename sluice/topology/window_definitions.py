@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology.source_line import source_line
-from sluice.values.durations import duration_text
+from sluice.values.phrases import duration_text
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 
 Duration = str | timedelta

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Any, get_args, get_origin
 
@@ -11,9 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.epochs import unit_of
-from sluice.values.json_limits import JSON_NUMBER, MOST_DIGITS
-from sluice.values.keys import in_order
+from sluice.values.json_limits import MOST_DIGITS
 from sluice.values.sql_types import struct_type
 
 
@@ -45,7 +42,7 @@ _DEEPEST = 40
 
 def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
     """The contract's tag and fields by their JSON names, each with its Spark SQL type."""
-    return _fields(_struct(contract), contract.__name__)
+    return _fields(struct_info(contract), contract.__name__)
 
 
 def sql_type(kind: Any) -> str:
@@ -62,10 +59,10 @@ def sql_type(kind: Any) -> str:
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
     """The contract's attribute names by JSON name; a tag has none."""
-    return {field.encode_name: field.name for field in _struct(contract).fields}
+    return {field.encode_name: field.name for field in struct_info(contract).fields}
 
 
-def _struct(contract: type[msgspec.Struct]) -> inspect.StructType:
+def struct_info(contract: type[msgspec.Struct]) -> inspect.StructType:
     if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
         raise TopologyError(f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct.")
     info = _info(contract, contract.__name__)
@@ -169,188 +166,18 @@ def _map_type(kind: inspect.DictType, where: str) -> str:
     return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
 
 
-def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.Struct]], int] | None:
-    """Return a function that counts the quotation marks in the JSON of values, including nested values.
-
-    The JSON of a value never has fewer. With exactly as many, it has no duplicate or unknown field and no escaped
-    quotation mark. Returns None if the contract has optional fields, because the number then does not follow from the
-    value.
-    """
-    source = _strings(_struct(contract), "v")
-    if source is None:
-        return None
-    counter: Callable[[Sequence[msgspec.Struct]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
-    return counter
-
-
 def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
-    sql = {str: "STRING", int: "BIGINT"}.get(_choice_type(kind))
+    sql = {str: "STRING", int: "BIGINT"}.get(choice_type(kind))
     if sql is None:
         raise TopologyError(f"{where} must be a choice of str values, or of int values.")
     return sql
 
 
-def _choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
+def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
     """The type of all choices; NoneType if they differ."""
     values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
     types = {type(value) for value in values}
     return types.pop() if len(types) == 1 else type(None)
-
-
-_QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.BytesType
-
-
-def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Python source that counts the strings, including field names, in the JSON of `value`."""
-    match kind:
-        case inspect.Metadata():
-            return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
-        case inspect.StructType():
-            if kind.tag_field or any(not field.required for field in kind.fields):
-                return None
-            return _total([str(len(kind.fields)), *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields)])
-        case inspect.ListType() | inspect.VarTupleType():
-            each = _strings(kind.item_type, "i")
-            if each is None or "i" not in each:
-                return each and (each if each == "0" else f"{each} * len({value})")
-            return f"sum([{each} for i in {value}])"
-        case inspect.LiteralType() | inspect.EnumType():
-            return {str: "1", int: "0"}.get(_choice_type(kind))
-        case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():
-            return "0"
-        case _:
-            return "1" if isinstance(kind, _QUOTED) else None
-
-
-def _total(counts: list[str | None]) -> str | None:
-    if None in counts:
-        return None
-    fixed = sum(int(count) for count in counts if count and count.isdigit())
-    return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
-
-
-@dataclass(frozen=True)
-class Part:
-    """A number, text or time in values of some type."""
-
-    kind: inspect.Type
-    path: str
-    """Its place, for messages: `$.lines[...].amount`."""
-    item: str
-    """Python source of the part, in terms of the value `v` and of the variables of `loops`."""
-    loops: str
-    """Python source: the loops and conditions of a comprehension in which `item` has the parts; empty for one part."""
-
-    @property
-    def digits(self) -> tuple[int, int] | None:
-        """Precision and scale of a Decimal with declared digits."""
-        if isinstance(self.kind, inspect.Metadata) and self.kind.extra and "scale" in self.kind.extra:
-            return self.kind.extra["precision"], self.kind.extra["scale"]
-        return None
-
-    def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """A function that collects the part from each of some values."""
-        collect: Callable[[Sequence[Any]], list[Any]] = eval(
-            f"lambda values: [{self.item} for v in values{self.loops}]"
-        )
-        return collect  # its source has only attribute names
-
-
-def collector(parts: Iterable[Part]) -> Callable[[Any], list[Any]]:
-    """A function that collects some parts of one value."""
-    sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
-    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")
-    return collect
-
-
-def parts(kind: Any) -> list[Part]:
-    """The parts of a contract or another field type, including nested ones."""
-    found: list[Part] = []
-
-    def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
-        name = f"i{len(found)}_{loops.count(' for ')}"
-        match kind:
-            case inspect.StructType():
-                for field in kind.fields:
-                    visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
-            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
-                visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
-            case inspect.DictType():
-                visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
-            case inspect.UnionType():
-                for member in kind.types:
-                    visit(member, path, item, f"{loops} if {item} is not None")
-            case inspect.Metadata() if not isinstance(kind.type, inspect.DecimalType):
-                visit(kind.type, path, item, loops)
-            case inspect.NoneType():
-                pass
-            case _:
-                found.append(Part(kind, path, item, loops))
-
-    visit(inspect.type_info(kind), "$", "v", "")
-    return found
-
-
-def amount_check(kind: Any) -> Callable[[Any], None] | None:
-    """A function that raises ValidationError for a text in place of a Decimal that is not written as a number in JSON.
-
-    msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other scripts. The
-    function takes a value, or the data of its JSON, in which numbers may be text. None if the type has no Decimals.
-    """
-    info = inspect.type_info(kind)
-    if not any(isinstance(part.kind, inspect.DecimalType) or part.digits is not None for part in parts(kind)):
-        return None
-
-    def check(value: Any) -> None:
-        for path, text in _amounts_as_text(info, value, "$"):
-            # NaN and Infinity are refused later, as no amounts of the declared digits.
-            if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
-                raise msgspec.ValidationError(f"{text[:40]!r} is not written as a number in JSON - at `{path}`")
-
-    return check
-
-
-def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The place and text of each text that msgspec reads as a Decimal."""
-    match kind:
-        case inspect.DecimalType() if isinstance(value, str):
-            yield path, value
-        case inspect.Metadata():
-            yield from _amounts_as_text(kind.type, value, path)
-        case inspect.UnionType():
-            for member in kind.types:
-                yield from _amounts_as_text(member, value, path)
-        case inspect.StructType() if isinstance(value, dict | msgspec.Struct):
-            for field in kind.fields:
-                part = value.get(field.encode_name) if isinstance(value, dict) else getattr(value, field.name, None)
-                yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
-        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(value, list | tuple | set):
-            for element in value:
-                yield from _amounts_as_text(kind.item_type, element, f"{path}[...]")
-        case inspect.DictType() if isinstance(value, dict):
-            for element in value.values():
-                yield from _amounts_as_text(kind.value_type, element, f"{path}[...]")
-
-
-def needs_by_name(kind: Any) -> bool:
-    """Whether `by_name` makes other data of a value of this type than msgspec.
-
-    msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
-    """
-
-    def differs(part: inspect.Type) -> bool:
-        match part:
-            case inspect.StructType(cls=cls, array_like=array_like):
-                return array_like or (get_origin(cls) or cls).__struct_config__.omit_defaults
-            case _:
-                return isinstance(part, inspect.SetType | inspect.FrozenSetType)
-
-    return any(map(differs, _types_within(kind)))
-
-
-def has_dicts(kind: Any) -> bool:
-    """Whether values of this type may contain dicts."""
-    return any(isinstance(part, inspect.DictType) for part in _types_within(kind))
 
 
 def require_importable(kind: Any, where: str = "") -> None:
@@ -358,7 +185,7 @@ def require_importable(kind: Any, where: str = "") -> None:
 
     A copy of such a Struct would have no fields, so a task would read empty objects.
     """
-    for part in _types_within(kind):
+    for part in types_within(kind):
         if isinstance(part, inspect.StructType | inspect.EnumType):
             name = (get_origin(part.cls) or part.cls).__qualname__
             if "<locals>" in name:
@@ -368,7 +195,7 @@ def require_importable(kind: Any, where: str = "") -> None:
                 )
 
 
-def _types_within(kind: Any) -> list[inspect.Type]:
+def types_within(kind: Any) -> list[inspect.Type]:
     """A type, and the types of the parts of its values. A Struct that contains itself occurs once."""
     found = [inspect.type_info(kind)]
     known = {id(found[0])}
@@ -389,21 +216,3 @@ def _types_within(kind: Any) -> list[inspect.Type]:
         known |= {*map(id, new)}
         found += new  # the loop reads these, too
     return found
-
-
-def by_name(value: Any) -> Any:
-    """The value with a dict of all fields by name, and of its tag, in place of each Struct, and sets in order."""
-    match value:
-        case msgspec.Struct():
-            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            named = {name: by_name(getattr(value, attribute)) for name, attribute in fields}
-            config = value.__struct_config__
-            return named if config.tag_field is None else {config.tag_field: config.tag, **named}
-        case list() | tuple():
-            return [*map(by_name, value)]
-        case set() | frozenset():
-            return in_order(map(by_name, value))
-        case dict():
-            return {name: by_name(inner) for name, inner in value.items()}
-        case _:
-            return value

@@ -25,11 +25,11 @@ def url_host(host: str) -> str:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address of a server, from which `parsed` gets the host and the port."""
+    """The address of a server, from which `parse_address` gets the host and the port."""
     return f"{url_host(host)}:{port}"
 
 
-def parsed(address: str) -> tuple[str, int] | None:
+def parse_address(address: str) -> tuple[str, int] | None:
     """The host and the port; None for a text of another form."""
     shown, _, port = address.rpartition(":")
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown

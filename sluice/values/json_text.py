@@ -1,6 +1,8 @@
-"""Strings of JSON, in the form in which Spark's `to_json` writes them."""
+"""Strings of JSON in the form of Spark's `to_json`, and texts that topics have in place of JSON."""
 
 from __future__ import annotations
+
+import msgspec
 
 ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
     ord(sign): escaped
@@ -20,3 +22,9 @@ ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
 def json_string(text: str) -> str:
     """The text as a string of JSON."""
     return f'"{text.translate(ESCAPES)}"'
+
+
+def encode_text(json: str) -> bytes:
+    """The encoder of `to(topic, value=str)`: a text without its quotation marks, any other value as JSON writes it."""
+    text: str = msgspec.json.decode(json) if json.startswith('"') else json
+    return text.encode()

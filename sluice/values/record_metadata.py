@@ -31,7 +31,7 @@ MOST_KEY_BYTES = 1024
 """The maximum length of a key in UTF-8 bytes; PostgreSQL cannot index much longer keys."""
 
 
-def fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
+def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
     """A hash that tells a record from another one at the same offset."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sluice.values.fingerprint import fingerprint
+from sluice.values.code_fingerprint import code_fingerprint
 
 
 class Loader(Protocol):
@@ -39,7 +39,7 @@ class Reference:
 
     def fingerprint(self) -> str:
         """A hash of the object's code."""
-        return fingerprint(self.value)
+        return code_fingerprint(self.value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Reference):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from sluice.values.durations import duration_text
+from sluice.values.phrases import duration_text
 
 Bounds = tuple[int, int]
 """Start and end of a window. The end is exclusive for tumbling and hopping windows, inclusive for the others."""

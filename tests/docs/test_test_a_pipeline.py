@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
-from sluice.values.modules import load_module
+from sluice.values.pipeline_modules import load_module
 from tests.docs.pages import ROOT, files, read
 
 

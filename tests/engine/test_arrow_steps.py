@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Column
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.typed import typed
+from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import literal, struct_json, value_json
 
 Strategy = st.SearchStrategy[str]
@@ -189,7 +189,7 @@ def texts(count: int) -> st.SearchStrategy[list[str]]:
 
 
 def _is_for_arrow(sql: str) -> bool:
-    return not typed(sql, COLUMNS).why_spark
+    return not type_expression(sql, COLUMNS).why_spark
 
 
 @settings(suppress_health_check=list(HealthCheck))

@@ -23,7 +23,7 @@ from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import note_last_records
 from sluice.state.model import GenerationRef
-from sluice.values.record_metadata import fingerprint
+from sluice.values.record_metadata import record_fingerprint
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop
 from tests.ports import free_port
@@ -154,7 +154,7 @@ def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
 def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
     (topic,) = guard.topics
     record = records_at(guard.kafka, {(topic, 0): offset})[topic, 0]
-    return fingerprint(record.key(), record.value(), record.timestamp()[1])
+    return record_fingerprint(record.key(), record.value(), record.timestamp()[1])
 
 
 @pytest.mark.fault("F40", "another record, or none, where the last one was that a pipeline has read")
@@ -162,7 +162,7 @@ def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Led
     note(ledger, topic.topic, 9, fingerprint_at(topic.guard, 9))
     topic.send(3)
     topic.check(done=10)
-    note(ledger, topic.topic, 9, fingerprint(None, b"another", 5))
+    note(ledger, topic.topic, 9, record_fingerprint(None, b"another", 5))
     with pytest.raises(
         InputError, match=r"at offset 9, where the last .* is another record now\. The records from"
     ) as no:

@@ -18,7 +18,7 @@ from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef
-from sluice.values.points import Span
+from sluice.values.replay_span import Span
 from tests.api_client import Api, User
 from tests.engine.conftest import Running, Start, state_rows
 from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of

@@ -21,7 +21,7 @@ from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.fallible import causes
 from sluice.sql.rules import key_problem
-from sluice.sql.typed import typed
+from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import struct_json, value_json
 
 COLUMNS = {
@@ -223,7 +223,7 @@ def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, see
     frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items())).cache()
     share_subexpressions(spark, shared=False)
     key_sql.register(spark)
-    sqls = [sql for sql in dict.fromkeys(expressions()) if not typed(sql, COLUMNS).why_spark]
+    sqls = [sql for sql in dict.fromkeys(expressions()) if not type_expression(sql, COLUMNS).why_spark]
     wrong = []
     for start in range(0, len(sqls), 60):
         some = sqls[start : start + 60]
@@ -255,7 +255,7 @@ def differences(sql: str, table: pa.Table, found: pa.Array, expected: pa.Chunked
         zip(plain(found), [each for chunk in expected.chunks for each in plain(chunk)], strict=True)
     ):
         if repr(ours) != repr(theirs):
-            read = {name: table.column(name)[row].as_py() for name in typed(sql, COLUMNS).columns}
+            read = {name: table.column(name)[row].as_py() for name in type_expression(sql, COLUMNS).columns}
             yield f"{sql} of {read}: {ours!r}, but for Spark {theirs!r}"
             return
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.values.durations import duration_text
+from sluice.values.phrases import duration_text
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.stream_reader import invalid_times
 from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
-from sluice.values import contracts, epochs
+from sluice.values import contract_parts, contracts, epochs
 
 AT, AT_MS = datetime(2023, 11, 14, 22, 14, 2, 123_456, tzinfo=UTC), 1_700_000_042_123
 CLOCK = AT_MS + 1_000
@@ -159,7 +159,7 @@ def test_what_is_no_number_of_the_unit_is_a_dead_letter(json: str, detail: str) 
 
 
 def test_fields_twice_are_found_although_a_number_has_no_quotes() -> None:
-    class_of = contracts.quote_counter(Plain)
+    class_of = contract_parts.quote_counter(Plain)
     assert class_of is not None
     assert class_of([Plain(AT, "x")]) == 2 * 3
     rows, _, letters = decoder(Plain).decode([b'{"at": 1, "page": "x"}', b'{"at": 1, "page": "x", "at": 2}'])

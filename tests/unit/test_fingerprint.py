@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sluice.topology.author_functions import with_key
-from sluice.values.fingerprint import fingerprint
-from sluice.values.wrappers import Not
+from sluice.values.code_fingerprint import code_fingerprint
+from sluice.values.function_wrappers import Not
 
 Load = Callable[[str], ModuleType]
 
@@ -77,7 +77,7 @@ OTHER = {
 @pytest.mark.parametrize("name", ["tag", "Points"])
 def test_the_hash_only_changes_with_the_code(load: Load, name: str) -> None:
     def of(source: str) -> str:
-        return fingerprint(getattr(load(source), name))
+        return code_fingerprint(getattr(load(source), name))
 
     before = of(BASE)
     assert {what for what, source in SAME.items() if of(source) != before} == set()
@@ -86,9 +86,9 @@ def test_the_hash_only_changes_with_the_code(load: Load, name: str) -> None:
 
 
 def test_the_hash_is_the_same_in_every_python_version(load: Load) -> None:
-    assert fingerprint(load(BASE).tag) == "756434a2bf6577de"
-    assert fingerprint(load(BASE).Points) == "9578abb6f2a85626"
-    assert fingerprint(lambda value: value + 1) == "45bc78ec3eed8dc4"
+    assert code_fingerprint(load(BASE).tag) == "756434a2bf6577de"
+    assert code_fingerprint(load(BASE).Points) == "9578abb6f2a85626"
+    assert code_fingerprint(lambda value: value + 1) == "45bc78ec3eed8dc4"
 
 
 def test_lambdas_on_one_line_have_different_hashes() -> None:
@@ -97,8 +97,8 @@ def test_lambdas_on_one_line_have_different_hashes() -> None:
         lambda v:
             v + 1)
     # fmt: on
-    assert fingerprint(same) == fingerprint(same_again)
-    assert fingerprint(same) != fingerprint(other)
+    assert code_fingerprint(same) == code_fingerprint(same_again)
+    assert code_fingerprint(same) != code_fingerprint(other)
 
 
 def test_values_that_a_function_captures_count() -> None:
@@ -108,18 +108,18 @@ def test_values_that_a_function_captures_count() -> None:
     def add(number: int, value: int) -> int:
         return value + number
 
-    assert fingerprint(adder(1)) == fingerprint(adder(1)) != fingerprint(adder(2))
-    assert fingerprint(partial(add, 1)) == fingerprint(partial(add, 1)) != fingerprint(partial(add, 2))
+    assert code_fingerprint(adder(1)) == code_fingerprint(adder(1)) != code_fingerprint(adder(2))
+    assert code_fingerprint(partial(add, 1)) == code_fingerprint(partial(add, 1)) != code_fingerprint(partial(add, 2))
 
 
 def test_functions_without_source_have_a_hash() -> None:
     made: dict[str, Any] = {}
     exec("def one(v): return v + 1\ndef two(v): return v + 2", made)
-    assert fingerprint(len) != fingerprint(max)
-    assert fingerprint(made["one"]) != fingerprint(made["two"])
+    assert code_fingerprint(len) != code_fingerprint(max)
+    assert code_fingerprint(made["one"]) != code_fingerprint(made["two"])
 
 
 def test_a_wrapped_function_counts_with_its_own_code() -> None:
     small, large = (with_key("here", function, "value") for function in (lambda n: n < 3, lambda n: n > 3))
-    assert fingerprint(small) != fingerprint(large)
-    assert fingerprint(Not(small)) != fingerprint(small)
+    assert code_fingerprint(small) != code_fingerprint(large)
+    assert code_fingerprint(Not(small)) != code_fingerprint(small)

@@ -13,7 +13,7 @@ from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, s
 from sluice.plan.job_columns import column_name
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.calls import aggregate_calls
-from sluice.sql.expressions import parse, reference
+from sluice.sql.parsed_expression import parse, reference
 from sluice.values.contracts import sql_type
 from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_types import compact, element_type, map_value_type, struct_fields, struct_type

@@ -12,9 +12,9 @@ from sluice import Decimal2, Pipeline
 from sluice.plan import explain, plan
 from sluice.plan.arrow_support import why_spark
 from sluice.sql.arrow_evaluation import COMPUTED
-from sluice.sql.arrow_json import java_text
+from sluice.sql.arrow_to_json import java_text
 from sluice.sql.rules import RULES
-from sluice.sql.typed import JSON_VALUE, PATH_ELEMENT, typed
+from sluice.sql.typed_expression import JSON_VALUE, PATH_ELEMENT, type_expression
 
 TYPES = {
     "text": "STRING",
@@ -111,7 +111,7 @@ def test_explain_says_where_the_steps_run() -> None:
     ],
 )
 def test_types_of_expressions(text: str, expected: str) -> None:
-    expression = typed(text, TYPES)
+    expression = type_expression(text, TYPES)
     assert (expression.type, expression.why_spark) == (expected, "")
 
 
@@ -137,7 +137,7 @@ def test_types_of_expressions(text: str, expected: str) -> None:
     ],
 )
 def test_expressions_that_need_spark(text: str) -> None:
-    assert typed(text, TYPES).why_spark
+    assert type_expression(text, TYPES).why_spark
 
 
 def test_each_rule_that_arrow_can_follow_has_a_function() -> None:
@@ -175,6 +175,6 @@ def test_a_double_is_json_as_java_writes_it() -> None:
      "aggregate(xs, 0, (a, x) -> a + x)", "transform(xs, x -> x[0])"],
 )  # fmt: skip
 def test_the_body_of_a_lambda_needs_spark(text: str) -> None:
-    expression = typed(text, {"xs": "ARRAY<INT>"})
+    expression = type_expression(text, {"xs": "ARRAY<INT>"})
     assert "->" in expression.why_spark
     assert expression.fails

@@ -11,8 +11,8 @@ import pytest
 
 from sluice.engine.steps.pickling import Pickled
 from sluice.topology.author_functions import with_key
-from sluice.values.modules import load_module
-from sluice.values.wrappers import Not
+from sluice.values.function_wrappers import Not
+from sluice.values.pipeline_modules import load_module
 
 FILE = """
 def large(amount):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sluice.errors import QueryError
-from sluice.values.points import PATTERN, Point, Span
+from sluice.values.replay_span import PATTERN, Point, Span
 
 pytestmark = pytest.mark.unit
 

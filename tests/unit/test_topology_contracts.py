@@ -13,7 +13,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sluice import Context, Decimal2, Pipeline, Record
 from sluice.errors import TopologyError
-from sluice.values.contracts import Digits, attributes, fields, needs_by_name, parts, quote_counter, sql_type
+from sluice.values.contract_parts import parts_of, quote_counter
+from sluice.values.contract_values import needs_by_name
+from sluice.values.contracts import Digits, attributes, fields, sql_type
 
 
 class Colour(Enum):
@@ -270,7 +272,7 @@ def test_amounts_are_found_at_any_depth() -> None:
     rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
     full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)
     bare = Deep(Decimal(10), None, line, [], {}, None, [])
-    results = {part.path: part.collector()([full, bare]) for part in parts(Deep) if part.digits}
+    results = {part.path: part.collector()([full, bare]) for part in parts_of(Deep) if part.digits}
     assert results == {
         "$.one": [1, 10],
         "$.perhaps": [2],
@@ -280,4 +282,4 @@ def test_amounts_are_found_at_any_depth() -> None:
         "$.part.price": [6],
         "$.rows[...][...]": [7, 8, 9],
     }
-    assert {part.digits for part in parts(Deep)} - {None} == {(12, 2)}
+    assert {part.digits for part in parts_of(Deep)} - {None} == {(12, 2)}

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.errors import TopologyError
 from sluice.sql.aggregate_expressions import SplitAggregate, require_supported, split_aggregate
-from sluice.sql.expressions import parse, reference
+from sluice.sql.parsed_expression import parse, reference
 from sluice.values.aggregate_calls import AggregateFunction
 
 READS = {

@@ -14,7 +14,7 @@ from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.file import load_file
 from sluice.topology.loading.folder import declared_names, pipeline_files
-from sluice.values.modules import load_module
+from sluice.values.pipeline_modules import load_module
 
 GOOD = '''"""Counts sales.
 

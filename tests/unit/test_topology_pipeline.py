@@ -20,7 +20,7 @@ from sluice.topology import nodes
 from sluice.topology.author_functions import with_key
 from sluice.topology.dsl import Stream
 from sluice.topology.window_definitions import milliseconds
-from sluice.values.wrappers import Not
+from sluice.values.function_wrappers import Not
 
 
 class Sale(Struct):

@@ -17,7 +17,7 @@ from sluice.observe import monitoring
 from sluice.query import Entry, Pin
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
-from sluice.values.times import moment
+from sluice.values.utc_times import utc_datetime
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -69,7 +69,7 @@ def age_seconds(since: datetime) -> float:
 
 def window_time(ms: int) -> datetime | None:
     """A window's start or end from epoch milliseconds; None in a store without windows."""
-    return None if ms == NO_WINDOW else moment(ms)
+    return None if ms == NO_WINDOW else utc_datetime(ms)
 
 
 def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:

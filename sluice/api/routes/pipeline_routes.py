@@ -23,7 +23,7 @@ from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
-from sluice.values.points import MOST, Span
+from sluice.values.replay_span import MOST, Span
 
 router = Router("pipelines", "/v1/pipelines", 404)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sluice.errors import EngineError
 from sluice.plan import Combinable, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
-from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.types import PLAIN_SCALE, precision_and_scale
 from sluice.values.sql_types import canonical

@@ -21,7 +21,7 @@ from sluice.engine.batch.row_schemas import rows
 from sluice.engine.combine.partial_aggregates import PartialAggregates
 from sluice.plan import Job, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
-from sluice.sql.arrow_json import json_values
+from sluice.sql.arrow_to_json import json_values
 from sluice.values.sql_types import compact, struct_type
 
 _FLUSH_RECORDS = 500_000

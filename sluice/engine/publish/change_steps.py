@@ -20,8 +20,8 @@ from sluice.engine.publish.lookup_tables import right_column
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import AggregationGroup, Column, FallibleExpression, Job, Lookup, Select, TableSink
 from sluice.plan.arrow_support import NeedsSparkError, types_of
-from sluice.sql.arrow_json import json_values
-from sluice.sql.arrow_parsing import array_of_json
+from sluice.sql.arrow_from_json import array_of_json
+from sluice.sql.arrow_to_json import json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
 from sluice.values.sql_text import literal, struct_json, value_json

@@ -21,7 +21,7 @@ from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import EngineError
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
-from sluice.values.text import encode_text
+from sluice.values.json_text import encode_text
 
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""

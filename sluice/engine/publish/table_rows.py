@@ -18,7 +18,7 @@ from sluice.plan import Job, Sink
 from sluice.sinks.target import Column, Row, Rows
 from sluice.values import row_order
 from sluice.values.sink_tables import POSITION, WINDOW
-from sluice.values.times import moment
+from sluice.values.utc_times import utc_datetime
 
 NOT_FITTING = "not_encoded"
 """The reason of the dead letters of records that do not fit a table."""
@@ -46,7 +46,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
             elif key is None:
                 raise ValueError("the record has no key")
             else:
-                identity = (_key(key_column, key), *map(moment, place))
+                identity = (_key(key_column, key), *map(utc_datetime, place))
             if value is not None:
                 fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
                 if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:

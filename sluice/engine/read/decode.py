@@ -25,9 +25,9 @@ from sluice.engine.batch.rejections import run_ending_error
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
-from sluice.sql.arrow_json import json_object, json_values
+from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
-from sluice.values import contracts, epochs
+from sluice.values import contract_parts, contract_values, contracts, epochs
 from sluice.values.epochs import Unit
 from sluice.values.json_limits import (
     LONGEST_NAME,
@@ -108,7 +108,7 @@ class ValueDecoder:
 
     @cached_property
     def _quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
-        return contracts.quote_counter(self._class) if self.source.is_object else None
+        return contract_parts.quote_counter(self._class) if self.source.is_object else None
 
     @cached_property
     def _attributes(self) -> dict[str, str]:
@@ -120,25 +120,25 @@ class ValueDecoder:
         kinds = {TEXT_FIELD: self._class}
         if self.source.is_object:
             kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self._class)}
-        return frozenset(name for name, kind in kinds.items() if contracts.needs_by_name(kind))
+        return frozenset(name for name, kind in kinds.items() if contract_values.needs_by_name(kind))
 
     @cached_property
     def _decimals(self) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
         return [
             (part.path, Amounts(*digits), part.collector())
-            for part in contracts.parts(self._class)
+            for part in contract_parts.parts_of(self._class)
             if (digits := part.digits) is not None
         ]
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
-        return contracts.amount_check(self._class)
+        return contract_parts.amount_check(self._class)
 
     @cached_property
     def _times(self) -> list[tuple[str, Callable[[Sequence[Any]], list[datetime]]]]:
         return [
             (part.path, part.collector())
-            for part in contracts.parts(self._class)
+            for part in contract_parts.parts_of(self._class)
             if isinstance(part.kind, msgspec.inspect.DateTimeType)
         ]
 
@@ -147,7 +147,7 @@ class ValueDecoder:
         """The doubles that an author's decoder may have set to NaN or infinity. JSON has neither."""
         if self.source.decode is None or self.source.contract is None:
             return []
-        parts = contracts.parts(self._class)
+        parts = contract_parts.parts_of(self._class)
         return [(part.path, part.collector()) for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
 
     @property
@@ -329,7 +329,7 @@ class ValueDecoder:
         is_nested = "<" in sql
         if sql != "TIMESTAMP" and (is_nested or any(issubclass(kind, Enum) for kind in set(map(type, fields)))):
             if is_nested and name in self._by_name:
-                fields = contracts.by_name(fields)
+                fields = contract_values.by_name(fields)
             fields = msgspec.to_builtins(fields, builtin_types=_ARROW_TYPES)
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
             fields = _in_zone(fields, ZoneInfo(self.source.zone))
@@ -450,7 +450,7 @@ class ValueDecoder:
         """The function that decodes JSON of the field that is the key, and the check of its amounts."""
         assert self.source.key is not None
         kind = self._type_of(self.source.key)
-        decode, check = epochs.decoder(kind), contracts.amount_check(kind) or _accept
+        decode, check = epochs.decoder(kind), contract_parts.amount_check(kind) or _accept
 
         def decode_checked(text: bytes) -> Any:
             value = decode(text)

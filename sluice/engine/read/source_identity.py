@@ -21,7 +21,7 @@ from sluice.kafka.topics import records_at, topic_ids
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import GenerationRef
-from sluice.values.record_metadata import fingerprint
+from sluice.values.record_metadata import record_fingerprint
 
 Positions = Mapping[str, Mapping[str, int]]
 """Topic → partition as text → offset."""
@@ -195,7 +195,7 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
 
 def _fingerprint(record: Message) -> str:
     key, value = (part.encode() if isinstance(part, str) else part for part in (record.key(), record.value()))
-    return fingerprint(key, value, record.timestamp()[1])
+    return record_fingerprint(key, value, record.timestamp()[1])
 
 
 def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:

@@ -12,7 +12,7 @@ from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef
-from sluice.values.points import Partition, Point
+from sluice.values.replay_span import Partition, Point
 
 
 def moved_to(

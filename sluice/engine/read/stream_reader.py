@@ -21,7 +21,7 @@ from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, r
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
-from sluice.values.record_metadata import METADATA, fingerprint
+from sluice.values.record_metadata import METADATA, record_fingerprint
 
 _HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
@@ -80,7 +80,7 @@ def _last(records: pa.RecordBatch) -> tuple[int, str]:
     last = records.slice(records.num_rows - 1)
     offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
     timestamp = last.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())[0].as_py()
-    return offset, fingerprint(key, value, timestamp)
+    return offset, record_fingerprint(key, value, timestamp)
 
 
 @dataclass(frozen=True)

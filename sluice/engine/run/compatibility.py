@@ -14,7 +14,7 @@ from sluice.errors import EngineError
 from sluice.plan import is_of_processor
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
 """The properties of a store that define the meaning of its state and therefore may not change."""

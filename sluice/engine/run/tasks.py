@@ -16,7 +16,7 @@ from sluice.settings import Settings
 from sluice.spark_submit import is_local
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import shown
-from sluice.values.counts import counted
+from sluice.values.phrases import counted
 
 _JOIN_SECONDS = 3.0
 """How long to wait for further executors after the first one."""

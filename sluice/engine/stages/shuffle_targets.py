@@ -18,7 +18,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.python_calls import functions_of
 from sluice.plan import Column, Edge
 from sluice.plan.arrow_support import NeedsSparkError, types_of
-from sluice.sql.arrow_parsing import array_of_json
+from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import row_order
 from sluice.values.sql_types import canonical

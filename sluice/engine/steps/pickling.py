@@ -20,7 +20,7 @@ from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
 from sluice.errors import EngineError
-from sluice.values.modules import DriverStarts, is_name_of_file, load_module
+from sluice.values.pipeline_modules import DriverStarts, is_name_of_file, load_module
 from sluice.values.references import Reference
 
 

@@ -17,7 +17,7 @@ from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPl
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE, Function, accumulator_of
 from sluice.operators.aggregation.statistics import Pair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
-from sluice.values import contracts
+from sluice.values import contract_parts
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -214,7 +214,7 @@ class Custom:
         self._merger = merger
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._decode_kept = state_decoder(self.kind)
-        self._check_amounts = None if value_type is Any else contracts.amount_check(value_type)
+        self._check_amounts = None if value_type is Any else contract_parts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
         """Aggregates encoded before the author's functions could modify them, by their `id`."""
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from sluice.errors import SluiceError, TopologyError, error_text
 from sluice.topology.loading.advice import next_step
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
-from sluice.values.modules import load_module
+from sluice.values.pipeline_modules import load_module
 
 LOAD_SECONDS = 10.0
 """Time limit for importing a pipeline's file. Airflow allows 30 s for the file that makes all pipelines' DAGs."""

@@ -27,7 +27,7 @@ expression. Python allows 1,000 calls, of which Airflow and the author's code al
 
 
 @dataclass(frozen=True)
-class Expression:
+class ParsedExpression:
     """A parsed Spark SQL expression. `names` are the columns it reads, each with its start and end in the text."""
 
     text: str
@@ -81,7 +81,7 @@ class Naming:
 
 
 @cache
-def parse(text: str) -> Expression:
+def parse(text: str) -> ParsedExpression:
     """Parse `text`. Raises TopologyError with the mistake and its column."""
     text = _with_backticks(text)
     try:
@@ -105,7 +105,7 @@ def parse(text: str) -> Expression:
     if _levels(tree) > MOST_LEVELS or _brackets(text) > MOST_BRACKETS:
         raise _too_deep(text)
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return Expression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
+    return ParsedExpression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
 
 
 def _with_backticks(text: str) -> str:
@@ -247,7 +247,7 @@ def _position(column: exp.Column) -> tuple[str, int, int]:
     return first.name, first.meta["start"], first.meta["end"] + 1
 
 
-def require_known(expression: Expression, known: Mapping[str, str], where: str) -> None:
+def require_known(expression: ParsedExpression, known: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if a column is unknown."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
@@ -263,7 +263,7 @@ def require_known(expression: Expression, known: Mapping[str, str], where: str) 
         )
 
 
-def require_aggregate(expression: Expression, where: str, *, aggregate: bool) -> None:
+def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
     """Raise TopologyError if the expression aggregates and must not, or vice versa."""
     if expression.aggregates != aggregate:
         rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"

@@ -18,13 +18,13 @@ from decimal import Decimal
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from sluice.values.wrappers import Wrapper
+from sluice.values.function_wrappers import Wrapper
 
 _PLAIN = (type(None), bool, int, float, str, bytes, Decimal)
 _DIGITS = 16
 
 
-def fingerprint(function: Callable[..., Any]) -> str:
+def code_fingerprint(function: Callable[..., Any]) -> str:
     """The hash of a function, a class, or a callable object."""
     description = "\n".join(_described(function, set()))
     return hashlib.sha256(description.encode()).hexdigest()[:_DIGITS]

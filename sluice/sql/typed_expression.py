@@ -30,14 +30,14 @@ _LONGEST = 80
 
 
 @dataclass(frozen=True, eq=False)
-class Typed:
+class TypedExpression:
     """An expression with the meaning that it has for Spark."""
 
     node: exp.Expr
     key: RuleKey
     """Which rule of the table it follows."""
     signature: Signature
-    parts: tuple[Typed, ...]
+    parts: tuple[TypedExpression, ...]
     """The arguments."""
 
     @property
@@ -75,18 +75,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def typed(expression: str | exp.Expr, types: Types) -> Typed:
+def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression:
     """An expression over columns of these types."""
     node = tree_of(expression) if isinstance(expression, str) else expression
     if isinstance(node, exp.Column):
         return _column(node, types)
     if isinstance(node, exp.Substring) and (value := json_of(node)) is not None:
-        return _json_value(node, typed(value, types))
+        return _json_value(node, type_expression(value, types))
     if isinstance(node, exp.Unhex) and (position := path_element(node)) is not None:
-        part = typed(position, types)
-        return Typed(node, PATH_ELEMENT, Signature("BINARY", ("INT",) if part.type == "INT" else None), (part,))
+        part = type_expression(position, types)
+        return TypedExpression(
+            node, PATH_ELEMENT, Signature("BINARY", ("INT",) if part.type == "INT" else None), (part,)
+        )
     rule = rule_of(node)
-    parts = tuple(typed(part, types) for part in rule.arguments(node))
+    parts = tuple(type_expression(part, types) for part in rule.arguments(node))
     if isinstance(node, _COMPARISONS):
         parts = _with_times(parts)
     if (made := _rewritten(node, parts)) is not None:
@@ -95,13 +97,13 @@ def typed(expression: str | exp.Expr, types: Types) -> Typed:
     if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _MADE and parts[0].fails:
         # Of an object that is only made for this, Spark does not compute the other parts.
         signature = Signature(signature.type, None, signature.fails)
-    return Typed(node, rule_key(node), signature, parts)
+    return TypedExpression(node, rule_key(node), signature, parts)
 
 
 _COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
 
 
-def _with_times(parts: tuple[Typed, ...]) -> tuple[Typed, ...]:
+def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:
     """The sides of a comparison of times with texts, which are constants, as times."""
     texts = [part for part in parts if isinstance(part.node, exp.Literal) and part.type == "STRING"]
     kinds = {part.type for part in parts if part not in texts and part.type != VOID}
@@ -110,14 +112,16 @@ def _with_times(parts: tuple[Typed, ...]) -> tuple[Typed, ...]:
         return parts
     made = exp.DataType.build(kind)
     return tuple(
-        Typed(exp.Cast(this=part.node.copy(), to=made.copy()), exp.Cast, Signature(kind, ("STRING",)), (part,))
+        TypedExpression(
+            exp.Cast(this=part.node.copy(), to=made.copy()), exp.Cast, Signature(kind, ("STRING",)), (part,)
+        )
         if part in texts
         else part
         for part in parts
     )
 
 
-def _unwrapped(expression: Typed) -> Typed:
+def _unwrapped(expression: TypedExpression) -> TypedExpression:
     """The expression without parentheses around it."""
     while expression.key is exp.Paren:
         (expression,) = expression.parts
@@ -127,15 +131,15 @@ def _unwrapped(expression: Typed) -> Typed:
 _MADE = (exp.Struct, exp.Array, exp.VarMap)
 
 
-def _rewritten(node: exp.Expr, parts: tuple[Typed, ...]) -> Typed | None:
+def _rewritten(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
     """An expression as others that do the same, as Spark's analyzer writes it: `nullif(a, b)` is an IF."""
 
-    def made(kind: type[exp.Expr], *parts: Typed) -> Typed:
+    def made(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))
-        return Typed(node, kind, signature, parts)
+        return TypedExpression(node, kind, signature, parts)
 
-    def is_null(part: Typed) -> Typed:
-        return Typed(node, exp.Is, Signature("BOOLEAN", (part.type,) if part.type else None), (part,))
+    def is_null(part: TypedExpression) -> TypedExpression:
+        return TypedExpression(node, exp.Is, Signature("BOOLEAN", (part.type,) if part.type else None), (part,))
 
     match node:
         case exp.Between():
@@ -159,25 +163,25 @@ def _rewritten(node: exp.Expr, parts: tuple[Typed, ...]) -> Typed | None:
     return None
 
 
-_NULL = Typed(exp.Null(), exp.Null, Signature(VOID, ()), ())
+_NULL = TypedExpression(exp.Null(), exp.Null, Signature(VOID, ()), ())
 
 
 def type_of(expression: str | exp.Expr, types: Types) -> str:
     """The Spark SQL type of an expression over columns of these types; empty if unknown, or if it is always null."""
-    kind = typed(expression, types).type
+    kind = type_expression(expression, types).type
     return "" if kind == VOID else kind
 
 
-def _column(node: exp.Column, types: Types) -> Typed:
+def _column(node: exp.Column, types: Types) -> TypedExpression:
     first, *rest = (part.name for part in node.parts)
     kind = types.get(first, "")
     for name in rest:
         kind = struct_fields(kind).get(name, "")
-    return Typed(node, exp.Column, Signature(kind, () if kind else None), ())
+    return TypedExpression(node, exp.Column, Signature(kind, () if kind else None), ())
 
 
-def _json_value(node: exp.Substring, value: Typed) -> Typed:
+def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
     """The JSON of a value, written with `value_json`."""
     problem = json_problem(value.type) if value.type else ""
     operands = (value.type,) if value.type and not problem else None
-    return Typed(node, JSON_VALUE, Signature("STRING", operands, fails=True, problem=problem), (value,))
+    return TypedExpression(node, JSON_VALUE, Signature("STRING", operands, fails=True, problem=problem), (value,))

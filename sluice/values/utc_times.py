@@ -9,7 +9,7 @@ AFTER_LAST = 253_402_300_800_000
 """The beginning of the year 10000, in epoch ms."""
 
 
-def moment(ms: int) -> datetime:
+def utc_datetime(ms: int) -> datetime:
     """Epoch milliseconds as a datetime in UTC.
 
     A window can end after the year 9999, which clients in many languages cannot read: such an end becomes the last

@@ -18,7 +18,7 @@ from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
 from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_of
 from sluice.sql.spark_functions import OF_SPARK_ALONE
-from sluice.sql.typed import typed
+from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
 from sluice.values.sql_types import struct_fields
 
@@ -54,7 +54,7 @@ _OF_ROWS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist", "row_nu
 _WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
 
 
-def require(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
+def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
     tree = tree_of(text)
     where = f"{where}: {text!r}"
@@ -242,7 +242,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
     """The type of an expression's result if it is certain, otherwise empty."""
-    kind = typed(node, known).type
+    kind = type_expression(node, known).type
     if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
         return "NULL"
     return kind or ("a number or a time" if isinstance(node.unnest(), _NUMBERS) else "")

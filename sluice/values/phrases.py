@@ -1,4 +1,4 @@
-"""Formats durations for people."""
+"""Counts and durations as people write them."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def duration_text(ms: int) -> str:
         if count:
             parts.append(f"{count} {unit}")
     return ("-" if ms < 0 else "") + (" ".join(parts) or "0 s")
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with the noun in the singular or plural: `1 worker`, `2 workers`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

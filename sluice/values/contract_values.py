@@ -1,0 +1,50 @@
+"""Values of contracts as JSON data, where msgspec would leave fields out or give sets in any order."""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+import msgspec
+from msgspec import inspect
+
+from sluice.values.contracts import types_within
+from sluice.values.keys import in_order
+
+
+def needs_by_name(kind: Any) -> bool:
+    """Whether `by_name` makes other data of a value of this type than msgspec.
+
+    msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
+    """
+
+    def differs(part: inspect.Type) -> bool:
+        match part:
+            case inspect.StructType(cls=cls, array_like=array_like):
+                return array_like or (get_origin(cls) or cls).__struct_config__.omit_defaults
+            case _:
+                return isinstance(part, inspect.SetType | inspect.FrozenSetType)
+
+    return any(map(differs, types_within(kind)))
+
+
+def has_dicts(kind: Any) -> bool:
+    """Whether values of this type may contain dicts."""
+    return any(isinstance(part, inspect.DictType) for part in types_within(kind))
+
+
+def by_name(value: Any) -> Any:
+    """The value with a dict of all fields by name, and of its tag, in place of each Struct, and sets in order."""
+    match value:
+        case msgspec.Struct():
+            fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            named = {name: by_name(getattr(value, attribute)) for name, attribute in fields}
+            config = value.__struct_config__
+            return named if config.tag_field is None else {config.tag_field: config.tag, **named}
+        case list() | tuple():
+            return [*map(by_name, value)]
+        case set() | frozenset():
+            return in_order(map(by_name, value))
+        case dict():
+            return {name: by_name(inner) for name, inner in value.items()}
+        case _:
+            return value
