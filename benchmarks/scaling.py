@@ -29,7 +29,7 @@ from sluice.settings import settings
 from sluice.values.phrases import counted
 from sluice.values.sink_tables import connection_variable
 from tests.cluster.standalone import spark_cluster
-from tests.postgres import new_database, postgres_server
+from tests.support.postgres import new_database, postgres_server
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "scaling"

@@ -20,12 +20,12 @@ from benchmarks.wrk import Case
 from sluice.examples.orders.sample_topics import produce_orders
 from sluice.local.broker import EmbeddedKafka
 from sluice.state.model import owner
-from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
-from tests.ports import free_port
 from tests.servers.hosts import TOKEN
 from tests.servers.processes import ServerProcess, environment
-from tests.states import States, ledger_url
+from tests.support.airflow_server import AirflowServer
+from tests.support.ports import free_port
+from tests.support.states import States, ledger_url
 
 OWN_KEY = "a key of the queried server"
 REMOTE_KEY = "a key of the other server"

@@ -17,8 +17,8 @@ import hypothesis
 import pytest
 
 from sluice.local.broker import EmbeddedKafka, running
-from tests.ports import free_port
-from tests.postgres import postgres_server
+from tests.support.ports import free_port
+from tests.support.postgres import postgres_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
     if hasattr(config, "workerinput"):
-        from tests.parallel import rank
+        from tests.support.parallel import rank
 
         items.sort(key=rank)
 
@@ -111,7 +111,7 @@ def pytest_sessionfinish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let `Dealer` distribute the tests over the processes of pytest-xdist."""
-    from tests.parallel import Dealer
+    from tests.support.parallel import Dealer
 
     return Dealer(config, log)
 

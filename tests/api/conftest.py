@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.airflow_server import AirflowServer
 from tests.api.fab import FabServer
 from tests.api.states import orders_states, totals, windows
-from tests.states import NOON, States
+from tests.support.airflow_server import AirflowServer
+from tests.support.states import NOON, States
 
 REPOSITORY = Path(__file__).parents[2]
 

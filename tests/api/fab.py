@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tests.airflow_server import AirflowServer
+from tests.support.airflow_server import AirflowServer
 
 Permissions = Mapping[str, Sequence[str]]
 """Resource of FAB, such as `DAG:orders` → actions."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.row_tuples import Row
-from tests.states import States
+from tests.support.states import States
 
 TOPOLOGY = "pipeline orders\n  stream orders\n    store general_orders_count"
 PICTURE = (

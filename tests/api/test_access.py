@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from tests.airflow_server import AirflowServer
+from tests.support.airflow_server import AirflowServer
 
 pytestmark = pytest.mark.api
 

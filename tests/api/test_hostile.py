@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.airflow_server import AirflowServer
 from tests.servers.test_requests import SENSELESS
+from tests.support.airflow_server import AirflowServer
 
 pytestmark = pytest.mark.api
 

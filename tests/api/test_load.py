@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from sluice.query.scan_slots import RUNNING, WAITING
-from tests.airflow_server import AirflowServer
-from tests.states import States
+from tests.support.airflow_server import AirflowServer
+from tests.support.states import States
 
 pytestmark = pytest.mark.api
 

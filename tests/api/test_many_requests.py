@@ -7,8 +7,8 @@ import itertools
 import httpx
 
 from sluice.support.processes import with_descendants
-from tests.airflow_server import AirflowServer
 from tests.soak.sizes import Size, assert_flat, size_of
+from tests.support.airflow_server import AirflowServer
 
 STORE = "/sluice/v1/stores/general_orders_count"
 PATHS = (

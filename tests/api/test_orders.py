@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.airflow_server import AirflowServer
+from tests.support.airflow_server import AirflowServer
 
 pytestmark = pytest.mark.api
 

@@ -16,7 +16,7 @@ from sluice.api.routes.api_state import CACHE_SECONDS
 from sluice.errors import EngineError, TopologyError
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import owner
-from tests.states import States
+from tests.support.states import States
 
 pytestmark = pytest.mark.api
 

@@ -11,7 +11,7 @@ import httpx
 import jwt
 import pytest
 
-from tests.airflow_server import JWT_SECRET, AirflowServer
+from tests.support.airflow_server import JWT_SECRET, AirflowServer
 
 pytestmark = pytest.mark.api
 

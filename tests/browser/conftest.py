@@ -19,10 +19,10 @@ from sluice.state.ledger.leases import Holder
 from sluice.state.model import owner
 from sluice.state.remote.opening import create_shard
 from sluice.topology import drawing, load_pipeline
-from tests.airflow_browser import chromium
 from tests.api.states import KINDS, orders_states, totals, windows
-from tests.api_client import Api, User
-from tests.states import States, make_audit, make_snapshot
+from tests.support.airflow_browser import chromium
+from tests.support.api_client import Api, User
+from tests.support.states import States, make_audit, make_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
 BATCHES = 6

@@ -28,10 +28,10 @@ from sluice.kafka.topics import Topic, create_topics, read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationRef
-from tests.airflow_browser import TIMEOUT_MS
-from tests.api_client import Api, User
 from tests.browser.conftest import LOG, Busy, publish
-from tests.states import States
+from tests.support.airflow_browser import TIMEOUT_MS
+from tests.support.api_client import Api, User
+from tests.support.states import States
 
 pytestmark = pytest.mark.browser
 

@@ -27,8 +27,8 @@ from tests.chaos.extras import CONNECTION
 from tests.conformance.catalogue import SOURCES
 from tests.engine.conftest import Running
 from tests.engine.shop import Names
-from tests.ports import free_port
-from tests.postgres import new_database, postgres_server
+from tests.support.ports import free_port
+from tests.support.postgres import new_database, postgres_server
 
 Choice = Callable[[Episode], Sequence[Action]]
 """Chooses what happens in an episode."""

@@ -17,10 +17,10 @@ from tests.cluster.standalone import SparkCluster, python_of_executors, spark_cl
 from tests.faults.kills import WORKERS
 from tests.faults.orders import NOW_MS
 from tests.faults.world import World, world
-from tests.postgres import new_database
 from tests.servers.hosts import TOKEN
 from tests.servers.processes import ServerProcess
 from tests.servers.processes import environment as host
+from tests.support.postgres import new_database
 
 
 @dataclass

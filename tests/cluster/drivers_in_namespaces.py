@@ -19,10 +19,10 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from tests.faults.truth import PIPELINES, Watcher, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
-from tests.ports import free_port
-from tests.postgres import new_database, postgres_server
 from tests.servers.namespaces import Namespace
 from tests.servers.processes import SLUICE
+from tests.support.ports import free_port
+from tests.support.postgres import new_database, postgres_server
 
 pytestmark = pytest.mark.timeout(1800)
 

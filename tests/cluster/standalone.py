@@ -15,7 +15,7 @@ import pyspark
 
 from sluice.local.service import Service, members, stop
 from tests.faults.world import wait_until
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SPARK_CLASS = str(Path(sys.executable).parent / "spark-class")
 PAGE = Path(__file__).parents[2] / "docs/how-to/cluster.md"

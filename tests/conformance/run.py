@@ -29,7 +29,7 @@ from sluice.testing import TopologyTestDriver
 from sluice.testing.local_run import why_not_local
 from sluice.testing.topology_test_driver import shared_session
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
-from tests.postgres import new_database, postgres_server
+from tests.support.postgres import new_database, postgres_server
 
 TOGETHER = 24
 """Number of cases in one pipeline; they are independent and share the cost of a batch."""

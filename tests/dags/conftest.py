@@ -11,8 +11,8 @@ import pytest
 
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from tests import airflow_home
-from tests.airflow_database import provide_database
+from tests.support import airflow_home
+from tests.support.airflow_database import provide_database
 
 ROOT = Path(__file__).parents[2]
 JARS = ROOT / ".sluice" / "jars" / "spark"

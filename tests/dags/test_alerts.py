@@ -22,7 +22,7 @@ from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
-from tests.states import make_snapshot
+from tests.support.states import make_snapshot
 
 MINUTE = 60_000
 CONTEXT = {"dag_run": {"dag_run_id": "manual__1"}}

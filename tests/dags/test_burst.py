@@ -13,7 +13,7 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
-from tests.states import make_snapshot
+from tests.support.states import make_snapshot
 
 LINGERING = 1_200
 

@@ -18,7 +18,7 @@ from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
-from tests.states import NOON
+from tests.support.states import NOON
 
 RUN = "pages/manual__1/main"
 KAFKA = "kafka://first:9093"

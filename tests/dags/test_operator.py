@@ -24,8 +24,8 @@ from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
 from sluice.spark_submit import APPLICATION, LARGE_BACKLOG
 from sluice.state.ledger.ledger import Ledger
-from tests.ports import free_port
-from tests.states import States, make_snapshot
+from tests.support.ports import free_port
+from tests.support.states import States, make_snapshot
 
 SECRET = "hunter2-of-kafka"
 FINISHES = "open(os.environ['SLUICE_FINISHED'], 'w').close()"

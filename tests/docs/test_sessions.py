@@ -13,7 +13,7 @@ import pytest
 import structlog
 from pyspark.sql import SparkSession
 
-from sluice.testing import TopologyTestDriver, driver
+from sluice.testing import TopologyTestDriver, topology_test_driver
 from tests.docs.pages import read, steps, write_files
 
 
@@ -23,7 +23,7 @@ def logged_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     before = structlog.get_config()
     structlog.reset_defaults()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    monkeypatch.setattr(driver, "log", structlog.get_logger())
+    monkeypatch.setattr(topology_test_driver, "log", structlog.get_logger())
     yield
     structlog.configure(**before)
 

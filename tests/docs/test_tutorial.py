@@ -14,7 +14,7 @@ import pytest
 from sluice.local import broker
 from sluice.settings import settings
 from tests.docs.pages import ROOT, read, script, steps, write_files
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -28,7 +28,7 @@ from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
 from tests.engine.shop import GRACE, Amount, Build, Names, Shop, address, by_shop, millis, sale, sales_of
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 
 def change(running: Running, build: Build, **how: bool) -> Running:

@@ -12,10 +12,10 @@ from sluice.errors import EngineError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
 from sluice.state.model import GenerationRef
-from tests.delta import delta_rows, written_snapshot
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of
 from tests.engine.test_tables import crash_before_the_marker
+from tests.support.delta import delta_rows, written_snapshot
 
 
 @pytest.fixture

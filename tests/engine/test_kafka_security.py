@@ -30,9 +30,9 @@ from sluice.kafka.brokers import require_brokers
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
-from tests.certificates import make_certificate
-from tests.ports import free_port
-from tests.watched import run_watched
+from tests.support.certificates import make_certificate
+from tests.support.ports import free_port
+from tests.support.watched import run_watched
 
 PASSWORD = 'quote " and \\ slash'
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -21,7 +21,7 @@ from tests.chaos.actions import Crash, Point, crash, interrupted
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, address, sale, shop
 from tests.engine.test_replay import a_busy_day, in_order
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 MOMENTS = {
     "after the plan": Point(Plans, "add", after=True),

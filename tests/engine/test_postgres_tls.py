@@ -20,9 +20,9 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import drop, exists
 from sluice.state.shard.local_shard import LocalShard
-from tests.certificates import make_certificate
-from tests.postgres import postgres_server
-from tests.watched import run_watched
+from tests.support.certificates import make_certificate
+from tests.support.postgres import postgres_server
+from tests.support.watched import run_watched
 
 PASSWORD = "hush word/%"
 

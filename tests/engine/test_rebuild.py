@@ -25,7 +25,7 @@ from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import GRACE, Names, address, by_shop, millis, sale, shop, simple_shop
 from tests.engine.test_replay import a_busy_day
-from tests.lost_commits import losing
+from tests.support.lost_commits import losing
 
 
 def rebuild(running: Running, **how: Any) -> int:

@@ -19,8 +19,8 @@ from sluice.state.model import owner
 from tests.engine.conftest import Start
 from tests.engine.shop import address, sale, shop, sums
 from tests.engine.test_changed_stores import change, counted, summed
-from tests.postgres import new_database
 from tests.servers.hosts import TOKEN, Host
+from tests.support.postgres import new_database
 
 
 @pytest.fixture

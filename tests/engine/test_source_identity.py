@@ -26,8 +26,8 @@ from sluice.state.model import GenerationRef
 from sluice.values.record_metadata import record_fingerprint
 from tests.engine.conftest import Start
 from tests.engine.shop import sale, shop
-from tests.ports import free_port
-from tests.states import make_audit, make_snapshot
+from tests.support.ports import free_port
+from tests.support.states import make_audit, make_snapshot
 
 REF = GenerationRef("shop", 1)
 

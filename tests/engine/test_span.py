@@ -19,9 +19,9 @@ from sluice.plan import plan
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef
 from sluice.values.replay_span import Span
-from tests.api_client import Api, User
 from tests.engine.conftest import Running, Start, state_rows
 from tests.engine.shop import Names, Sale, Shop, address, sale, sales_of
+from tests.support.api_client import Api, User
 
 HOUR = 3_600_000
 NOON = 1_795_262_400_000

@@ -19,7 +19,7 @@ from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sale, sales_of
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 Query = Callable[[str], list[tuple[Any, ...]]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import start
 from tests.faults.world import World, world
-from tests.postgres import postgres_server
+from tests.support.postgres import postgres_server
 
 __all__ = ["start"]
 

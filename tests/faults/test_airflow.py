@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from sluice.state.model import GenerationRef
-from tests.airflow_server import AirflowServer
 from tests.faults.conftest import Observe
 from tests.faults.truth import compare
 from tests.faults.world import World, wait_until, world
+from tests.support.airflow_server import AirflowServer
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]
 

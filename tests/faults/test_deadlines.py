@@ -16,10 +16,10 @@ from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
 from sluice.observe.metrics import gauges
 from sluice.state.ledger.ledger import Ledger
-from tests.airflow_database import provide_database
 from tests.faults.conftest import Observe
 from tests.faults.world import LONGEST_S, wait_until
-from tests.ports import free_port
+from tests.support.airflow_database import provide_database
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3600)]
 

@@ -13,11 +13,11 @@ import pytest
 
 from sluice.local.broker import running as running_broker
 from sluice.settings import settings
-from tests.delta import delta_rows, written_snapshot
 from tests.faults.conftest import Observe
 from tests.faults.shops import Shops, running_shops
 from tests.faults.test_interruptions import LONG_S, marker
 from tests.faults.world import Driver, wait_until
+from tests.support.delta import delta_rows, written_snapshot
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 

@@ -21,8 +21,8 @@ from tests.faults.conftest import Observe, fill, small_disk
 from tests.faults.kills import Kills
 from tests.faults.truth import Watcher, compare
 from tests.faults.world import LONGEST_S, Driver, World, wait_until, world
-from tests.ports import free_port
-from tests.postgres import postgres_server
+from tests.support.ports import free_port
+from tests.support.postgres import postgres_server
 
 pytestmark = pytest.mark.timeout(7200)
 

@@ -30,7 +30,7 @@ from tests.faults.conftest import Observe, small_disk
 from tests.faults.dying import calls
 from tests.faults.truth import Feed, Watcher, compare
 from tests.faults.world import ROOT, Driver, World, wait_until
-from tests.ports import free_port, listens
+from tests.support.ports import free_port, listens
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 

@@ -15,10 +15,10 @@ from sluice.kafka import dead_letter_topic
 from sluice.kafka.dead_letter_topic import Chosen
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
-from tests.api_client import Api, User
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
-from tests.states import States
+from tests.support.api_client import Api, User
+from tests.support.states import States
 
 STORE = "totals"
 REJECTED = 1_200

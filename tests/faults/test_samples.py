@@ -26,9 +26,9 @@ from sluice.state.remote.opening import open_shard
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
 from tests.faults.world import wait_until
-from tests.ports import free_port
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States, make_snapshot
+from tests.support.ports import free_port
+from tests.support.states import States, make_snapshot
 
 QUICK = Patience(beat_s=0.05, silence_s=0.5)
 WRITER = """

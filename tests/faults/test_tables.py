@@ -18,8 +18,8 @@ from tests.faults.conftest import Observe
 from tests.faults.shops import Shops, running_shops
 from tests.faults.test_interruptions import LONG_S, marker
 from tests.faults.world import Driver, wait_until
-from tests.ports import free_port
-from tests.postgres import postgres_server
+from tests.support.ports import free_port
+from tests.support.postgres import postgres_server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(7200)]
 

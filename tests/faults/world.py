@@ -25,7 +25,7 @@ from sluice.spark_submit import submission
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from sluice.support.processes import has_ended, with_descendants
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 900.0

@@ -18,7 +18,7 @@ import yaml
 
 from tests.faults.world import wait_until
 from tests.image.engine import ROOT, Engine
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 _COMPOSE = ROOT / "docker/compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(_COMPOSE.read_text())["services"]

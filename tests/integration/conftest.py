@@ -1,1 +1,1 @@
-from tests import airflow_home as airflow_home
+from tests.support import airflow_home as airflow_home

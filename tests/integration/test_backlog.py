@@ -9,8 +9,8 @@ import pytest
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from sluice.observe.backlog import backlog_of_run
-from tests.ports import free_port
-from tests.states import States
+from tests.support.ports import free_port
+from tests.support.states import States
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from sluice.spark_submit import FIRST_RUN
 from sluice.support.processes import has_ended
-from tests.signals import reset_signals
+from tests.support.signals import reset_signals
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from sluice.local.broker import running
 from sluice.local.platform import clear
 from sluice.local.service import members
 from sluice.settings import settings
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

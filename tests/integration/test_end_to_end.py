@@ -25,11 +25,11 @@ from sluice.local.service import members
 from sluice.observe.monitoring import run_audits
 from sluice.state.ledger.audits import total
 from sluice.state.ledger.ledger import Ledger
-from tests.airflow_browser import chromium, open_airflow
-from tests.airflow_database import provide_database
 from tests.faults.world import wait_until
 from tests.integration.orders_view import dead_letters, differences, served
-from tests.ports import free_port
+from tests.support.airflow_browser import chromium, open_airflow
+from tests.support.airflow_database import provide_database
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -21,7 +21,7 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from sluice.spark_submit import archive_file
 from tests.faults.world import wait_until
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.integration
 LONG_AGO = 1_670_230_527_000  # 2022-12-05T08:55:27Z

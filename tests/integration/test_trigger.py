@@ -22,8 +22,8 @@ from sluice.orchestration.watch import Watch
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, Snapshot
-from tests.ports import free_port
 from tests.soak.sizes import assert_flat, own_size
+from tests.support.ports import free_port
 
 Events = list[dict[str, Any]]
 Looks = Callable[..., Awaitable[None]]

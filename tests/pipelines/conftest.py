@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sluice import Pipeline
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 

@@ -25,7 +25,7 @@ from sluice.settings import Settings
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.dsl import Stream
-from tests.states import make_snapshot
+from tests.support.states import make_snapshot
 
 
 class Sale(Struct):

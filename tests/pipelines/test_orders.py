@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from tests.pipelines.conftest import PIPELINES
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 KINDS = ("general", "restaurant")
 STORE: dict[str, Any] = {

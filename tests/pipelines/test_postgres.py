@@ -13,7 +13,7 @@ from sluice import Pipeline, within
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from tests.pipelines.conftest import PIPELINES
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 On = Callable[[Pipeline], TopologyTestDriver]
 NUL = "\0shared"

@@ -16,7 +16,7 @@ from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from tests.pipelines.conftest import PIPELINES, Drive
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 MINUTE = 60_000
 

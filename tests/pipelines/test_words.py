@@ -12,7 +12,7 @@ from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from tests.pipelines.conftest import PIPELINES, Drive
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 WORDS = [("A", "Almonds"), ("A", "Anaconda"), ("B", "Bananas"), ("A", "Antelope"), ("B", "Barley")]
 """No other test has words of six letters or more."""

@@ -9,7 +9,7 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states, totals, windows
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States, ledger_url
+from tests.support.states import States, ledger_url
 
 LOCATIONS = [f"store_{number}" for number in range(40)]
 

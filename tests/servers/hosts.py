@@ -14,9 +14,9 @@ from sluice.server.state_server import Options, claim, make_app, uvicorn_config
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from tests.ports import free_port
-from tests.server_thread import ServerThread
-from tests.states import States
+from tests.support.ports import free_port
+from tests.support.server_thread import ServerThread
+from tests.support.states import States
 
 TOKEN = "a-token-of-these-tests"
 

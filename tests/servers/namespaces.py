@@ -20,11 +20,11 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from tests.api.states import orders_states, totals
-from tests.postgres import postgres_server
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
 from tests.servers.processes import ServerProcess, environment
-from tests.states import ledger_url, make_snapshot
+from tests.support.postgres import postgres_server
+from tests.support.states import ledger_url, make_snapshot
 
 PORT = 7070
 COUNT = "/v1/orders/count/general_orders"

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.ports import free_port
 from tests.servers.hosts import TOKEN
+from tests.support.ports import free_port
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
 

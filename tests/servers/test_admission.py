@@ -15,11 +15,11 @@ from sluice.server import admission, state_server
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.api.states import orders_states
-from tests.certificates import make_certificate
-from tests.ports import free_port
-from tests.server_thread import ServerThread
 from tests.servers.hosts import TOKEN
-from tests.states import ledger_url
+from tests.support.certificates import make_certificate
+from tests.support.ports import free_port
+from tests.support.server_thread import ServerThread
+from tests.support.states import ledger_url
 
 ASK = f"GET /local HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
 MOST = 20

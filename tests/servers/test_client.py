@@ -31,7 +31,7 @@ from sluice.state.model import GenerationRef
 from tests.api.states import totals, windows
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States
+from tests.support.states import States
 
 COUNT, REVENUE, WINDOWS = "general_orders_count", "general_orders_revenue", "general_orders_count_window"
 

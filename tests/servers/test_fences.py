@@ -23,10 +23,10 @@ from sluice.state.remote.opening import open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.remote.standby_copies import promote_standby, refresh_standbys
 from tests.api.states import KINDS, totals
-from tests.fences import content, paused_before
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
-from tests.states import States
+from tests.support.fences import content, paused_before
+from tests.support.states import States
 
 WORKER = 1
 

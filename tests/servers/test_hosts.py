@@ -27,10 +27,10 @@ from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.ranges import Range
 from tests.api.states import totals
-from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host, placed
-from tests.states import NOON, States, ledger_url
+from tests.support.ports import free_port
+from tests.support.states import NOON, States, ledger_url
 
 COUNT = "/sluice/v1/stores/general_orders_count"
 

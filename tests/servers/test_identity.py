@@ -20,11 +20,11 @@ from sluice.server.state_server import Options, register
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.remote import server_identity
-from tests.ports import free_port
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
 from tests.servers.processes import ServerProcess, environment
-from tests.states import States, ledger_url
+from tests.support.ports import free_port
+from tests.support.states import States, ledger_url
 
 
 def place(host: Host) -> Placement:

@@ -15,9 +15,9 @@ from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import open_shard
 from tests.api.states import orders_states
-from tests.postgres import new_database
 from tests.servers.conftest import LOCATIONS, publish
-from tests.states import States
+from tests.support.postgres import new_database
+from tests.support.states import States
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from sluice.errors import TooSlow
 from sluice.query import Reader
 from sluice.query.catalogue import FRESH_SECONDS
 from sluice.support.single_flight import SingleFlightCache
-from tests.api_client import Clerk
 from tests.docs.pages import files, read
-from tests.states import States
+from tests.support.api_client import Clerk
+from tests.support.states import States
 
 PAGE = "docs/how-to/routes.md"
 COUNTS = """

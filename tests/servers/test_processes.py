@@ -17,12 +17,12 @@ import pytest
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import owner
-from tests.airflow_server import AirflowServer
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN
 from tests.servers.processes import SLUICE, ServerProcess, environment
-from tests.states import States, ledger_url
+from tests.support.airflow_server import AirflowServer
+from tests.support.states import States, ledger_url
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 COUNT = "/v1/orders/count/general_orders"

@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.server import http_protocol
 from sluice.server.state_server import Options, make_app, uvicorn_config
 from sluice.settings import settings
-from tests.ports import free_port
-from tests.server_thread import ServerThread
 from tests.servers.hosts import TOKEN, Host
+from tests.support.ports import free_port
+from tests.support.server_thread import ServerThread
 
 LOG_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n"
 KEYS = "/sluice/v1/stores/general_orders_count/keys"

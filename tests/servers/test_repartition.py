@@ -10,8 +10,8 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.operations.moves import move
 from sluice.operations.repartition import repartition
 from sluice.state.ledger.placement import Placement
-from tests.installation import Installation, content, expected, settings_of
 from tests.servers.hosts import Host
+from tests.support.installation import Installation, content, expected, settings_of
 from tests.unit.test_repartition import job_of
 
 

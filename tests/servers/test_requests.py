@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.servers.hosts import TOKEN, Host
-from tests.states import States
+from tests.support.states import States
 
 COUNT = "/sluice/v1/stores/general_orders_count"
 REVENUE = "/sluice/v1/stores/general_orders_revenue"

@@ -13,7 +13,7 @@ from sluice.state.shard.shard import Shard
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
-from tests.states import States, make_snapshot
+from tests.support.states import States, make_snapshot
 
 SNAPSHOTS = int(os.environ.get("SNAPSHOTS", "25"))
 PATHS = [

@@ -31,7 +31,7 @@ from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.servers.test_hosts import COUNT, ContinuousQueries, counts, of_worker
-from tests.states import NOON, States, make_audit, make_snapshot
+from tests.support.states import NOON, States, make_audit, make_snapshot
 
 KEYS = ["k0", "k1", "k2"]
 ALL = {location: number + 1 for number, location in enumerate(LOCATIONS)}

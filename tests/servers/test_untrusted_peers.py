@@ -23,7 +23,7 @@ from sluice.state.model import WorkerInfo, owner
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN, Host, placed
 from tests.servers.processes import ServerProcess, environment
-from tests.states import States, ledger_url
+from tests.support.states import States, ledger_url
 
 COUNT = "/sluice/v1/stores/general_orders_count"
 PASSWORD = "hunter2-of-the-database"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 if TYPE_CHECKING:
-    from tests.api_client import Api
-    from tests.states import States
+    from tests.support.api_client import Api
+    from tests.support.states import States
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -25,7 +25,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def states(tmp_path: Path) -> States:
     """A pipeline that has published nothing yet; some files of tests have others."""
-    from tests.states import States
+    from tests.support.states import States
 
     return States(f"sqlite:///{tmp_path}")
 
@@ -33,6 +33,6 @@ def states(tmp_path: Path) -> States:
 @pytest.fixture
 def api(states: States) -> Api:
     """The API over `states`. Imported here because most unit tests do not need it."""
-    from tests.api_client import Api
+    from tests.support.api_client import Api
 
     return Api(states.ledger)

@@ -12,8 +12,8 @@ from sluice.api.routes.access import Access
 from sluice.api.routes.api_state import ApiState
 from sluice.errors import NotFound
 from sluice.query import Reader
-from tests.api_client import Clerk
-from tests.states import States
+from tests.support.api_client import Clerk
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

@@ -26,8 +26,8 @@ from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
-from tests.installation import OPERATOR, Installation, content, expected, settings_of
-from tests.postgres import new_database
+from tests.support.installation import OPERATOR, Installation, content, expected, settings_of
+from tests.support.postgres import new_database
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

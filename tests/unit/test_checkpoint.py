@@ -16,7 +16,7 @@ from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.state.ledger.plans import PlannedBatch
-from tests.full_disks import limited
+from tests.support.full_disks import limited
 
 SOURCES = (("sales", "returns"), ("shops",))
 

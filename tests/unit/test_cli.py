@@ -22,7 +22,7 @@ from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines
-from tests.states import States
+from tests.support.states import States
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.topics import Headers, headers_of, text_headers
 from sluice.values.dead_letter_headers import PREFIX, escaped, original
-from tests.states import NOON
+from tests.support.states import NOON
 
 NAMES = st.one_of(
     st.text(), st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."])))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sluice.query import differences
-from tests.api_client import Api, User
-from tests.states import States
+from tests.support.api_client import Api, User
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

@@ -18,9 +18,9 @@ from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import exists
-from tests.installation import Installation, content, expected, settings_of
-from tests.lost_commits import losing
-from tests.postgres import new_database
+from tests.support.installation import Installation, content, expected, settings_of
+from tests.support.lost_commits import losing
+from tests.support.postgres import new_database
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

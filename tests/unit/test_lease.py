@@ -18,8 +18,8 @@ from sluice.errors import LeaseError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from tests.states import ledger_url, make_snapshot
-from tests.states import make_audit as audit
+from tests.support.states import ledger_url, make_snapshot
+from tests.support.states import make_audit as audit
 
 pytestmark = pytest.mark.unit
 
@@ -205,7 +205,7 @@ from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import LeaseError
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from tests.states import make_audit as audit, make_snapshot
+from tests.support.states import make_audit as audit, make_snapshot
 
 with Ledger.open(sys.argv[1]) as ledger:
     with Lease(ledger.leases, GenerationRef("orders", 1), this_process("other"), Patience(0.05, 0.6, 0.6)) as lease:

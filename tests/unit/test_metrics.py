@@ -11,7 +11,7 @@ from sluice.errors import EngineError
 from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import HELP, Gauge, gauges, prometheus
 from sluice.state.ledger.failures import Failure
-from tests.states import NOON, States
+from tests.support.states import NOON, States
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from sluice.errors import StateError
 from sluice.state.database import database_url, open_engine, transaction
 from sluice.state.ledger import migrations
 from sluice.state.ledger.ledger import Ledger
-from tests.states import States, ledger_url
+from tests.support.states import States, ledger_url
 
 NEXT = f'''
 from alembic import op

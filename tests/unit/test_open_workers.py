@@ -13,7 +13,7 @@ from sluice.query.workers import OPEN_SECONDS, Workers
 from sluice.server.served_shards import ServedShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.queries.worker_queries import Value
-from tests.states import States
+from tests.support.states import States
 
 REBUILDS = 20
 Ask = Callable[[States], Awaitable[bytes]]

@@ -15,8 +15,8 @@ from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder
-from tests.api_client import Api, User
-from tests.states import States
+from tests.support.api_client import Api, User
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

@@ -19,8 +19,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.shard.addresses import drop
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.passwords import with_password, without_password
-from tests.postgres import postgres_server
-from tests.states import States
+from tests.support.postgres import postgres_server
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

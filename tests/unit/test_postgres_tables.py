@@ -14,7 +14,7 @@ from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget
 from sluice.sinks.target import BatchId, Published, Rows
 from sluice.values.sink_tables import PostgresTable
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 NOTHING = pa.table({})
 TOTALS = (("shop", "STRING"), ("n", "BIGINT"))

@@ -18,7 +18,7 @@ from sluice.server.served_shards import ServedShards
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.queries.worker_queries import Value
-from tests.states import States
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

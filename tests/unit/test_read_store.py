@@ -19,7 +19,7 @@ from sluice.commands.cli import app
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.settings import settings
 from tests.soak.sizes import assert_flat, own_size
-from tests.states import States
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

@@ -33,8 +33,8 @@ from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
 from tests.faults.dying import calls
-from tests.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
-from tests.postgres import new_database
+from tests.support.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
+from tests.support.postgres import new_database
 
 
 def job_of(workers: int) -> Job:

@@ -26,10 +26,10 @@ from sluice.state.postgres_connection import connect
 from sluice.state.queries import worker_queries
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.time_limits import query_deadline, waits_limited
-from tests.api_client import Api
-from tests.postgres import frozen, new_database
-from tests.silent_network import SilentNetwork
-from tests.states import States
+from tests.support.api_client import Api
+from tests.support.postgres import frozen, new_database
+from tests.support.silent_network import SilentNetwork
+from tests.support.states import States
 from tests.unit.test_postgres_tables import begun
 
 pytestmark = pytest.mark.unit

@@ -9,8 +9,8 @@ import pytest
 from sluice.api.runs import DagState
 from sluice.api.services import NO_SERVICES
 from sluice.errors import Refused
-from tests.api_client import Api, User
-from tests.states import States
+from tests.support.api_client import Api, User
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 

@@ -38,8 +38,8 @@ from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.ranges import Range
 from sluice.state.time_limits import query_deadline
-from tests.api_client import Api
-from tests.states import NOON, States
+from tests.support.api_client import Api
+from tests.support.states import NOON, States
 
 pytestmark = pytest.mark.unit
 

@@ -14,4 +14,4 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 
 os.environ["AIRFLOW_HOME"] = HOME
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(Path(__file__).parents[1] / "dags"))
+os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(Path(__file__).parents[2] / "dags"))

@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 from sluice.operations.retention import retain
 from sluice.state.model import GenerationRef
 from sluice.state.shard.local_shard import LocalShard
-from tests.states import NOON, States
+from tests.support.states import NOON, States
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-CACHE = Path(__file__).parents[1] / ".sluice" / "tests"
+CACHE = Path(__file__).parents[2] / ".sluice" / "tests"
 
 
 def provide_database(path: Path) -> None:

@@ -17,7 +17,7 @@ from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.tables import WORKERS
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.local_shard import LocalShard
-from tests.states import States, ledger_url, make_audit, make_snapshot
+from tests.support.states import States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
 

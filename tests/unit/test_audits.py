@@ -9,8 +9,8 @@ from sluice.state.ledger.audits import SourceAudit, total
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from tests.states import ledger_url, make_snapshot
-from tests.states import make_audit as audit
+from tests.support.states import ledger_url, make_snapshot
+from tests.support.states import make_audit as audit
 
 pytestmark = pytest.mark.unit
 

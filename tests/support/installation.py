@@ -17,7 +17,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef, owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
-from tests.states import States, make_audit, make_snapshot
+from tests.support.states import States, make_audit, make_snapshot
 
 KEYS = [f"key {number}" for number in range(40)]
 OPERATOR = 3

@@ -18,7 +18,7 @@ from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard, rows_of
 from sluice.state.shard.ranges import Range
-from tests.postgres import new_database
+from tests.support.postgres import new_database
 
 pytestmark = pytest.mark.unit
 

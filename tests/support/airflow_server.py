@@ -17,8 +17,8 @@ from typing import IO
 
 import httpx
 
-from tests.airflow_database import provide_database
-from tests.ports import free_port
+from tests.support.airflow_database import provide_database
+from tests.support.ports import free_port
 
 START_SECONDS = 250.0
 ANSWER_SECONDS = 120.0

@@ -23,8 +23,8 @@ from sluice.api.runs import DagState
 from sluice.api.services import Services
 from sluice.query import Reader
 from sluice.state.ledger.ledger import Ledger
-from tests.ports import free_port
-from tests.server_thread import ServerThread
+from tests.support.ports import free_port
+from tests.support.server_thread import ServerThread
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 """A broker that does not exist."""

@@ -22,7 +22,7 @@ from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

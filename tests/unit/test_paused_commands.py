@@ -24,9 +24,9 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef
 from sluice.state.shard.shard import Checksums
-from tests.fences import content, end_lease, paused_before, take_lease
-from tests.installation import Installation, expected, settings_of
-from tests.installation import content as values
+from tests.support.fences import content, end_lease, paused_before, take_lease
+from tests.support.installation import Installation, expected, settings_of
+from tests.support.installation import content as values
 from tests.unit.test_repartition import job_of
 
 

@@ -13,8 +13,8 @@ from sluice.observe.monitoring import log_path
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
-from tests.api_client import Api, User
-from tests.states import NOON, States, make_audit, make_snapshot
+from tests.support.api_client import Api, User
+from tests.support.states import NOON, States, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
 

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 _USER = "sluice"
 _NUMBERS = itertools.count()

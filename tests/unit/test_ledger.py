@@ -16,7 +16,7 @@ from sluice.errors import LeaseError, NotFound, SettingsError, StateError
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from tests.states import NOON, States, ledger_url, make_audit, make_snapshot
+from tests.support.states import NOON, States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
 

@@ -30,7 +30,7 @@ NOT_SPARK = (
 """Exceptions from `SPARK`."""
 
 WAITING = (
-    "tests/unit/test_brokers.py",
+    "tests/unit/test_unreachable_brokers.py",
     "tests/unit/test_lease.py",
     "tests/integration/test_trigger.py",
     "tests/faults/test_samples.py",

@@ -26,7 +26,7 @@ from sluice.spark_submit import (
     without_noise,
 )
 from sluice.support.processes import has_ended
-from tests.signals import reset_signals
+from tests.support.signals import reset_signals
 
 pytestmark = pytest.mark.unit
 
@@ -164,7 +164,7 @@ time.sleep(600)
 """
 WAITING = """
 import sys
-import tests.unit.test_submission as tests
+import tests.unit.test_spark_submit as tests
 from sluice.spark_submit import Interrupted
 try:
     tests.Program("local[2]", (), {}, program=tests.STUBBORN).run(patience_s=0.5)

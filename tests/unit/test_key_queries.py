@@ -18,7 +18,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.tables import WORKERS
 from sluice.state.model import NO_WINDOW, owner
 from sluice.state.shard.ranges import Range
-from tests.states import States, ledger_url
+from tests.support.states import States, ledger_url
 
 pytestmark = pytest.mark.unit
 
