@@ -22,6 +22,7 @@ from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed_expression import TypedExpression, type_expression
 from sluice.sql.types import VOID, Types
 from sluice.values.record_metadata import METADATA
+from sluice.values.sql_text import value_if
 from sluice.values.sql_types import element_type, struct_type
 
 
@@ -29,27 +30,41 @@ class NeedsSparkError(Exception):
     """Arrow cannot compute an expression. The message is the part of the expression that needs Spark."""
 
     def __init__(self, part: str, step: int | None = None) -> None:
+        """`step` is the number of the step, if it is known."""
         super().__init__(part)
         self.step = step
-        """The number of the step, if it is known."""
 
 
 @dataclass(frozen=True)
 class TypedFallibleExpression:
-    """An attempt with the types of its expressions."""
+    """A fallible expression with the types of its parts."""
 
-    of: FallibleExpression
+    planned: FallibleExpression
     passed: TypedExpression
     columns: tuple[TypedExpression, ...]
     causes: tuple[tuple[TypedExpression, str], ...]
+
+    @property
+    def column_types(self) -> dict[str, str]:
+        """The types of the columns with the results, the error, and the key's text if there is a key."""
+        results = {f"c{number}": column.type for number, column in enumerate(self.columns)}
+        types = {self.planned.name: struct_type(results), self.planned.error: "STRING"}
+        if self.planned.key is not None:
+            types[self.planned.key_text] = "STRING"
+        return types
 
 
 @dataclass(frozen=True)
 class TypedExplosion:
     """A column that turns one record into several: a row per element of an array, and one for an empty array."""
 
-    of: Column
+    column: Column
     array: TypedExpression
+
+    @property
+    def column_types(self) -> dict[str, str]:
+        """The types of the columns with the element and its position."""
+        return {self.column.name: element_type(self.array.type), self.column.position: "INT"}
 
 
 @dataclass(frozen=True)
@@ -69,39 +84,37 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
 
     Raises NeedsSparkError if Arrow cannot compute a column.
     """
-    made, known = [], dict(types)
+    typed, all_types = [], dict(types)
     for layer in layers:
         if isinstance(layer, Transformation):
             raise NeedsSparkError("is a function of a DataFrame", layer.step)
-        of_layer = _typed_layer(layer, frozenset(known.items()))
-        made.append(of_layer)
-        known |= of_layer.types
-    return made, known
+        typed_layer = _typed_layer(layer, frozenset(all_types.items()))
+        typed.append(typed_layer)
+        all_types |= typed_layer.types
+    return typed, all_types
 
 
 @lru_cache(maxsize=256)
 def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
     """A layer after columns with these names and types. It is cached, since a query is planned in several steps."""
-    columns, attempts, explosion = [], [], None
-    types = dict(before)
+    columns, fallible_expressions, explosion = [], [], None
+    types_before, types = dict(before), dict[str, str]()
     for column in layer:
         try:
             if isinstance(column, FallibleExpression):
-                attempts.append(_attempt(column, types))
+                fallible = _fallible_expression(column, types_before)
+                fallible_expressions.append(fallible)
+                types |= fallible.column_types
             elif column.position:
-                explosion = _explosion(column, types)
+                explosion = _explosion(column, types_before)
+                types |= explosion.column_types
             else:
-                columns.append((column.name, on_arrow(column.sql, types)))
+                expression = on_arrow(column.sql, types_before)
+                columns.append((column.name, expression))
+                types[column.name] = expression.type
         except NeedsSparkError as part:
             raise NeedsSparkError(str(part), column.step) from None
-    known = {name: expression.type for name, expression in columns}
-    if explosion is not None:
-        known |= {explosion.of.name: element_type(explosion.array.type), explosion.of.position: "INT"}
-    for attempt in attempts:
-        results = {f"c{number}": part.type for number, part in enumerate(attempt.columns)}
-        known |= {attempt.of.name: struct_type(results), attempt.of.error: "STRING"}
-        known |= {} if attempt.of.key is None else {attempt.of.key_text: "STRING"}
-    return TypedLayer(tuple(columns), explosion, tuple(attempts), known)
+    return TypedLayer(tuple(columns), explosion, tuple(fallible_expressions), types)
 
 
 def types_of(layers: Layers, types: Types) -> dict[str, str]:
@@ -112,7 +125,9 @@ def types_of(layers: Layers, types: Types) -> dict[str, str]:
 def types_read(job: Job) -> dict[str, str]:
     """The types of the columns of a job's records, before any step."""
     types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
-    return types | {field.column: field.type for source in job.streams for field in source.fields}
+    for source in job.streams:
+        types |= {field.column: field.type for field in source.fields}
+    return types
 
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
@@ -134,15 +149,15 @@ def _explosion(column: Column, types: Types) -> TypedExplosion:
     return TypedExplosion(column, array)
 
 
-def _attempt(attempt: FallibleExpression, types: Types) -> TypedFallibleExpression:
-    columns = tuple(on_arrow(sql, types) for sql in attempt.columns)
+def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFallibleExpression:
+    columns = tuple(on_arrow(sql, types) for sql in fallible.columns)
     for number, column in enumerate(columns):
         if column.type == VOID:
-            raise NeedsSparkError(attempt.columns[number])
-        if number == attempt.key and (problem := key_problem(column.type)):
+            raise NeedsSparkError(fallible.columns[number])
+        if number == fallible.key and (problem := key_problem(column.type)):
             raise NeedsSparkError(problem)
-    causes = tuple((on_arrow(sql, types), text) for sql, text in attempt.causes)
-    return TypedFallibleExpression(attempt, on_arrow(attempt.passed, types, "BOOLEAN"), columns, causes)
+    causes = tuple((on_arrow(sql, types), text) for sql, text in fallible.causes)
+    return TypedFallibleExpression(fallible, on_arrow(fallible.passed, types, "BOOLEAN"), columns, causes)
 
 
 def why_spark(job: Job) -> str:
@@ -153,16 +168,17 @@ def why_spark(job: Job) -> str:
             _require_edge(edge, types)
     except NeedsSparkError as part:
         where = "" if part.step is None else f"{job.pipeline.steps[part.step]}: "
-        return where + _named(str(part), job.field_names)
+        return where + _with_field_names(str(part), job.field_names)
     return ""
 
 
 def failure_columns(job: Job) -> tuple[Column, ...]:
     """The columns with the errors of steps before any operator."""
-    return tuple(
-        Column(failure.column, f"IF({failure.once}, {failure.error}, NULL)", failure.step.number)
-        for failure in job.failures_before_operators
-    )
+    columns = []
+    for failure in job.failures_before_operators:
+        error = value_if(failure.once, failure.error)
+        columns.append(Column(failure.column, error, failure.step.number))
+    return tuple(columns)
 
 
 def _require_edge(edge: Edge, types: Types) -> None:
@@ -176,12 +192,14 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
-            if not isinstance(tree_of(sql), exp.Null) and (problem := json_problem(on_arrow(sql, types).type)):
+            if isinstance(tree_of(sql), exp.Null):
+                continue  # an aggregate's function without an argument
+            if problem := json_problem(on_arrow(sql, types).type):
                 raise NeedsSparkError(problem)
     except NeedsSparkError as part:
         raise NeedsSparkError(str(part), edge.target) from None
 
 
-def _named(text: str, names: dict[str, str]) -> str:
+def _with_field_names(text: str, names: dict[str, str]) -> str:
     """The text with the author's names of fields instead of the job's columns."""
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,14 +19,16 @@ def upstream_definition(node: nodes.Node) -> str:
     """The steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
     texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
-    return " > ".join(
-        _source(step, texts) if isinstance(step, nodes.Source) else step_definition(step)
-        for step in steps
-        if not (isinstance(step, nodes.Apply) and step.gives == "nothing")  # a peek does not affect results
-    )
+    definitions = []
+    for step in steps:
+        if isinstance(step, nodes.Source):
+            definitions.append(_source_definition(step, texts))
+        elif not (isinstance(step, nodes.Apply) and step.gives == "nothing"):  # a peek does not affect results
+            definitions.append(step_definition(step))
+    return " > ".join(definitions)
 
 
-def _source(source: nodes.Source, texts: str) -> str:
+def _source_definition(source: nodes.Source, texts: str) -> str:
     """A source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
@@ -33,13 +36,19 @@ def _source(source: nodes.Source, texts: str) -> str:
     time_field = source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
     if source.on_time == "clock":
         time += ", or that of processing"
-    nulls = ["nulls kept"] if source.nulls == "keep" else []
-    used = [
-        f"{name} {sql}"
-        for name, sql in source.fields.items()
-        if name in (source.key, time_field) or re.search(rf"(?<!\w){re.escape(name.replace('`', '``'))}(?!\w)", texts)
-    ]
-    return ", ".join([f"{kind} {source.topic}", key, time, *nulls, *used])
+    parts = [f"{kind} {source.topic}", key, time]
+    if source.nulls == "keep":
+        parts.append("nulls kept")
+    for name, sql_type in source.fields.items():
+        if name in (source.key, time_field) or _is_read(name, texts):
+            parts.append(f"{name} {sql_type}")
+    return ", ".join(parts)
+
+
+def _is_read(field: str, texts: str) -> bool:
+    """Whether the expressions in `texts` name a field. Another word of the same letters makes it count as read, too."""
+    in_backticks = re.escape(field.replace("`", "``"))
+    return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 
 
 def step_definition(node: nodes.Node) -> str:
@@ -47,33 +56,37 @@ def step_definition(node: nodes.Node) -> str:
     types = ""
     match node:
         case nodes.Apply(takes=takes, shape=shape):
-            types = f"({declared(takes)}) gives {', '.join(f'{name} {sql}' for name, sql in shape.fields.items())}"
+            fields = [f"{name} {sql_type}" for name, sql_type in shape.fields.items()]
+            types = f"({declared(takes)}) gives {', '.join(fields)}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
             # Stores that can be queried are compared separately.
-            kept = {} if queryable else stores
-            types = f"({declared(takes)}) {', '.join(f'{name} {declared(kind)}' for name, (kind, _) in kept.items())}"
+            stores = {} if queryable else stores
+            store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
+            types = f"({declared(takes)}) {', '.join(store_types)}"
     return " ".join(text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text)
 
 
 def declared(kind: Any) -> str:
     """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to theirs."""
     try:
-        known = "" if kind is Any else shape_of(kind).kind
+        sql_type = "" if kind is Any else shape_of(kind).kind
     except TopologyError:
-        known = ""
-    return compact(known) or "variant"
+        sql_type = ""
+    return compact(sql_type) or "variant"
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
     """The author's functions on which these operators' states depend, with unique names."""
-    steps = dict.fromkeys(step for node in stateful for step in (*_ancestors(node), node))
-    counts: dict[str, int] = {}
+    steps: dict[nodes.Node, None] = {}
+    for node in stateful:
+        steps |= dict.fromkeys([*_ancestors(node), node])
+    uses = Counter[str]()
     functions = []
     for step in steps:
         for function in _functions(step):
             name = f"{function.name} ({drawing.title(step)})"
-            counts[name] = counts.get(name, 0) + 1
-            functions.append((name if counts[name] == 1 else f"{name} {counts[name]}", function))
+            uses[name] += 1
+            functions.append((name if uses[name] == 1 else f"{name} {uses[name]}", function))
     return tuple(functions)
 
 

@@ -33,15 +33,19 @@ def explain(plan: Plan) -> str:
 
 
 def _summary(job: Job) -> str:
-    groups = [counted(len(job.groups), "aggregation group")] if job.groups else []
-    operators = f"{counted(len(job.operators), 'operator')} in {counted(job.stage_count, 'stage')}"
-    return " and ".join([*groups, *([operators] if job.operators else [])]) or "no state"
+    parts = []
+    if job.groups:
+        parts.append(counted(len(job.groups), "aggregation group"))
+    if job.operators:
+        parts.append(f"{counted(len(job.operators), 'operator')} in {counted(job.stage_count, 'stage')}")
+    return " and ".join(parts) or "no state"
 
 
 def _groups(job: Job) -> Iterator[str]:
     for group in job.groups:
         window = f", {group.window}" if group.window else ""
-        window += f", kept {duration_text(kept)} after its end" if (kept := group.retention_ms) is not None else ""
+        if group.retention_ms is not None:
+            window += f", kept {duration_text(group.retention_ms)} after its end"
         stores = ", ".join(column.store for column in group.store_columns)
         yield f"  holds   by {group.grouped_by}{window}: {stores}"
 

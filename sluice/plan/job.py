@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -77,7 +77,7 @@ class Job:
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
         # Operators that join a global table read its topic, and its store does, too.
-        return tuple(dict.fromkeys(topic for topics in self.topics_of_sources for topic in topics))
+        return tuple(dict.fromkeys(chain.from_iterable(self.topics_of_sources)))
 
     @property
     def topics_of_sources(self) -> tuple[tuple[str, ...], ...]:
@@ -105,11 +105,11 @@ class Job:
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
         """Destination → the tables that one transaction per batch writes: those of a database, or one Delta table."""
-        tables: dict[str, tuple[Sink, ...]] = {}
+        tables: dict[str, list[Sink]] = {}
         for sink in self.sinks:
             if sink.table is not None:
-                tables[sink.table.destination] = (*tables.get(sink.table.destination, ()), sink)
-        return tables
+                tables.setdefault(sink.table.destination, []).append(sink)
+        return {destination: tuple(sinks) for destination, sinks in tables.items()}
 
     @property
     def connections(self) -> tuple[str, ...]:
@@ -120,9 +120,13 @@ class Job:
     @property
     def stores(self) -> tuple[str, ...]:
         """The stores that can be queried, except global tables."""
-        of_groups = (store_column.store for group in self.groups for store_column in group.store_columns)
-        of_operators = (operator.store for operator in self.operators if operator.store is not None)
-        of_processors = (name for operator in self.operators for name in operator.stores)
+        of_groups: list[str] = []
+        for group in self.groups:
+            of_groups += [store_column.store for store_column in group.store_columns]
+        of_processors: list[str] = []
+        for operator in self.operators:
+            of_processors += operator.stores
+        of_operators = [operator.store for operator in self.operators if operator.store is not None]
         return (*of_groups, *of_operators, *of_processors)
 
     @property
@@ -138,10 +142,9 @@ class Job:
     @property
     def has_fallible_expressions(self) -> bool:
         """Whether any expression of the job can fail."""
-        steps = (step for sink in self.table_sinks for step in sink.steps)
-        return any(isinstance(column, FallibleExpression) for column in self.columns) or any(
-            isinstance(step, Select) and step.causes for step in steps
-        )
+        if any(isinstance(column, FallibleExpression) for column in self.columns):
+            return True
+        return any(isinstance(step, Select) and step.causes for step in self._table_steps)
 
     @property
     def columns(self) -> Iterator[Column | FallibleExpression]:
@@ -153,12 +156,14 @@ class Job:
     @property
     def python_steps(self) -> tuple[Step, ...]:
         """The steps that call the author's Python functions in Spark's workers."""
-        sources = (*self.streams, *(table.source for table in self.tables))
-        decoded = (source.number for source in sources if source.decode or source.key_decode)
-        numbers = {*decoded, *(function.number for function in self.functions)}
-        with_state = (each.step for each in self.operators if isinstance(each.action, PythonAggregate | Process))
-        steps = {*with_state, *(step for step in self.pipeline.steps if step.number in numbers)}
-        return tuple(sorted(steps, key=attrgetter("number")))
+        numbers = {function.number for function in self.functions}
+        for source in (*self.streams, *(table.source for table in self.tables)):
+            if source.decode or source.key_decode:
+                numbers.add(source.number)
+        for operator in self.operators:
+            if isinstance(operator.action, PythonAggregate | Process):
+                numbers.add(operator.number)
+        return tuple(step for step in self.pipeline.steps if step.number in numbers)
 
     @property
     def failures_before_operators(self) -> tuple[Failure, ...]:
@@ -168,8 +173,7 @@ class Job:
     @property
     def looked_up_groups(self) -> frozenset[int]:
         """The group numbers of the global tables that outputs of groups look up."""
-        steps = (step for sink in self.table_sinks for step in sink.steps)
-        return frozenset(step.table.group for step in steps if isinstance(step, Lookup))
+        return frozenset(step.table.group for step in self._table_steps if isinstance(step, Lookup))
 
     @property
     def groups_by_number(self) -> Mapping[int, AggregationGroup]:
@@ -177,45 +181,63 @@ class Job:
 
     def step_of(self, column: str) -> Step | None:
         """The step that computes the column, or that writes the topic with this name; None if several or none do."""
-        edges = [*self.edges, *(edge for operator in self.operators for edge in operator.edges)]
-        for edge in edges:
+        steps = self.pipeline.steps
+        for edge in self._all_edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
-                return self.pipeline.steps[edge.target]
-        for each in self.columns:
-            if column in (each.name, *((each.error, each.key_text) if isinstance(each, FallibleExpression) else ())):
-                return None if each.step is None else self.pipeline.steps[each.step]
-        number = next((sink.number for sink in self.sinks if column in (sink.topic, sink.key, sink.value)), None)
-        return None if number is None else self.pipeline.steps[number]
+                return steps[edge.target]
+        for planned in self.columns:
+            names = [planned.name]
+            if isinstance(planned, FallibleExpression):
+                names += [planned.error, planned.key_text]
+            if column in names:
+                return None if planned.step is None else steps[planned.step]
+        for sink in self.sinks:
+            if column in (sink.topic, sink.key, sink.value):
+                return steps[sink.number]
+        return None
 
     def step_named(self, name: str) -> Step | None:
         """The step with this name in counts."""
-        own = next((operator.step for operator in self.operators if operator.name == name), None)
-        return own or next((step for step in self.pipeline.steps if step.name == name), None)
+        # A store can have the name of a topic. Operators are counted under the names of their stores.
+        steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
+        return next((step for step in steps if step.name == name), None)
 
     @property
     def field_names(self) -> dict[str, str]:
         """Column → the author's name for it, for columns that have one."""
-        made = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
-        return made | {field.column: field.name for source in self.streams for field in source.fields}
+        names = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
+        for source in self.streams:
+            names |= {field.column: field.name for field in source.fields}
+        return names
 
     def edges_from(self, stage: int) -> list[Edge]:
         """The edges from a stage to operators, stores and sinks."""
-        edges = (edge for operator in self.operators for edge in operator.edges)
-        return [edge for edge in (*edges, *self.edges) if edge.stage == stage]
+        return [edge for edge in self._all_edges if edge.stage == stage]
+
+    @property
+    def _all_edges(self) -> Iterator[Edge]:
+        """The edges into operators, then those into stores and sinks."""
+        for operator in self.operators:
+            yield from operator.edges
+        yield from self.edges
+
+    @property
+    def _table_steps(self) -> Iterator[Lookup | Select]:
+        """The steps between groups and their outputs."""
+        for sink in self.table_sinks:
+            yield from sink.steps
 
     @property
     def store_only_operators(self) -> frozenset[int]:
         """The operators whose results go only to their store, so that a key's last result is enough."""
-        edges = (edge for stage in range(1, self.stage_count + 1) for edge in self.edges_from(stage))
-        passed_on = {operator for edge in edges if edge.side != STORE for operator in edge.results_of}
-        chained = {operator.chained_to for operator in self.operators}
+        others: set[int | None] = {operator.chained_to for operator in self.operators}
+        for edge in self._all_edges:
+            if edge.stage and edge.side != STORE:
+                others |= edge.results_of
         return frozenset(
             operator.number
             for operator in self.operators
-            if operator.store is not None
-            and not operator.columns_read
-            and operator.number not in passed_on
-            and operator.number not in chained
+            if operator.store is not None and not operator.columns_read and operator.number not in others
         )
 
 

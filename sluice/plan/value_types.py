@@ -24,7 +24,7 @@ def shape_after(node: nodes.Node) -> Shape:
 
 
 _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
-"""Cache, because every step needs the types of all steps before it."""
+"""Every step needs the types of all steps before it: without this cache, planning n steps takes n² computations."""
 
 
 def _shape_after(node: nodes.Node) -> Shape:
@@ -40,17 +40,12 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.MapValues(parent=parent, value=value):
             return Shape.single(type_of(value, types_after(parent) | METADATA))
         case nodes.Merge(streams=streams):
-            first, *rest = map(shape_after, streams)
-            alike = {
-                name: kind if all(other.fields.get(name) == kind for other in rest) else ""
-                for name, kind in first.fields.items()
-            }
-            return Shape(alike, first.scalar)
+            return _common_shape(list(map(shape_after, streams)))
         case nodes.Aggregate(python=python) if python is not None:
             return python.shape
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
-            made = _types_of(columns, parent)
-            return Shape.single(*made.values()) if scalar else Shape(made)
+            types = _types_of(columns, parent)
+            return Shape.single(*types.values()) if scalar else Shape(types)
         case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
             return shape_after(node.parent)
         case nodes.StreamOperator(parent=parent):
@@ -64,6 +59,16 @@ def _shape_after(node: nodes.Node) -> Shape:
 def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
     types = types_after(parent) | METADATA
     return {name: type_of(text, types) for name, text in columns.items()}
+
+
+def _common_shape(shapes: list[Shape]) -> Shape:
+    """The shape of merged streams. The type of a field is unknown where it differs."""
+    first, *others = shapes
+    fields = {}
+    for name, kind in first.fields.items():
+        is_same = all(other.fields.get(name) == kind for other in others)
+        fields[name] = kind if is_same else ""
+    return Shape(fields, first.scalar)
 
 
 def _whole(shape: Shape) -> str:

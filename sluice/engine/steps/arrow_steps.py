@@ -94,7 +94,7 @@ class ArrowSteps:
             }
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
-                count = len(columns[layer.explosion.of.name])
+                count = len(columns[layer.explosion.column.name])
             for fallible in layer.fallible_expressions:
                 made |= _fallible_columns(fallible, columns, count)
             columns = columns | made
@@ -125,8 +125,8 @@ def _exploded(
     elements = np.cumsum(~is_empty) - 1
     given = {name: values.take(pa.array(rows)) for name, values in {**columns, **made}.items()}
     return given | {
-        explosion.of.name: lists.flatten().take(pa.array(elements, mask=is_empty)),
-        explosion.of.position: pa.array(positions.astype(np.int32), mask=is_empty),
+        explosion.column.name: lists.flatten().take(pa.array(elements, mask=is_empty)),
+        explosion.column.position: pa.array(positions.astype(np.int32), mask=is_empty),
     }
 
 
@@ -154,15 +154,15 @@ def _fallible_columns(
     ]
     failed = either(*(result.failed for result in made))
     failed = np.zeros(number, bool) if failed is None else failed
-    key = fallible.of.key
+    key = fallible.planned.key
     keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
     errors = _errors(fallible, few, values, keys, failed)
     results = pa.StructArray.from_arrays(values, [f"c{place}" for place in range(len(values))], mask=pa.array(failed))
     places = pa.array(np.cumsum(passed) - 1, mask=~passed)
-    columns_made = {fallible.of.name: results.take(places), fallible.of.error: errors.take(places)}
+    columns_made = {fallible.planned.name: results.take(places), fallible.planned.error: errors.take(places)}
     if keys is not None:
         keys = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
-        columns_made[fallible.of.key_text] = keys.take(places)
+        columns_made[fallible.planned.key_text] = keys.take(places)
     return columns_made
 
 
