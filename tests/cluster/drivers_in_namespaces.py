@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ MAX_RECORDS = {"orders": "1000", "words": "300"}
 
 class Hosts(World):
     """A pipeline whose drivers run on hosts of their own."""
+
+    def has_begun_after(self, batch: int) -> bool:
+        """Whether a driver has begun a batch that is neither published nor among those up to this one."""
+        return self.begun() > max(batch, self.published())
 
     def start_on(self, host: Namespace) -> Driver:
         """Start a driver on a host without files."""
@@ -93,7 +98,7 @@ def test_a_batch_that_was_killed_on_one_host_is_finished_on_another(hosts: tuple
     for host in (second, third, first):
         published = world.published()
         driver = world.start_on(host)
-        assert wait_until(lambda at=published: world.begun() > max(at, world.published()), 300), driver.output[-3000:]
+        assert wait_until(partial(world.has_begun_after, published), 300), driver.output[-3000:]
         driver.kill("all")
         watcher.check()
     assert world.published() >= 1
