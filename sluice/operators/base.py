@@ -1,7 +1,7 @@
 """The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
 
-Operators are plain Python and use neither Spark nor a database. The runner (`engine/stages/runner.py`) sorts the rows,
-loads the states of their keys and stores changed states with the snapshot.
+Operators are plain Python and use neither Spark nor a database. The task of a stage (`engine/stages/stage_task.py`)
+sorts the rows, loads the states of their keys and stores changed states with the snapshot.
 """
 
 from __future__ import annotations

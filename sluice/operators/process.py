@@ -118,7 +118,7 @@ class Process:
     def is_empty(self, state: Kept) -> bool:
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
 
-    def shown(self, state: Kept) -> list[str | None]:
+    def entries_as_json(self, state: Kept) -> list[str | None]:
         """Each store's entries of a key as a JSON object, for queries; None for an empty store."""
         stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
         return [_object(entries) if entries else None for entries in stores]

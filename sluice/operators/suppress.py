@@ -100,8 +100,8 @@ class Suppress:
     `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
 
     If the buffer is full, `emit_early` sends the oldest updates of all keys. An update of a key other than the current
-    row's is sent with that key's next row, or when the runner closes the keys in `called`. With `shut_down`, the runner
-    calls `check` after it has closed a batch, so that updates that were due no longer count.
+    row's is sent with that key's next row, or when the engine closes the keys in `sent_early`. With `shut_down`, the
+    engine calls `check` after it has sent all updates that are due, so that these no longer count.
     """
 
     state_type: Any = State
@@ -121,7 +121,7 @@ class Suppress:
         self.retracts = retracts
         self.filtered = filtered
         self.shared = self.limit.buffer
-        self.called: dict[str, set[Bounds]] = {}
+        self.sent_early: dict[str, set[Bounds]] = {}
         """Keys and windows to send before they are due."""
         self._replaced: str | None = None
         """The old value of the next update."""
@@ -164,10 +164,10 @@ class Suppress:
     def close(
         self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Send the updates that are due or `called`, the oldest first."""
+        """Send the updates that are due or `sent_early`, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
-        called = self.called.pop(key, ()) if key is not None else ()
-        due = [window for window, waiting in state.items() if waiting.since <= horizon or window in called]
+        sent_early = self.sent_early.pop(key, ()) if key is not None else ()
+        due = [window for window, waiting in state.items() if waiting.since <= horizon or window in sent_early]
         due.sort(key=lambda window: state[window].since)
         for window in due:
             self._send(state, key, window, out)
@@ -192,7 +192,7 @@ class Suppress:
             if key == row.key:
                 self._send(state, key, window, out)
             else:
-                self.called.setdefault(key, set()).add(window)
+                self.sent_early.setdefault(key, set()).add(window)
 
     def _send(self, state: State, key: str | None, window: Bounds, out: Output) -> None:
         waiting = state.pop(window)

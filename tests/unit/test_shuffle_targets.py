@@ -13,8 +13,8 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
-from sluice.engine.stages.runner import StageOperator, StageOutput
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
+from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.plan import Job, plan
 from sluice.plan.arrow_support import on_arrow, types_of, types_read
 from sluice.plan.planned_operators import STORE

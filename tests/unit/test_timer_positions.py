@@ -16,7 +16,7 @@ from sluice.engine.batch.stream_time import StreamTimes
 from sluice.engine.publish.table_rows import with_positions
 from sluice.engine.stages.advances import Timeline
 from sluice.engine.stages.build import stage_operator
-from sluice.engine.stages.runner import BatchStates
+from sluice.engine.stages.operator_run import BatchStates
 from sluice.engine.stages.stage_task import StageRun
 from sluice.plan import Job, plan
 from sluice.state.remote.opening import create_shard
@@ -68,7 +68,7 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
             columns |= {"origin": pa.array(origins(0, 0, pa.array(offsets, pa.int64()).to_numpy()))}
             run.process(pa.Table.from_batches([rows(len(records), columns)]))
             run.close()
-            shard.write_states(batch, run.operators, run.changed(), 1)
+            shard.write_states(batch, run.operators, run.states_to_store(), 1)
             results = pa.Table.from_batches(list(run.output.batches()), SCHEMA)
             placed = with_positions(planned, results)
             for *place, text in zip(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from sluice.engine.batch.rejections import describe_error
-from sluice.engine.stages.runner import StageOperator
+from sluice.engine.stages.stage_output import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function

@@ -21,7 +21,8 @@ from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.advances import Timeline
-from sluice.engine.stages.runner import BatchStates, OperatorRun, StageOperator, StageOutput
+from sluice.engine.stages.operator_run import BatchStates, OperatorRun
+from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
@@ -49,10 +50,10 @@ class Stage:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one worker's rows. Rows for other stages pass through."""
-        not_empty = [batch for batch in batches if batch.num_rows]
-        if not not_empty:
+        batches_with_rows = [batch for batch in batches if batch.num_rows]
+        if not batches_with_rows:
             return
-        table = pa.Table.from_batches(not_empty)
+        table = pa.Table.from_batches(batches_with_rows)
         targets = pa.array([operator.number for operator in self.operators], pa.int32())
         of_stage = pc.and_(pc.is_in(table.column("target"), targets), pc.invert(table.column("emitted")))
         yield from table.filter(pc.invert(of_stage)).to_batches()
@@ -71,17 +72,21 @@ class Stage:
             run = StageRun.of(self, BatchStates(shard, batch, self.epoch, before), timelines)
             run.process(rows.filter(pc.invert(is_report)))
             run.close()
-            shard.write_states(batch, run.operators, run.changed(), self.epoch)
+            shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
+        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", self._stats(run, timelines))
+        yield from run.output.batches()
+
+    def _stats(self, run: StageRun, timelines: Mapping[str, Timeline]) -> BatchStats:
+        """The counts and stream times after the batch."""
         times: dict[str, int] = {}
         for clock, timeline in timelines.items():
             times |= timeline.after
             if timeline.closed_after >= 0:
                 times[f"{CLOSED}/{clock}"] = timeline.closed_after
-        by_partition = {f"{self.topics[source]}-{number}": dict(counts)
-                        for (source, number), counts in run.output.by_partition.items()}  # fmt: skip
-        stats = BatchStats(dict(run.output.counts), times, by_partition=by_partition)
-        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
-        yield from run.output.batches()
+        by_partition: dict[str, dict[str, int]] = {}
+        for (source, number), counts in run.output.by_partition.items():
+            by_partition[f"{self.topics[source]}-{number}"] = dict(counts)
+        return BatchStats(dict(run.output.counts), times, by_partition=by_partition)
 
     def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:
         """Operator name → its stream times in this batch, for operators with their own stream time."""
@@ -89,15 +94,24 @@ class Stage:
         columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
         for target, advances in zip(*columns, strict=True):
             by_target.setdefault(target, []).append(advances)
-        timed = (operator.plan for operator in self.operators if operator.plan.has_own_stream_time)
-        return {plan.name: Timeline(plan, by_target.get(plan.number, ()), before) for plan in timed}
+        timelines: dict[str, Timeline] = {}
+        for operator in self.operators:
+            plan = operator.plan
+            if plan.has_own_stream_time:
+                timelines[plan.name] = Timeline(plan, by_target.get(plan.number, ()), before)
+        return timelines
 
 
-_READ = (
+_COLUMNS_READ = (
     "target", "key", "value", "time", "side", "old", "window_start", "window_end", "foreign", "headers", *SORT_KEY,
 )  # fmt: skip
 _ROWS_AT_ONCE = 1_000
 """Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
+_GROUPED_BY_KEY = ("target", "key")
+"""Sorts the rows of a key one after the other, so that the key's state stays in the processor's cache.
+
+Results do not change: keys only meet when stream time releases results, and the results are sorted by position later.
+"""
 
 
 class StageRun:
@@ -105,10 +119,12 @@ class StageRun:
 
     def __init__(self, operators: dict[int, OperatorRun], only_stored: frozenset[int]) -> None:
         self.operators = operators
-        self.output = StageOutput(only_stored=only_stored)
+        self.listeners: dict[int, list[OperatorRun]] = {}
+        """Operator → the operators that get its results directly."""
         for operator in operators.values():
             if operator.spec.chained_to is not None:
-                self.output.listeners.setdefault(operator.spec.chained_to, []).append(operator)
+                self.listeners.setdefault(operator.spec.chained_to, []).append(operator)
+        self.output = StageOutput(listeners=self.listeners, only_stored=only_stored)
 
     @classmethod
     def of(cls, stage: Stage, states: BatchStates, timelines: Mapping[str, Timeline]) -> Self:
@@ -121,17 +137,16 @@ class StageRun:
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
         output, operators = self.output, self.operators
-        releasing = {
-            number: [run for run in (operators[number], *output.listeners.get(number, ())) if run.releases is not None]
-            for number in operators
-        }
-        # Keys only meet in releases. Without any, the rows of a key follow each other: while they are processed, the
-        # key's state stays in the processor's cache. Results are sorted by position later.
-        by_key = () if output.listeners or any(releasing.values()) else ("target", "key")
-        ordered = rows.take(pa.array(in_order(rows, by_key)))
-        self._load(ordered)
-        changes, old_rows = self._changes(ordered), dict[int, Row]()
-        for number, (target, position, row) in enumerate(self._rows(ordered)):
+        releasing: dict[int, list[OperatorRun]] = {}
+        for number in operators:
+            runs = (operators[number], *self.listeners.get(number, ()))
+            releasing[number] = [run for run in runs if run.releases is not None]
+        can_group_by_key = not self.listeners and not any(releasing.values())
+        ordered = rows.take(pa.array(in_order(rows, _GROUPED_BY_KEY if can_group_by_key else ())))
+        self._load_states(ordered)
+        changes = self._changes_within_groups(ordered)
+        old_rows: dict[int, Row] = {}
+        for number, (target, position, row) in enumerate(self._operator_rows(ordered)):
             for run in releasing[target]:
                 run.release(output, position, with_row=False)
             output.start_row(position, row.after)
@@ -145,28 +160,30 @@ class StageRun:
             for run in releasing[target]:
                 run.release(output, position, with_row=True)
 
-    def _rows(self, table: pa.Table) -> Iterator[tuple[int, Position, Row]]:
+    def _operator_rows(self, table: pa.Table) -> Iterator[tuple[int, Position, Row]]:
         """Target and position of each row, and the row as operators get it."""
         all_times = self._stream_times(table)
         for begin in range(0, len(table), _ROWS_AT_ONCE):
             rows = table.slice(begin, _ROWS_AT_ONCE)
-            columns = {name: rows.column(name).to_pylist() for name in _READ}
-            of_time = {name: times[begin : begin + _ROWS_AT_ONCE].tolist() for name, times in all_times.items()}
+            columns = {name: rows.column(name).to_pylist() for name in _COLUMNS_READ}
+            times = {name: column[begin : begin + _ROWS_AT_ONCE].tolist() for name, column in all_times.items()}
             bounds = zip(columns["window_start"], columns["window_end"], strict=True)
             windows = (None if start == NO_WINDOW else (start, end) for start, end in bounds)
-            made = map(
-                Row, columns["key"], columns["value"], columns["time"], of_time["before"], of_time["after"],
+            operator_rows = map(
+                Row, columns["key"], columns["value"], columns["time"], times["before"], times["after"],
                 columns["side"], columns["old"], windows,
-                zip(of_time["left"], of_time["right"], strict=True), columns["foreign"], columns["headers"],
+                zip(times["left"], times["right"], strict=True), columns["foreign"], columns["headers"],
             )  # fmt: skip
             positions = zip(*(columns[name] for name in SORT_KEY), strict=True)
-            yield from zip(columns["target"], positions, made, strict=True)
+            yield from zip(columns["target"], positions, operator_rows, strict=True)
 
     def _stream_times(self, rows: pa.Table) -> dict[str, Times]:
         """The stream times before and after each row, and those of both sides of a join including the row."""
-        known = {name: pc.fill_null(rows.column(name), BEFORE_ALL) for name in ("before", "after")}
-        times = {name: np.array(column.to_numpy()) for name, column in known.items()}
-        times |= {name: np.full(len(rows), BEFORE_ALL) for name in ("left", "right")}
+        times: dict[str, Times] = {}
+        for name in ("before", "after"):
+            times[name] = np.array(pc.fill_null(rows.column(name), BEFORE_ALL).to_numpy())
+        for name in ("left", "right"):
+            times[name] = np.full(len(rows), BEFORE_ALL)
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():
             if run.timeline is not None and run.spec.plan.has_own_stream_time and not run.spec.plan.is_timed_by_source:
@@ -175,8 +192,11 @@ class StageRun:
                     times[name][indices] = of_operator
         return times
 
-    def _changes(self, rows: pa.Table) -> frozenset[int]:
-        """Indices of the rows that are the old and the new value of a table's row that stays in its group."""
+    def _changes_within_groups(self, rows: pa.Table) -> frozenset[int]:
+        """Indices of the rows that are the old and the new value of a table's row that stays in its group.
+
+        As in Kafka Streams, such a change is one update of the group. A change of group is two updates.
+        """
         subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
         if not subtracting:
             return frozenset()
@@ -184,22 +204,25 @@ class StageRun:
         names = ("target", "old", "key", "sequence", "origin", "foreign")
         columns = [rows.column(name).to_pylist() for name in names]
         indices: list[int] = []
-        last: dict[int, tuple[int, tuple[object, ...]]] = {}
-        for number, (target, old, *group) in enumerate(zip(*columns, strict=True)):
-            if target in subtracting and group[0] is not None:
-                before, old_group = last.pop(target, (-1, ()))
-                if old:
-                    last[target] = number, tuple(group)
-                elif old_group == tuple(group):
-                    indices += (before, number)
+        last_old_row: dict[int, tuple[int, tuple[object, ...]]] = {}
+        """Target → the index and the group of its last row, if that is an old value."""
+        for number, (target, old, group_key, *change) in enumerate(zip(*columns, strict=True)):
+            if target not in subtracting or group_key is None:
+                continue
+            group_change = group_key, *change
+            old_number, old_group_change = last_old_row.pop(target, (-1, ()))
+            if old:
+                last_old_row[target] = number, group_change
+            elif old_group_change == group_change:
+                indices += (old_number, number)
         return frozenset(indices)
 
-    def _load(self, rows: pa.Table) -> None:
+    def _load_states(self, rows: pa.Table) -> None:
         """Load the states of all keys, sorted because neighbours are close to each other in the shard."""
         for target in pc.unique(rows.column("target")).to_pylist():
             keys = rows.filter(pc.equal(rows.column("target"), target)).column("key")
             sorted_keys = pc.drop_null(pc.unique(keys)).sort().to_pylist()
-            for run in (self.operators[target], *self.output.listeners.get(target, ())):
+            for run in (self.operators[target], *self.listeners.get(target, ())):
                 run.load(sorted_keys)
 
     def close(self) -> None:
@@ -209,10 +232,10 @@ class StageRun:
                 operator.release(self.output, END, with_row=True)
             self.output.headers = None
             self.output.start_row((LAST, operator.spec.number, b""), operator.closed)
-            operator.finish(self.output)
+            operator.send_last_results(self.output)
             operator.close(self.output)
-            operator.show(self.output)
+            operator.put_store_changes(self.output)
 
-    def changed(self) -> list[State]:
-        """The changed states of all operators."""
-        return [state for operator in self.operators.values() for state in operator.changed()]
+    def states_to_store(self) -> list[State]:
+        """The states of all operators' loaded keys; the shard writes those that have changed."""
+        return [state for operator in self.operators.values() for state in operator.states_to_store()]

@@ -33,7 +33,7 @@ class BaseAggregation:
     """Base class of all aggregations.
 
     `retracts`: the next operator subtracts, so the old value is sent before the new one.
-    `only_last`: only the last result of a batch matters for each window; `finish` sends it.
+    `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     """
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
@@ -80,7 +80,7 @@ class Aggregation(BaseAggregation):
         super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, int], None] = {}
-        """The keys and windows whose result `finish` has to send."""
+        """The keys and windows whose result `send_last_results` has to send."""
 
     def new_state(self) -> State:
         return {}
@@ -105,7 +105,7 @@ class Aggregation(BaseAggregation):
     def _add_row(self, state: State, row: Row, out: Output) -> None:
         raise NotImplementedError
 
-    def finish(self, states: Mapping[str, State], out: Output) -> None:
+    def send_last_results(self, states: Mapping[str, State], out: Output) -> None:
         """Send the last result of every window that has changed, if `only_last`, before `close` drops any."""
         for key, start in self._changed:
             time, aggregate = states[key][start]

@@ -138,7 +138,7 @@ def run(
         if number + 1 in cuts or number + 1 == len(rows):
             ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
             if isinstance(operator, Aggregation):
-                operator.finish({key: state for key, state in states.items() if key is not None}, ran)
+                operator.send_last_results({key: state for key, state in states.items() if key is not None}, ran)
             states = {}
             _close(operator, ran, closed[number], reached[number])
     return ran
@@ -169,7 +169,7 @@ def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, i
     for key, kept in list(ran.states.items()):
         state = state_decoder(operator.state_type)(kept)
         due = operator.due(state)
-        called = isinstance(operator, Suppress) and key in operator.called
+        called = isinstance(operator, Suppress) and key in operator.sent_early
         if called or (due is not None and due <= closed):
             operator.close(state, key, closed, ran, reached)
         if operator.is_empty(state):

@@ -1,0 +1,240 @@
+"""Runs an operator for one batch: loads the states of keys, passes rows in order, and sends due results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sluice.engine.batch.row_schemas import BEGIN, END, Position
+from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
+from sluice.engine.stages.advances import Timeline
+from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
+from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
+from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
+from sluice.operators.base import Row
+from sluice.operators.encoding import encode_state, state_decoder
+from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.process import Process
+from sluice.operators.processor import Timer
+from sluice.operators.suppress import Suppress
+from sluice.state.shard.operator_states import State, StoredState
+from sluice.state.shard.shard import Shard
+
+
+@dataclass(frozen=True)
+class BatchStates:
+    """The states of a worker's operators as of the previous batch, read under a lease."""
+
+    shard: Shard
+    batch: int
+    epoch: int
+    before: StreamTimes
+    """The stream times at the start of the batch."""
+
+    def read(self, operator: int, keys: list[str]) -> dict[str, StoredState]:
+        """The states of keys. Keys without a state are omitted."""
+        return self.shard.read_states(operator, keys, self.batch, self.epoch)
+
+    def shared(self, operator: int) -> StoredState | None:
+        """The operator's state that all keys of the worker share, if any."""
+        return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
+
+    def due(self, operator: int, until: int) -> list[str]:
+        """The keys whose state is due at stream time `until`."""
+        return self.shard.due_keys(operator, until, self.batch, self.epoch)
+
+    def wall_due(self, operator: int, until: int) -> list[str]:
+        """The keys with a wall-clock timer that is due at `until`, epoch ms."""
+        return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
+
+
+class OperatorRun:
+    """One operator in one batch, with the states of its keys."""
+
+    def __init__(self, spec: StageOperator, stored: BatchStates, timeline: Timeline | None) -> None:
+        self.spec = spec
+        self.operator = spec.make()
+        self._process = self.operator.process
+        self._is_suppress = isinstance(self.operator, Suppress)
+        self.timeline = timeline
+        self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
+        self._stored = stored
+        self._decode = state_decoder(self.operator.state_type)
+        self._states: dict[str, Any] = {}
+        """The states of the loaded keys; operators change them in place."""
+        self._digests: dict[str, int] = {}
+        """Digests of the loaded states, by which the shard finds out whether a state has changed."""
+        self._shared_digest = 0
+        self._entries_before: dict[str, list[str | None]] = {}
+        """Key → the entries of a processor's stores before the batch."""
+        self._unscheduled: dict[str, None] = {}
+        """The keys processed since the last release, whose due time may have changed."""
+        # Kafka Streams searches for the unmatched records of all keys of a task, by the task's stream time. With
+        # several partitions, the keys of a worker have no common stream time: each is released when it is due.
+        is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
+        if isinstance(self.operator, StreamJoin) and is_one_task:
+            self.operator.watch()
+        empty: Any = getattr(self.operator, "shared", None)
+        if empty is not None and (shared := stored.shared(spec.number)) is not None:
+            self.operator.shared = msgspec.msgpack.decode(shared.data, type=type(empty))  # type: ignore[attr-defined]
+            self._shared_digest = shared.digest
+        self.releases = self._create_releases()
+
+    def _create_releases(self) -> Releases | None:
+        """The results that the operator sends as stream time advances; None if it sends none."""
+        if self.timeline is None:
+            return None
+        match self.operator:
+            case StreamJoin(shared=None, outer=(left, right)):
+                releases = Releases(self.timeline, before_row=True) if left or right else None
+            case StreamJoin() as join:
+                releases = UnmatchedSearches(self.timeline, join)
+            case Suppress() | Process():
+                releases = Releases(self.timeline, before_row=False)
+            case _:
+                releases = None
+        if releases is not None:
+            due = self._stored.due(self.spec.number, self.timeline.closed_after)
+            if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
+                return None  # no timer can be due in this batch
+            self.load(due)
+            for key in due:
+                releases.schedule(key, self._release_due(key), BEGIN)
+        return releases
+
+    def _release_due(self, key: str) -> int | None:
+        assert isinstance(self.operator, StreamJoin | Suppress | Process)
+        return self.operator.release_due(self._states[key])
+
+    def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
+        """Send the results that are due before a row at `position` is processed, or after it if `with_row`."""
+        releases = self.releases
+        assert releases is not None
+        if self._unscheduled:
+            for key in self._unscheduled:
+                releases.schedule(key, self._release_due(key), position)
+            self._unscheduled.clear()
+        # A full buffer sends the oldest updates of all keys at once, before they are due.
+        if isinstance(self.operator, Suppress):
+            for key in sorted(self.operator.sent_early):
+                self._release_key(output, DueKey(position, BEFORE_ALL, key))
+        if with_row and releases.before_row and position != END:
+            return
+        while (due_key := releases.next(position, inclusive=with_row or releases.before_row)) is not None:
+            self._release_key(output, due_key)
+        if isinstance(self.operator, Suppress):
+            self.operator.check()
+
+    def _release_key(self, output: StageOutput, due_key: DueKey) -> None:
+        assert self.releases is not None
+        position, due, key = due_key
+        # As in Kafka Streams, the results have the headers of the record that has advanced stream time.
+        output.operator, output.row, output.headers = self.spec, None, self.releases.timeline.headers.get(position)
+        output.start_row(position, due, Released(due, key, self.releases.before_row))
+        self.operator.close(self._state(key), key, due, output)
+        self.releases.schedule(key, self._release_due(key), position)
+
+    def load(self, keys: list[str]) -> None:
+        """Load the states of keys in one read."""
+        stored_states = self._stored.read(self.spec.number, keys)
+        for key in keys:
+            stored = stored_states.get(key)
+            if stored is None:
+                state = self._states[key] = self.operator.new_state()
+            else:
+                state = self._states[key] = self._decode(stored.data)
+                self._digests[key] = stored.digest
+            if self.spec.queryable_stores:
+                assert isinstance(self.operator, Process)
+                self._entries_before[key] = self.operator.entries_as_json(state)
+
+    def process(self, row: Row, output: StageOutput) -> None:
+        """Process one row. A result that it makes due is sent by `release`."""
+        output.operator, output.row, output.headers = self.spec, row, row.headers
+        key = row.key
+        if self.releases is not None and key is not None:
+            self._unscheduled[key] = None
+        if self._is_suppress:
+            row.before = row.after = BEFORE_ALL  # due results, of any key, are released after the row
+        state = self._states.get(key)  # type: ignore[arg-type]  # the key may be None
+        self._process(self._state(key) if state is None else state, row, output)
+
+    def change(self, old: Row, new: Row, output: StageOutput) -> None:
+        """Process the old and the new value of a table's change as a unit."""
+        assert isinstance(self.operator, TableAggregate)
+        output.operator, output.row, output.headers = self.spec, new, new.headers
+        self.operator.change(self._state(new.key), old, new, output)
+
+    def _state(self, key: str | None) -> Any:
+        if key is None:
+            return self.operator.new_state()
+        if key not in self._states:
+            self.load([key])
+        return self._states[key]
+
+    def send_last_results(self, output: StageOutput) -> None:
+        """Send the results that the operator has held back to the end of the batch."""
+        if isinstance(self.operator, Aggregation):
+            output.operator = self.spec
+            self.operator.send_last_results(self._states, output)
+
+    def close(self, output: StageOutput) -> None:
+        """Drop expired state, and fire wall-clock timers."""
+        if self.timeline is None:
+            return
+        self._load_missing(self._stored.due(self.spec.number, self.closed))
+        reached = self.timeline.reached
+        for key, state in self._states.items():
+            due = self.operator.due(state)
+            if due is not None and due <= self.closed:
+                output.operator = self.spec
+                self.operator.close(state, key, self.closed, output, reached)
+        if isinstance(self.operator, Process):
+            self._fire_wall_clock_timers(self.operator, output)
+
+    def _load_missing(self, keys: list[str]) -> None:
+        self.load([key for key in keys if key not in self._states])
+
+    def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
+        now = self._stored.before.now
+        self._load_missing(self._stored.wall_due(self.spec.number, now))
+        position, closed = output.position, self.closed
+
+        def start_timer(timer: Timer, cause: int) -> None:
+            released = Released(timer.time, timer.key, before_row=False, timer=timer.name, cause=cause)
+            output.start_row(position, closed, released)
+
+        for key, state in self._states.items():
+            due = operator.wall_due(state)
+            if due is not None and due <= now:
+                output.operator = self.spec
+                operator.tick(state, key, now, closed, output, start_timer)
+
+    def put_store_changes(self, output: StageOutput) -> None:
+        """Add the changes of a processor's stores that can be queried."""
+        if not self.spec.queryable_stores:
+            return
+        assert isinstance(self.operator, Process)
+        for key, state in self._states.items():
+            entries = self.operator.entries_as_json(state)
+            for group_id, before, now in zip(
+                self.spec.queryable_stores, self._entries_before[key], entries, strict=True
+            ):
+                if before != now:
+                    output.put_state_row(group_id, key, None if now is None else f"[{now}]")
+
+    def states_to_store(self) -> Iterator[State]:
+        """The states for the shard, which writes those that have changed, and the tombstones of emptied states."""
+        operator, number = self.operator, self.spec.number
+        for key, state in self._states.items():
+            digest_before = self._digests.get(key, 0)
+            if not operator.is_empty(state):
+                wall = operator.wall_due(state) if isinstance(operator, Process) else None
+                yield State(number, key, encode_state(state), operator.due(state), wall, replaces=digest_before)
+            elif key in self._digests:
+                yield State(number, key, None, replaces=digest_before)
+        if (shared := getattr(operator, "shared", None)) is not None:
+            yield State(number, "", encode_state(shared), shared=True, replaces=self._shared_digest)

@@ -1,0 +1,113 @@
+"""When an operator sends the results that wait for stream time: closed windows, timers, unmatched records of a join."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from sluice.engine.batch.row_schemas import Position
+from sluice.engine.stages.advances import Timeline
+from sluice.operators.joins.streams import StreamJoin
+
+
+class DueKey(NamedTuple):
+    """A key whose results are due."""
+
+    position: Position
+    """The position of the row that advances stream time far enough."""
+    due: int
+    """The stream time at which the results were due."""
+    key: str
+
+
+class Releases:
+    """The keys whose results an operator sends when stream time reaches a certain time, ordered by this time.
+
+    `before_row`: results are sent before the row that advances stream time is processed, not afterwards.
+    """
+
+    def __init__(self, timeline: Timeline, *, before_row: bool) -> None:
+        self.timeline = timeline
+        self.before_row = before_row
+        self._heap: list[tuple[int, str]] = []
+        """Due time and key. An entry that differs from `_due` is out of date, and is skipped."""
+        self._due: dict[str, tuple[int, Position]] = {}
+        """Key → the time at which its next results are due, and their first possible position."""
+
+    def schedule(self, key: str, due: int | None, position: Position) -> None:
+        """Set the time at which the key's next result is due. It is sent at `position` at the earliest.
+
+        Results that are due after the batch are ignored.
+        """
+        if due is None or due > self.timeline.closed_after:
+            self._due.pop(key, None)
+        elif key not in self._due or self._due[key][0] != due:
+            self._due[key] = due, position
+            heappush(self._heap, (due, key))
+
+    def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
+        """The next key whose results are due before a position, or at it if `inclusive`."""
+        head = self._head()
+        if head is None:
+            return None
+        due, key = head
+        due_position = max(self.timeline.closing(due), self._due[key][1])
+        if due_position < position or (inclusive and due_position == position):
+            return self._pop(due_position)
+        return None
+
+    def _head(self) -> tuple[int, str] | None:
+        """The due time and the key that are first, without removing them."""
+        while self._heap:
+            due, key = self._heap[0]
+            if key in self._due and self._due[key][0] == due:
+                return due, key
+            heappop(self._heap)
+        return None
+
+    def _pop(self, position: Position) -> DueKey:
+        due, key = heappop(self._heap)
+        del self._due[key]
+        return DueKey(position, due, key)
+
+
+class UnmatchedSearches(Releases):
+    """The searches of a join for unmatched records, at the same times as in a Kafka Streams task (see `Watch`)."""
+
+    def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
+        super().__init__(timeline, before_row=True)
+        self._join = join
+        self._current: tuple[Position, int] | None = None
+        """Position and stream time of the current search."""
+        self._next_advance = 0
+        """The number of the first advance that has not been processed."""
+
+    def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
+        while True:
+            head = self._head()
+            if self._current is not None and head is not None and head[0] <= self._current[1]:
+                return self._pop(self._current[0])
+            # The current search has released its last key. Go on to the next search before the position.
+            self._current = None
+            search = self._next_search()
+            if search is None:
+                return None
+            advance, stream_time = search
+            search_position = self.timeline.position(advance)
+            if not (search_position < position or (inclusive and search_position == position)):
+                return None
+            self._next_advance = advance + 1
+            self._join.look(stream_time)
+            self._current = search_position, stream_time
+
+    def _next_search(self) -> tuple[int, int] | None:
+        """The next advance at which the join looks for unmatched records, with its stream time."""
+        searches: list[tuple[int, int]] = []
+        for side, (advances, times) in enumerate(self.timeline.looks):
+            late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
+            first = max(late_enough, np.searchsorted(advances, self._next_advance))
+            if first < len(times):
+                searches.append((int(advances[first]), int(times[first])))
+        return min(searches, default=None)

@@ -1,0 +1,258 @@
+"""Collects the results of a stage's operators, each with the position of the row or the timer that caused it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from sluice.engine.batch.rejections import Rejected, describe_error, run_ending_error, step_error, subject_of
+from sluice.engine.batch.row_schemas import (
+    LAST,
+    REJECTED,
+    SCHEMA,
+    SORT_KEY,
+    Position,
+    has_origin,
+    partition_of,
+    rows,
+)
+from sluice.engine.batch.stream_time import BEFORE_ALL
+from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
+from sluice.plan import PlannedOperator
+from sluice.plan import operator_parameters as plan
+from sluice.state.model import NO_WINDOW
+from sluice.values import row_order
+from sluice.values.row_order import hashed
+from sluice.values.windows import Bounds
+
+
+@dataclass(frozen=True)
+class StageOperator:
+    """An operator of a stage. `make` creates it on the executor."""
+
+    plan: PlannedOperator
+    make: Callable[[], Operator[Any]]
+
+    @cached_property
+    def number(self) -> int:
+        return self.plan.number
+
+    @property
+    def late_sink(self) -> int | None:
+        """The number of the sink for records that are late for every window, if any."""
+        return None if self.plan.late is None else self.plan.late.number
+
+    @property
+    def chained_to(self) -> int | None:
+        """The operator of the same stage that passes its results directly to this operator, if any."""
+        return self.plan.chained_to
+
+    @cached_property
+    def rekeys_results(self) -> bool:
+        """Whether results have another key than their row, as in a foreign-key join."""
+        action = self.plan.action
+        return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
+
+    @cached_property
+    def queryable_stores(self) -> tuple[int, ...]:
+        """The group numbers of a processor's stores that can be queried."""
+        return tuple(store.group_id for store in self.plan.stores.values() if store.group_id is not None)
+
+
+class Released(NamedTuple):
+    """Results of a key that an operator sends because stream time has advanced, or the wall clock."""
+
+    due: int
+    """The time at which the results were due."""
+    key: str
+    before_row: bool
+    """Whether the results sort before the results of the row that advances stream time."""
+    timer: str = ""
+    """The name of the wall-clock timer that sends the results; empty without one."""
+    cause: int = 0
+    """The record or timer that set this timer: a timer of the same name can be set again for the same time."""
+
+
+class Listener(Protocol):
+    """An operator that gets another operator's results directly."""
+
+    def process(self, row: Row, output: StageOutput) -> None: ...
+
+
+@dataclass
+class StageOutput:
+    """The results of a stage's operators. A result has the position of the row that caused it."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    by_partition: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
+    """Source and partition → the counts of its records."""
+    operator: StageOperator | None = None
+    position: Position = (LAST, 0, b"")
+    stream_time: int = BEFORE_ALL
+    """Stream time after the current row."""
+    listeners: Mapping[int, Sequence[Listener]] = field(default_factory=dict)
+    """Operator → the operators that get its results directly."""
+    only_stored: frozenset[int] = frozenset()
+    """The operators for which only a key's last result matters."""
+    row: Row | None = None
+    """The current row."""
+    headers: str | None = None
+    """The headers of the next results, as JSON."""
+    released: Released | None = None
+    """The release at the position; None while a row is processed."""
+    _results: int = 0
+    """Number of results of the current row."""
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """Rows, with the values of `_COLUMNS`."""
+    _held: list[tuple[Any, ...]] | None = None
+    """Results since `hold`, which listeners get on `release`."""
+    _rows_before_hold: int = 0
+
+    @property
+    def cause(self) -> int:
+        """Identifies the record or the timer from which the current row comes, in whatever batch it is processed."""
+        sequence, origin, path = self.position
+        if self.released is None and has_origin(sequence):
+            return origin
+        return hashed(repr((path, self.released)).encode())
+
+    def start_row(self, position: Position, stream_time: int, released: Released | None = None) -> None:
+        """Start the results of the next row or release."""
+        self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
+
+    def emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        window: Bounds | None = None,
+        old: bool = False,
+        to: str = DEFAULT_OUTPUT,
+        rank: int | None = None,
+    ) -> None:
+        if self._held is not None:
+            self._held.append((key, value, time, window, old, to, rank))
+            return
+        assert self.operator is not None
+        self._append(self.operator.number, key, value, time, window, True, old, to, rank)
+        if self.listeners:
+            self._pass_to_listeners(key, value, time, window, old)
+
+    def _pass_to_listeners(
+        self, key: str | None, value: str | None, time: int, window: Bounds | None, old: bool
+    ) -> None:
+        # As in Kafka Streams, all that a result leads to comes before the operator's next result.
+        operator, headers = self.operator, self.headers
+        assert operator is not None
+        for listener in self.listeners.get(operator.number, ()):
+            row = Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window, headers=headers)
+            listener.process(row, self)
+            self.operator, self.headers = operator, headers
+
+    def _append(
+        self,
+        target: int,
+        key: str | None,
+        value: str | None,
+        time: int,
+        window: Bounds | None,
+        emitted: bool,
+        old: bool = False,
+        to: str | None = None,
+        rank: int | None = None,
+    ) -> None:
+        assert self.operator is not None
+        sequence, origin, path = self.position
+        start, end = window or _NO_BOUNDS
+        if (released := self.released) is not None:
+            rank = released.due if rank is None else rank
+            path = row_order.release(path, rank, released.key, before=released.before_row)
+            # A result at the end of the batch comes from no record. The timer tells it apart from other results there.
+            if not has_origin(sequence):
+                path = row_order.event(path, self.operator.plan.name, released.timer, released.cause)
+        path = row_order.result(path, self._results)
+        # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
+        if self.operator.rekeys_results:
+            path = row_order.rekeyed(path)
+        row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
+        self._rows.append(row)
+        self._results += 1
+
+    def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
+        """Add a change to a state row."""
+        self._append(group_id, key, value, self.stream_time, None, False)
+
+    def hold(self) -> None:
+        self._rows_before_hold = len(self._rows)
+        # Without listeners, `reject` can remove the results from the rows; a listener would have processed them.
+        if self.listeners and self.operator is not None and self.operator.number in self.listeners:
+            self._held = []
+
+    def release(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            for key, value, time, window, old, to, rank in held:
+                self.emit(key, value, time, window=window, old=old, to=to, rank=rank)
+
+    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+        assert self.operator is not None
+        del self._rows[self._rows_before_hold :]
+        self._held = None
+        if not rejects_record(error):
+            raise run_ending_error(str(self.operator.plan.step), error, subject_of(key, timer)) from error
+        detail = describe_error(error)
+        if self.operator.plan.step.on_error == "fail":
+            raise step_error(str(self.operator.plan.step), key, detail, timer) from error
+        rejected = Rejected(self.operator.number, detail, value, timer or None)
+        window = None if timer or self.row is None else self.row.window
+        self._append(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, False)
+
+    def count(self, reason: str, number: int = 1) -> None:
+        assert self.operator is not None
+        name = f"{reason}/{self.operator.plan.name}"
+        self.counts[name] += number
+        sequence, origin, _ = self.position
+        if has_origin(sequence):
+            self.by_partition.setdefault(partition_of(origin), Counter())[name] += number
+
+    def send_late(self) -> None:
+        assert self.operator is not None
+        if self.operator.late_sink is not None and self.row is not None:
+            self._append(self.operator.late_sink, self.row.key, self.row.foreign, self.row.time, None, False)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All results as rows of Arrow."""
+        if self._rows:
+            columns = zip(*(self._last_results() if self.only_stored else self._rows), strict=True)
+            arrays = {
+                name: pa.array(column, SCHEMA.field(name).type) for name, column in zip(_COLUMNS, columns, strict=True)
+            }
+            yield rows(len(arrays["target"]), arrays | {"before": BEFORE_ALL, "after": BEFORE_ALL})
+
+    def _last_results(self) -> list[tuple[Any, ...]]:
+        """The rows, without the results that a later result of the same key replaces in the store."""
+        others: list[tuple[Any, ...]] = []
+        stored: list[tuple[Any, ...]] = []
+        for row in self._rows:
+            is_only_stored = row[_EMITTED] and row[_TARGET] in self.only_stored
+            (stored if is_only_stored else others).append(row)
+        stored.sort(key=_POSITION)
+        last_by_state_row = {_STATE_ROW(row): row for row in stored}
+        return [*others, *last_by_state_row.values()]
+
+
+_NO_BOUNDS = NO_WINDOW, NO_WINDOW
+_COLUMNS = (
+    "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
+)  # fmt: skip
+_TARGET, _EMITTED = _COLUMNS.index("target"), _COLUMNS.index("emitted")
+_POSITION = itemgetter(*map(_COLUMNS.index, SORT_KEY))
+_STATE_ROW = itemgetter(*map(_COLUMNS.index, ("target", "key", "window_start")))
