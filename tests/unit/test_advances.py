@@ -12,7 +12,8 @@ from msgspec import Struct
 from sluice import Pipeline, tumbling, within
 from sluice.engine.batch.row_schemas import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
-from sluice.engine.stages.advances import Advances, Timeline
+from sluice.engine.stages.advances import Advances
+from sluice.engine.stages.timeline import Timeline
 from sluice.plan import PlannedOperator, plan
 
 
@@ -51,7 +52,7 @@ def report(operator: PlannedOperator, *given: tuple[Any, ...], side: int = 0) ->
         "time": pa.array(times, pa.int64()),
     }
     advances = Advances()
-    advances.add(operator, side, np.array(complete, bool), columns)
+    advances.add_rows(operator, side, np.array(complete, bool), columns)
     (batch,) = advances.reports([operator], 2)
     assert batch.column("side").to_pylist() == [STREAM_TIME, STREAM_TIME]
     assert batch.column("worker").to_pylist() == [0, 1]
@@ -80,12 +81,12 @@ def test_reports_of_several_tasks_make_one_stream_time() -> None:
         report(operator, (2, 0, 25, True), (4, 0, 20, True)),
     ]
     timeline = Timeline(operator, reports, before(1, "t"))
-    columns = timeline.columns(at((1, 0), (2, 0), (3, 0), (4, 0), (9, 0)))
+    columns = timeline.stream_times(at((1, 0), (2, 0), (3, 0), (4, 0), (9, 0)))
     assert columns["before"].tolist() == [-1, 10, 25, 30, 30]
     assert columns["after"].tolist() == [10, 25, 30, 30, 30]
     assert timeline.closed_after == 30
-    assert [timeline.closing(due)[0] for due in (10, 11, 25, 26, 30)] == [1, 2, 2, 3, 3]
-    assert timeline.closing(31) == END
+    assert [timeline.closing_position(due)[0] for due in (10, 11, 25, 26, 30)] == [1, 2, 2, 3, 3]
+    assert timeline.closing_position(31) == END
 
 
 def test_incomplete_rows_do_not_advance_stream_time() -> None:
@@ -99,9 +100,9 @@ def test_everything_is_closed_up_to_the_smallest_stream_time_of_all_partition_nu
     first = report(operator, (1, 0, 10, True), (3, 0, 30, True))
     second = report(operator, (2, 1, 5, True), (4, 1, 20, True))
     timeline = Timeline(operator, [first, second], before(2, "t"))
-    assert [timeline.closing(due)[0] for due in (5, 6, 20)] == [2, 4, 4]
+    assert [timeline.closing_position(due)[0] for due in (5, 6, 20)] == [2, 4, 4]
     assert timeline.closed_after == 20
-    assert timeline.columns(at((3, 0), (3, 1)))["after"].tolist() == [30, 5]
+    assert timeline.stream_times(at((3, 0), (3, 1)))["after"].tolist() == [30, 5]
 
 
 def test_partitions_of_several_topics_with_one_number_share_a_stream_time() -> None:
@@ -114,9 +115,9 @@ def test_stream_time_goes_on_from_the_last_batch_and_never_back() -> None:
     operator = windowed("t")
     carried = {f"{operator.clock}/t/0": 50, f"{CLOSED}/{operator.clock}": 50}
     timeline = Timeline(operator, [report(operator, (1, 0, 10, True), (2, 0, 60, True))], before(1, "t", **carried))
-    assert timeline.closing(50) == BEGIN
-    assert timeline.closing(60)[0] == 2
-    assert timeline.columns(at((1, 0)))["before"] == [50]
+    assert timeline.closing_position(50) == BEGIN
+    assert timeline.closing_position(60)[0] == 2
+    assert timeline.stream_times(at((1, 0)))["before"] == [50]
     assert timeline.after == {f"{operator.clock}/t/0": 60}
 
 
@@ -125,7 +126,7 @@ def test_a_join_is_closed_only_by_complete_rows_that_are_in_order() -> None:
     left = report(operator, (1, 0, 10, True), (2, 0, 40, False), (4, 0, 41, True))
     right = report(operator, (3, 0, 20, True), side=1)
     timeline = Timeline(operator, [left, right], before(1, "a", "b"))
-    columns = timeline.columns(at((1, 0), (2, 0), (3, 0), (4, 0)))
+    columns = timeline.stream_times(at((1, 0), (2, 0), (3, 0), (4, 0)))
     assert columns["after"].tolist() == [10, 40, 40, 41]
     assert columns["before"].tolist() == [-1, 10, 10, 10]
     assert columns["left"].tolist() == [10, 10, 10, 41]

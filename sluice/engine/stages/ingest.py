@@ -166,7 +166,7 @@ class Ingest:
             position["headers"] = headers.take(taken)
         if operator.has_own_stream_time:
             advancing = self._advancing(batch, side)
-            task.advances.add(operator, side.side, advancing[indices], position)
+            task.advances.add_rows(operator, side.side, advancing[indices], position)
             if operator.is_timed_by_source:
                 before, after = self._stream_times(batch, operator, advancing, parts, task)
                 position |= {"before": pa.array(before[indices]), "after": pa.array(after[indices])}

@@ -10,7 +10,7 @@ from sluice.engine.batch.arrow_tasks import Task
 from sluice.engine.batch.row_batches import RowBatchWriter
 from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
-from sluice.engine.stages.advances import Gather
+from sluice.engine.stages.advances import ReportAdvances
 from sluice.engine.stages.build import stage_operator
 from sluice.engine.stages.foreign_keys import ForeignKeyMoves
 from sluice.engine.stages.ingest import Ingest
@@ -124,8 +124,8 @@ class Stages:
 
     def last_tasks(self, number: int) -> tuple[Task, ...]:
         """The tasks after a stage's results have become rows for their targets."""
-        gather, moves = Gather.of(self.job, number), ForeignKeyMoves.of(self.job, number)
-        needed: list[Task] = [gather] if gather.operators else []
+        report_advances, moves = ReportAdvances.of(self.job, number), ForeignKeyMoves.of(self.job, number)
+        needed: list[Task] = [report_advances] if report_advances.operators else []
         needed += [moves] if moves.joins else []
         return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
 

@@ -10,9 +10,9 @@ import msgspec
 
 from sluice.engine.batch.row_schemas import BEGIN, END, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
-from sluice.engine.stages.advances import Timeline
 from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
+from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import Row
 from sluice.operators.encoding import encode_state, state_decoder

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.engine.batch.row_schemas import Position
-from sluice.engine.stages.advances import Timeline
+from sluice.engine.stages.timeline import Timeline
 from sluice.operators.joins.streams import StreamJoin
 
 
@@ -53,7 +53,7 @@ class Releases:
         if head is None:
             return None
         due, key = head
-        due_position = max(self.timeline.closing(due), self._due[key][1])
+        due_position = max(self.timeline.closing_position(due), self._due[key][1])
         if due_position < position or (inclusive and due_position == position):
             return self._pop(due_position)
         return None
@@ -105,7 +105,7 @@ class UnmatchedSearches(Releases):
     def _next_search(self) -> tuple[int, int] | None:
         """The next advance at which the join looks for unmatched records, with its stream time."""
         searches: list[tuple[int, int]] = []
-        for side, (advances, times) in enumerate(self.timeline.looks):
+        for side, (advances, times) in enumerate(self.timeline.searches):
             late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
             first = max(late_enough, np.searchsorted(advances, self._next_advance))
             if first < len(times):

@@ -20,9 +20,9 @@ from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Po
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
-from sluice.engine.stages.advances import Timeline
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
+from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import Row
 from sluice.state.model import NO_WINDOW
@@ -188,7 +188,7 @@ class StageRun:
         for number, run in self.operators.items():
             if run.timeline is not None and run.spec.plan.has_own_stream_time and not run.spec.plan.is_timed_by_source:
                 indices = np.flatnonzero(targets == number)
-                for name, of_operator in run.timeline.columns(rows.take(pa.array(indices))).items():
+                for name, of_operator in run.timeline.stream_times(rows.take(pa.array(indices))).items():
                     times[name][indices] = of_operator
         return times
 

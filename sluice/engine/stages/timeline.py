@@ -1,0 +1,204 @@
+"""An operator's stream time at every position of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, StreamTimes, Times, advance, advance_joint
+from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
+from sluice.operators.base import LEFT, RIGHT
+from sluice.plan import PlannedOperator
+
+_Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """A stream time of a partition: before the batch, and after each of the operator's advances."""
+
+    before: int
+    after_each: Times
+
+    def after(self, counts: _Indices) -> Times:
+        """The stream time after these numbers of advances."""
+        return np.concatenate(([self.before], self.after_each))[counts]
+
+    @property
+    def last(self) -> int:
+        return int(self.after_each[-1]) if len(self.after_each) else self.before
+
+
+@dataclass(frozen=True)
+class _PartitionClocks:
+    """The stream times of the partitions with the same number.
+
+    A join of two streams has all four clocks. Other operators have one, under all four names.
+    """
+
+    all_rows: _Clock
+    closed: _Clock
+    """The time up to which windows are closed, and records are sent unmatched."""
+    left: _Clock
+    right: _Clock
+
+
+_SUFFIXES = {"all_rows": ".any", "closed": "", "left": ".0", "right": ".1"}
+"""Clock → the suffix of its name among the stored stream times."""
+
+
+class Timeline:
+    """An operator's stream time at every position of a batch.
+
+    Partitions of several topics with the same number share a stream time. The closed time, up to which all windows are
+    closed, is the smallest stream time of all partition numbers that are not idle.
+    """
+
+    def __init__(self, operator: PlannedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
+        self._operator = operator
+        self._before = before
+        tables = [pa.ipc.open_stream(report).read_all() for report in reports]
+        self._table = in_position_order(pa.concat_tables([*tables, ADVANCES.empty_table()]))
+        self._times, self._numbers = self._table.column("time").to_numpy(), partition_numbers(self._table)
+        self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
+        self._paths = self._table.column("path")
+        sides, complete = self._table.column("side").to_numpy(), truth(self._table.column("complete"))
+        closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
+        self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
+        """The closed time before the batch. It never decreases, even if an idle partition has records again."""
+        self._partitions: dict[int, _PartitionClocks] = {}
+        self._active: list[_PartitionClocks] = []
+        """The partitions that windows wait for."""
+        for number in range(max(before.partitions[topic] for topic in operator.topics)):
+            clocks = self._partitions[number] = self._clocks(number, sides, complete)
+            if self._has_advances(number) or not before.is_idle(operator.topics, number):
+                self._active.append(clocks)
+        closed = self._closed_after_each()
+        before_each = np.concatenate(([self.closed_before], closed[:-1])) if len(closed) else closed
+        self._closings = np.flatnonzero(closed > before_each)
+        """The advances that increase the closed time."""
+        self._closed = closed[self._closings]
+        """The closed time after each of these advances."""
+        self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
+        self.searches = self._searches(sides, complete) if operator.is_stream_join else ()
+        """For each side of a join, the advances at which it may search for unmatched records, and their times."""
+
+    def _has_advances(self, number: int) -> bool:
+        return bool((self._numbers == number).any())
+
+    def _closed_after_each(self) -> Times:
+        """The closed time after each advance: the smallest of the active partitions."""
+        of_partitions = [clocks.closed.after_each for clocks in self._active]
+        closed = np.minimum.reduce(of_partitions) if of_partitions else np.full(len(self._times), BEFORE_ALL)
+        not_decreasing: Times = np.maximum(closed, self.closed_before)
+        return not_decreasing
+
+    def _clocks(self, number: int, sides: npt.NDArray[np.int8], complete: Mask) -> _PartitionClocks:
+        """The clocks of the partitions with this number."""
+        times, of_number = self._times, self._numbers == number
+        before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
+        before["closed"] = max(before["closed"], self.closed_before)
+        if not self._operator.is_stream_join:
+            _, after_each = advance(times, of_number, before["closed"])
+            clock = _Clock(before["closed"], after_each)
+            return _PartitionClocks(clock, clock, clock, clock)
+        counted = of_number & complete
+        _, all_rows, closed = advance_joint(times, of_number, counted, before["all_rows"], before["closed"])
+        _, left = advance(times, counted & (sides == LEFT), before["left"])
+        _, right = advance(times, counted & (sides == RIGHT), before["right"])
+        after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
+        return _PartitionClocks(**{name: _Clock(before[name], after[name]) for name in _SUFFIXES})
+
+    def _stored_time(self, suffix: str, number: int) -> int:
+        """The stream time before the batch, of all topics' partitions with this number."""
+        operator = self._operator
+        return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
+
+    def _searches(self, sides: npt.NDArray[np.int8], complete: Mask) -> tuple[tuple[_Indices, Times], ...]:
+        # Kafka Streams searches for unmatched records with a record that is not out of order.
+        is_in_order = complete & (self._times == self._partitions[0].all_rows.after_each)
+        indices = [np.flatnonzero(is_in_order & (sides == side)) for side in (LEFT, RIGHT)]
+        return tuple((of_side, self._times[of_side]) for of_side in indices)
+
+    @property
+    def after(self) -> dict[str, int]:
+        """The stream times that the batch has advanced, by name."""
+        operator, times = self._operator, {}
+        names = _SUFFIXES if operator.is_stream_join else ["closed"]
+        for number, clocks in self._partitions.items():
+            if not self._has_advances(number):
+                continue
+            topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
+            for name in names:
+                clock: _Clock = getattr(clocks, name)
+                times[f"{operator.clock}{_SUFFIXES[name]}/{topic}/{number}"] = clock.last
+        return times
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The stream times that both sides of a join have reached after the batch in every partition.
+
+        A side may lag behind in one partition, whose later records can still match earlier ones. Idle partitions, and
+        those without any record of a side, do not count.
+        """
+        left = [clocks.left.last for clocks in self._active if clocks.left.last != BEFORE_ALL]
+        right = [clocks.right.last for clocks in self._active if clocks.right.last != BEFORE_ALL]
+        return min(left, default=BEFORE_ALL), min(right, default=BEFORE_ALL)
+
+    def closing_position(self, due: int) -> Position:
+        """The first position at which the closed time has reached `due`."""
+        if due <= self.closed_before:
+            return BEGIN
+        closing = int(np.searchsorted(self._closed, due))
+        return self.position(int(self._closings[closing])) if closing < len(self._closings) else END
+
+    def position(self, advance: int) -> Position:
+        """The position of an advance."""
+        return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
+
+    @cached_property
+    def headers(self) -> Mapping[Position, str]:
+        """The headers of the records whose rows advance stream time, by their positions."""
+        headers = self._table.column("headers")
+        with_headers = np.flatnonzero(truth(headers.is_valid()))
+        return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
+
+    def stream_times(self, table: pa.Table) -> dict[str, Times]:
+        """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
+        counts_before, counts_after = self._counts_of_advances(table)
+        is_stream_join = self._operator.is_stream_join
+        numbers = partition_numbers(table)
+        columns = {name: np.full(len(table), BEFORE_ALL) for name in ("before", "after", "left", "right")}
+        for number, clocks in self._partitions.items():
+            of_number = numbers == number
+            before, after = counts_before[of_number], counts_after[of_number]
+            columns["before"][of_number] = clocks.closed.after(before)
+            columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after(after)
+            if is_stream_join:
+                columns["left"][of_number] = clocks.left.after(after)
+                columns["right"][of_number] = clocks.right.after(after)
+        return columns
+
+    def _counts_of_advances(self, table: pa.Table) -> tuple[_Indices, _Indices]:
+        """For each row, the number of advances before its position, and up to and including its position."""
+        # Each row is sorted into the advances twice: before those at its own position, and after them.
+        parts = [
+            part.select(SORT_KEY).append_column("place", pa.repeat(pa.scalar(place, pa.int8()), len(part)))
+            for part, place in ((self._table, 1), (table, 0), (table, 2))
+        ]
+        order = np.asarray(
+            pc.sort_indices(pa.concat_tables(parts), [(name, "ascending") for name in (*SORT_KEY, "place")])
+        )
+        count = len(self._times)
+        advances_up_to = np.empty(len(order), np.intp)
+        advances_up_to[order] = np.cumsum(order < count)
+        counts_before, counts_after = np.split(advances_up_to[count:], 2)
+        return counts_before, counts_after
