@@ -144,7 +144,8 @@ clean: ## Remove .venv, .sluice and every cache
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- Set-up: each step touches a stamp file, and runs again when its dependencies are newer than the file ---
+# --- Set-up: each step touches a stamp file, and runs again when its dependencies are newer than the file. So every
+# target can depend on set-up, and one command is enough after cloning ---
 
 # The first Python of 3.11 or newer, unless PYTHON= names one.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null

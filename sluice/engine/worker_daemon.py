@@ -2,7 +2,8 @@
 
 from sluice.support.startup import importing
 
-# Workers collect garbage after every task. If collections scanned the modules, they would take longer than a task.
+# Workers collect garbage after every task. If collections scanned the modules, they would take longer than a task:
+# two small batches of the words pipeline take 0.3 s of the workers' CPU time, and took 1.0 s.
 with importing():
     # pyarrow imports pandas for the first array that is made of a list: in every worker, if the daemon has not.
     import pandas  # noqa: F401

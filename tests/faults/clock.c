@@ -1,6 +1,9 @@
 /* A wall clock that a test can change while processes run: the file $STEPPED_CLOCK contains the milliseconds to add.
  *
  * A wait until a wall-clock time takes as long as before: only the time that the clock returns changes.
+ *
+ * The library `faketime` reads its offset only when a process starts, and leaves out C11's cnd_timedwait, in which
+ * librdkafka waits: with a clock that is an hour ahead, librdkafka would wait an hour.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -136,6 +136,9 @@ class Access:
     ) -> Payload:
         """The cached payload for this path, query and snapshots, or the computed one.
 
+        Responses over one snapshot are equal, and a dashboard with many viewers asks the same again and again. They are
+        cached for a second only, so that a worker's failure shows. Partial ones are not cached.
+
         Raises Incomplete if `complete` is set and a worker is unavailable.
         """
         scope = self.request.scope
