@@ -2,9 +2,10 @@
 
 Without limits, Uvicorn waits forever for the rest of a request. A connection has one timer for all of its limits, which
 moves only if a limit ends before it; Uvicorn starts and cancels a timer for each request. A response's head is encoded
-once for all responses with the same headers, and responses are sent when all that is ready has run. Otherwise each write
-would wake the client, which then takes the server's core. A key takes 57 us of CPU instead of 138. The classes override
-steps of Uvicorn's, so a new version of Uvicorn needs a look at them.
+once for all responses with the same headers, and responses are sent when all that is ready has run. Otherwise each
+write would wake the client, which then takes the server's core. A key takes 57 us of CPU instead of 138.
+
+The classes override steps of Uvicorn's, so a new version of Uvicorn needs a look at them.
 """
 
 from __future__ import annotations
