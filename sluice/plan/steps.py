@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sluice.values.epochs import Unit
 from sluice.values.record_metadata import Delivery, Emit, OnError, OnNull, OnTime
@@ -76,6 +76,17 @@ class Source:
     """All fields of the values with their Spark SQL types."""
     fields: tuple[SourceField, ...] = ()
     """The fields that the job reads."""
+
+    @property
+    def keeps_nulls(self) -> bool:
+        """Whether records without a value go on, instead of becoming dead letters."""
+        return self.nulls == "keep"
+
+    @property
+    def value_class(self) -> Any:
+        """The type of the values, for a source with a contract."""
+        assert self.contract is not None
+        return self.contract.value
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,11 @@ from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.side_outputs import Collected, SideOutput, SideOutputs
 from sluice.engine.read import stream_reader as sourcing
-from sluice.engine.read.decode import ValueDecoder, failing, key_texts
+from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.global_tables import TableReader
+from sluice.engine.read.record_keys import key_texts
 from sluice.engine.read.stream_reader import StreamReader
+from sluice.engine.read.value_columns import failing_places
 from sluice.kafka.dead_letter_topic import UNREADABLE
 from sluice.plan import Source, plan
 from sluice.plan.node_steps import source_of
@@ -73,7 +75,7 @@ def taken(raw: bytes, contract: type[Struct] = Order, zone: str = "UTC") -> dict
     its = decoder(contract, zone=zone)
     rows, values, letters = its.decode([raw])
     assert (rows, letters) == ([0], [])
-    return {name: its.column(values, name).to_pylist()[0] for name in its.source.types}
+    return {name: its.columns.column(values, name).to_pylist()[0] for name in its.source.types}
 
 
 def order(**changed: str) -> bytes:
@@ -338,9 +340,9 @@ def test_few_that_fail_among_many_are_found_with_few_checks() -> None:
         checks.append(end - begin)
         return not bad & {*range(begin, end)}
 
-    assert [*failing(10_000, fits)] == sorted(bad)
+    assert [*failing_places(10_000, fits)] == sorted(bad)
     assert len(checks) < 120
-    assert [*failing(0, fits)] == []
+    assert [*failing_places(0, fits)] == []
 
 
 def test_every_kind_of_field_becomes_a_column() -> None:
@@ -427,7 +429,7 @@ def test_a_tag_is_a_column(tagged: str) -> None:
     assert taken(text.encode(), Tags) == {"type": "Tags", "one": one, "more": [one]}
     assert refused(b'{"kind": "other", "x": 1}', Tagged) == ("contract", "Invalid value 'other' - at `$.kind`")
     its = decoder(Tagged)
-    assert its.json(its.decode([tagged.encode()])[1]).to_pylist() == ['{"kind":"t","x":1}']
+    assert its.columns.json(its.decode([tagged.encode()])[1]).to_pylist() == ['{"kind":"t","x":1}']
 
 
 class Sums(Struct):
@@ -480,7 +482,7 @@ def test_a_batch_may_mix_times_with_and_without_zones() -> None:
     its = decoder(Order, ("at",), zone="America/New_York")
     _, values, _ = its.decode([order(at='"2022-12-05T03:00:00"'), order(at='"2022-12-05T08:00:00Z"')])
     eight = datetime(2022, 12, 5, 8, tzinfo=UTC)
-    assert its.column(values, "at").to_pylist() == [eight, eight]
+    assert its.columns.column(values, "at").to_pylist() == [eight, eight]
 
 
 def test_nested_times_have_the_pipelines_zone_too() -> None:
@@ -514,7 +516,7 @@ def test_any_valid_order_becomes_its_columns(
     rows, values, letters = its.decode([encoder.encode(one) for one in written])
     assert letters == []
     assert rows == list(range(len(written)))
-    columns = {name: its.column(values, name).to_pylist() for name in its.source.types}
+    columns = {name: its.columns.column(values, name).to_pylist() for name in its.source.types}
     for name in ("orderId", "shop", "amount", "kind"):
         assert columns[name] == [getattr(one, name) for one in written]
     assert columns["lines"] == [[{"item": i.item, "amount": i.amount} for i in one.lines] for one in written]
@@ -529,6 +531,24 @@ def test_orders_with_duplicate_fields_are_rejected(one: Order, data: st.DataObje
     fields.insert(data.draw(st.integers(0, len(fields))), again)
     raw = b"{" + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in fields) + b"}"
     assert refused(raw) == ("duplicate_field", f"field {again[0]!r} occurs twice")
+
+
+def json_of(one: Order, data: st.DataObject) -> bytes:
+    """JSON that msgspec decodes as an order, perhaps with fields twice, others than the contract's, and escapes."""
+    fields = list(msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items())
+    others = [("more", msgspec.Raw(text)) for text in (b"1", b'"x"', b'{"a":"b"}', b"[" * 600 + b"]" * 600)]
+    extra = data.draw(st.lists(st.sampled_from([*fields, *others]), max_size=2))
+    text = b"{" + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in [*extra, *fields]) + b"}"
+    return text.replace(b"shop", rb"\u0073hop") if data.draw(st.booleans()) else text
+
+
+@given(st.lists(orders, min_size=1, max_size=4), st.data())
+def test_counting_quotation_marks_finds_what_parsing_again_finds(written: list[Order], data: st.DataObject) -> None:
+    raw = [json_of(one, data) for one in written]
+    its, plain = decoder(Order), decoder(Order)
+    plain.__dict__["_count_quotes"] = None  # parses each text again
+    rows, values, letters = its.decode([*raw])
+    assert (rows, values, letters) == plain.decode([*raw])
 
 
 # --- the task that reads: metadata, event time, dead letters ---
@@ -759,7 +779,7 @@ def test_a_key_decoder_must_return_text() -> None:
     pipeline.stream("t", value=Line, key=int)  # type: ignore[arg-type]
     (source,) = pipeline.nodes
     assert isinstance(source, nodes.Source)
-    number, none, invalid = ValueDecoder(source_of(source, ())).keys([b"5", None, b"x"])
+    number, none, invalid = ValueDecoder(source_of(source, ())).keys.decode([b"5", None, b"x"])
     assert (str(number), none) == ("the key's decoder returned int, not str", None)
     assert isinstance(invalid, ValueError)
 

@@ -59,7 +59,7 @@ def decoder(contract: Any, event_time: str | EpochTime | None = None, nulls: Any
 def event_time(declared: str | EpochTime, number: int | None) -> int | str:
     """The event time in ms, or the reason why it is invalid."""
     source = decoder(View, declared)
-    times = source.times([View(number)], pa.array([AT], pa.timestamp("us", "UTC")), CLOCK)
+    times = source.columns.event_times([View(number)], pa.array([AT], pa.timestamp("us", "UTC")), CLOCK)
     problems = invalid_times(source, times, CLOCK)
     return problems[0][1] if any(problems) and problems[0] else times[0].as_py()
 
@@ -95,7 +95,8 @@ def test_a_number_is_the_event_time_in_the_declared_unit(
 
 def test_a_record_without_a_value_keeps_the_time_of_kafka() -> None:
     source = decoder(View, epoch_s("at"), nulls="keep")
-    times = source.times([None, View(7)], pa.array([AT, AT], pa.timestamp("us", "UTC")), CLOCK)  # type: ignore[list-item]
+    values: list[Any] = [None, View(7)]
+    times = source.columns.event_times(values, pa.array([AT, AT], pa.timestamp("us", "UTC")), CLOCK)
     assert times.to_pylist() == [AT_MS, 7_000]
 
 
@@ -130,8 +131,8 @@ def test_fields_of_a_contract_are_times_although_json_has_numbers() -> None:
     )  # fmt: skip
     assert values == [Session([expected], expected)]
     source = decoder(Visit, "at")
-    assert source.column(values[0].visits, "steps").to_pylist() == [[AT]]
-    assert source.times(values[0].visits, pa.array([AT]), CLOCK).to_pylist() == [AT_MS]
+    assert source.columns.column(values[0].visits, "steps").to_pylist() == [[AT]]
+    assert source.columns.event_times(values[0].visits, pa.array([AT]), CLOCK).to_pylist() == [AT_MS]
     assert contracts.fields(Visit)["at"] == "TIMESTAMP"
 
 

@@ -16,7 +16,8 @@ import pytest
 from msgspec import Struct, field, structs
 
 from sluice import Client, Digits, EpochMillis, Pipeline, QueryError, key_text
-from sluice.engine.read.decode import UnusableKeyError, ValueDecoder
+from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.record_keys import UnusableKeyError
 from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 
@@ -148,7 +149,7 @@ def deleted(name: str, kafka_key: bytes | None, kind: str = "table") -> str | No
         (pipeline.table if kind == "table" else pipeline.global_table)("rows", value=Row, key=name)
     source = pipeline.nodes[0]
     assert isinstance(source, nodes.Source)
-    keys = ValueDecoder(source_of(source)).record_keys([None], pa.array([kafka_key], pa.binary()))
+    keys = ValueDecoder(source_of(source)).keys.of_records([None], pa.array([kafka_key], pa.binary()))
     (text,) = keys.to_pylist()
     assert text is None or isinstance(text, str)
     return text
@@ -253,7 +254,7 @@ def test_a_fields_key_is_the_text_of_its_value(name: str) -> None:
     pipeline.stream("rows", value=Row)
     source = pipeline.nodes[0]
     assert isinstance(source, nodes.Source)
-    keys = ValueDecoder(source_of(source)).field_keys([*rows, structs.replace(rows[1], weight=7)], name)
+    keys = ValueDecoder(source_of(source)).keys.of_field([*rows, structs.replace(rows[1], weight=7)], name)
     assert keys.to_pylist() == [
         key_text(getattr(row, name)) for row in (rows[0], zoned, structs.replace(zoned, weight=7.0))
     ]

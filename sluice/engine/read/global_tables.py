@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.read.decode import Key, UnusableKeyError, ValueDecoder, require_short_keys
+from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_keys
 from sluice.engine.read.stream_reader import PartitionOutput, Reader, invalid_times
 from sluice.errors import error_text
 from sluice.plan import Job
@@ -52,8 +53,8 @@ class TableReader(Reader):
         changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[output.topic]
         rows, values, dead_letters = decoder.decode(raw)
-        keys = list(decoder.keys(batch.column("key").to_pylist()))
-        positions, unfit = _positions(batch, output.partition), decoder.unfit(values)
+        keys = list(decoder.keys.decode(batch.column("key").to_pylist()))
+        positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
@@ -78,7 +79,7 @@ class TableReader(Reader):
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
         """The key of a record. Raises UnusableKeyError if it has none."""
         if decoder.source.key is not None:
-            text: str = decoder.record_keys([value], raw_key)[0].as_py()
+            text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
         if kafka_key is None:
             raise UnusableKeyError("null_key", "a table's record needs a key")
@@ -100,7 +101,7 @@ class TableReader(Reader):
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]
-        times = decoder.times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
+        times = decoder.columns.event_times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
         problems = invalid_times(decoder, times, clock)
         rejected = {place for place, problem in enumerate(problems) if problem}
         keyed = self.keyed and decoder.source.key is None
@@ -119,7 +120,7 @@ class TableReader(Reader):
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """The values of state rows: arrays of one value, and null for a null."""
-    present = decoder.json([value for value in values if value is not None])
+    present = decoder.columns.json([value for value in values if value is not None])
     numbers = iter(range(len(present)))
     texts = present.take(pa.array([None if value is None else next(numbers) for value in values], pa.int64()))
     return pc.binary_join_element_wise("[", texts, "]", "")

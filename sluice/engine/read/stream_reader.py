@@ -17,7 +17,9 @@ from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
-from sluice.engine.read.decode import UnusableKeyError, ValueDecoder, failing, require_short_keys
+from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
+from sluice.engine.read.value_columns import failing_places
 from sluice.errors import EngineError, error_text
 from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
@@ -164,7 +166,7 @@ class StreamReader(Reader):
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         wanted = {
-            "_null": any(decoder.keeps_nulls for decoder in decoders.values()),
+            "_null": any(decoder.source.keeps_nulls for decoder in decoders.values()),
             "_sequence": job.has_operators,
             **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.failures_before_operators)),
             "_raw_headers": job.keeps_headers or bool(job.failures_before_operators),
@@ -197,7 +199,7 @@ class StreamReader(Reader):
             problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
             problems, columns = [None] * len(values), {}
-            for place in failing(len(values), partial(self._fit, decoder, kept, values, output, clock)):
+            for place in failing_places(len(values), partial(self._fit, decoder, kept, values, output, clock)):
                 record = kept.slice(place, 1)
                 problems[place] = self._problem(decoder, record, values[place : place + 1], output, clock)
         if any(problems):
@@ -234,7 +236,7 @@ class StreamReader(Reader):
         columns = {field.column: decoder.column_of(field, values, kept.column("key")) for field in source.fields}
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
         columns["_partition"] = pa.repeat(pa.scalar(output.partition, pa.int32()), len(values))
-        columns["_time"] = decoder.times(values, kept.column("timestamp"), clock)
+        columns["_time"] = decoder.columns.event_times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
             is_valid = pc.fill_null(pc.greater_equal(columns["_time"], _earliest(decoder)), False)
             columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
@@ -255,7 +257,7 @@ class StreamReader(Reader):
         if name == "_key" and decoder.source.key is not None:
             return pa.nulls(kept.num_rows, kind)  # the key is a field, and Kafka's key may be anything
         if name == "_key" and decoder.source.key_decode is not None:
-            keys = list(decoder.keys(kept.column("key").to_pylist()))
+            keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
                 raise ValueError(error_text(error))
             return pa.array(keys, kind)
@@ -308,7 +310,7 @@ class StreamReader(Reader):
         self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], output: PartitionOutput, clock: int
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
-        (key,) = decoder.keys(record.column("key").to_pylist())
+        (key,) = decoder.keys.decode(record.column("key").to_pylist())
         if "_key" in self.metadata and decoder.source.key is None and isinstance(key, BaseException):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
@@ -342,7 +344,7 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
         not len(times) or (pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest)
     ):
         return []
-    return [_invalid_time(time, latest, decoder.assumed_ms) for time in times.to_pylist()]
+    return [_invalid_time(time, latest, decoder.columns.assumed_ms) for time in times.to_pylist()]
 
 
 _EARLIEST_ASSUMED = 100_000_000_000
@@ -350,7 +352,7 @@ _EARLIEST_ASSUMED = 100_000_000_000
 
 
 def _earliest(decoder: ValueDecoder) -> int:
-    return 0 if decoder.assumed_ms is None else _EARLIEST_ASSUMED
+    return 0 if decoder.columns.assumed_ms is None else _EARLIEST_ASSUMED
 
 
 def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tuple[str, str] | None:

@@ -1,0 +1,65 @@
+"""Why a value cannot be decoded: the reason of its dead letter, and the check for fields that occur twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from sluice.errors import error_text
+from sluice.values.json_limits import MOST_LEVELS
+
+
+def refuse_duplicates(text: bytes) -> Any:
+    """The data of JSON, with numbers as text. Raises DuplicateField, with the name, if an object has a field twice."""
+
+    def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        counted = Counter(name for name, _ in fields)
+        if len(counted) < len(fields):
+            raise DuplicateField(counted.most_common(1)[0][0])
+        return dict(fields)
+
+    # Numbers stay text: int() refuses a number of thousands of digits.
+    return json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
+
+
+class DuplicateField(ValueError):
+    """A JSON object has a field twice. The message is the field's name."""
+
+
+def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
+    """The reason code and the detail for a value that could not be decoded."""
+    if text is None:
+        return "null_value", "the value is null"
+    if not text:
+        return "empty_value", "the value has no bytes"
+    match error:
+        case DuplicateField():
+            return "duplicate_field", f"field {str(error)!r} occurs twice"
+        case msgspec.ValidationError():
+            return "contract", error_text(error)
+        case UnicodeDecodeError():
+            return "not_utf8", str(error)
+        case RecursionError():
+            return "malformed", f"nested more than {MOST_LEVELS} levels deep"
+        case msgspec.DecodeError() if "utf-8" in str(error).lower():
+            return "not_utf8", str(error)
+        case msgspec.DecodeError() if _has_unpaired_surrogate(text):
+            return "malformed", "a string has an unpaired surrogate"
+        case _:
+            return "malformed", error_text(error)
+
+
+def _has_unpaired_surrogate(text: bytes) -> bool:
+    """Whether the text is valid JSON except for an unpaired surrogate, which msgspec calls truncated or invalid."""
+    if b"\\u" not in text:
+        return False
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        pass
+    return False

@@ -1,0 +1,199 @@
+"""The keys of records as texts: Kafka's keys, or a field of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.rejections import run_ending_error
+from sluice.engine.read.decoding_errors import DuplicateField, refuse_duplicates
+from sluice.engine.read.value_columns import ValueColumns
+from sluice.errors import error_text
+from sluice.operators.base import rejects_record
+from sluice.plan import Source
+from sluice.values import contract_parts, epochs
+from sluice.values.json_limits import shortened
+from sluice.values.keys import key_text
+from sluice.values.record_metadata import MOST_KEY_BYTES
+from sluice.values.sql_types import struct_fields
+
+Key = str | BaseException | None
+"""A key as text, or the error of a key that cannot be decoded."""
+
+
+class UnusableKeyError(ValueError):
+    """A key that no store can have: `reason` is the reason of the dead letter."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def require_short_keys(name: str, keys: pa.Array) -> None:
+    """Raise UnusableKeyError if a key is too long for a database's index."""
+    longest = pc.max(pc.binary_length(keys)).as_py() or 0
+    if longest > MOST_KEY_BYTES:
+        raise UnusableKeyError("key_too_long", f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
+
+
+@dataclass(frozen=True)
+class RecordKeys:
+    """The keys of one source's records."""
+
+    columns: ValueColumns
+
+    @property
+    def source(self) -> Source:
+        return self.columns.source
+
+    def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
+        """Kafka keys as text; for a key that cannot be decoded, its error."""
+        if self.source.key_decode is None:
+            return key_texts(raw)
+        return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
+
+    def of_field(self, values: Sequence[Any], name: str) -> pa.Array:
+        """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
+        column = self.columns.column(values, name)
+        try:
+            keys = _key_texts_of_column(column)
+        except (UnicodeDecodeError, pa.ArrowInvalid):
+            raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
+        except (ValueError, OverflowError, TypeError) as error:
+            raise UnusableKeyError("key", f"{name}, which is used as a key: {error}") from None
+        require_short_keys(name, keys)
+        return keys
+
+    def of_records(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
+        """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has none."""
+        name = self.source.key
+        assert name is not None
+        keys = self.of_field(values, name)
+        if self.source.keeps_nulls and keys.null_count:
+            texts = keys.to_pylist()
+            for place, value in enumerate(values):
+                if value is None:
+                    texts[place] = self._deleted_key(name, kafka_keys[place].as_py())
+            keys = pa.array(texts, pa.string())
+            require_short_keys(name, keys)
+        if self.source.kind != "stream" and keys.null_count:
+            raise UnusableKeyError("null_key", f"{name}, which is the table's key, is null")
+        return keys
+
+    def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
+        """The key that a record without a value deletes. Only Kafka's key can say which.
+
+        It is the field's value as text or as JSON, or an object with the field.
+        """
+        if kafka_key is None:
+            if self.source.kind != "stream":
+                raise UnusableKeyError("null_key", f"the value is null, and so is Kafka's key: no {name} to delete")
+            return None
+        try:
+            value = self._value_in_key(name, kafka_key)
+            key: str | None = _key_texts_of_column(self.columns.column_of_fields([value], name))[0].as_py()
+        except UnicodeDecodeError as error:
+            raise UnusableKeyError("key_not_utf8", str(error)) from None
+        except (ValueError, OverflowError, TypeError, RecursionError) as error:
+            raise UnusableKeyError(
+                "deleted_key",
+                f"the value is null, and Kafka's key {shortened(repr(kafka_key.decode()))} does not say which {name} "
+                f"to delete: {error_text(error)}",
+            ) from None
+        return key
+
+    def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
+        decode, check = self._field_decoder
+        sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
+        if written.startswith(b"{") and (members := _members(written)) is not None:
+            fields = struct_fields(sql_type) or {}
+            if name not in members and fields and not members.keys() & fields.keys():
+                raise ValueError(f"it is an object without {name}")
+            return decode(bytes(members.get(name, written)))
+        if written.startswith(b'"') or sql_type not in ("STRING", "BINARY"):
+            with suppress(msgspec.DecodeError):
+                return decode(written)
+        if sql_type == "BINARY":
+            return kafka_key
+        check(text)
+        return msgspec.convert(text, self._type_of(name))
+
+    @cached_property
+    def _field_decoder(self) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
+        """The function that decodes JSON of the field that is the key, and the check of its amounts."""
+        assert self.source.key is not None
+        kind = self._type_of(self.source.key)
+        decode, check = epochs.decoder(kind), contract_parts.amount_check(kind) or _accept
+
+        def decode_checked(text: bytes) -> Any:
+            value = decode(text)
+            check(refuse_duplicates(text))
+            return value
+
+        return decode_checked, check
+
+    def _type_of(self, name: str) -> Any:
+        if not self.source.is_object:
+            return str if self.source.contract is None else self.source.value_class
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(self.source.value_class)}
+        return types.get(name, Any)
+
+
+def _key_texts_of_column(column: pa.Array) -> pa.Array:
+    """The texts of a column's values as keys, which are those that an SQL expression makes of the column."""
+    if pa.types.is_string(column.type):
+        return column
+    if column.type in _CAST_TO_KEYS:
+        return column.cast(pa.string())
+    return pa.array(map(key_text, column.to_pylist(maps_as_pydicts="strict")), pa.string())
+
+
+_CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
+"""The types that Arrow casts to the text that they have as keys."""
+
+
+def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of a JSON object; None if the text is no JSON. Raises ValueError if a member occurs twice."""
+    try:
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        refuse_duplicates(text)
+    except msgspec.DecodeError:
+        return None
+    except DuplicateField as error:
+        raise ValueError(f"field {str(error)!r} occurs twice") from None
+    return members
+
+
+def _accept(value: Any) -> None:
+    """The check of a type without amounts."""
+
+
+def _decoded_by_author(keys: list[bytes | None], decode: Callable[[bytes], str], topic: str) -> Iterator[Key]:
+    for key in keys:
+        try:
+            text = None if key is None else decode(key)
+            if isinstance(text, str):
+                text.encode()  # fails for surrogates, which no column can hold
+        except BaseException as error:
+            if not rejects_record(error):
+                raise run_ending_error(f"The key decoder of {topic}", error, f"the key {key!r:.500}") from error
+            yield error
+            continue
+        is_text = text is None or isinstance(text, str)
+        yield text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
+
+
+def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
+    """Kafka keys as text; for a key that is not UTF-8, its error."""
+    for key in keys:
+        try:
+            yield None if key is None else key.decode()
+        except UnicodeDecodeError as error:
+            yield error

@@ -1,0 +1,199 @@
+"""The columns of decoded values, and their event times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Context, Decimal, Inexact
+from enum import Enum
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.errors import error_text
+from sluice.plan import Source
+from sluice.sql.arrow_to_json import json_object, json_values
+from sluice.sql.arrow_types import arrow_type
+from sluice.values import contract_values, contracts
+from sluice.values.epochs import Unit
+from sluice.values.json_limits import LONGEST_NUMBER
+from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
+
+ARROW_TYPES = (Decimal, datetime, date, bytes)
+"""The types of Python that Arrow takes as they are."""
+_EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
+
+
+@dataclass(frozen=True)
+class ValueColumns:
+    """Converts the values of one source to columns."""
+
+    source: Source
+
+    @cached_property
+    def _attributes(self) -> dict[str, str]:
+        return contracts.attributes(self.source.value_class)
+
+    @cached_property
+    def _by_name(self) -> frozenset[str]:
+        """The fields that msgspec does not convert as columns need them."""
+        kinds = {TEXT_FIELD: self.source.value_class}
+        if self.source.is_object:
+            kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self.source.value_class)}
+        return frozenset(name for name, kind in kinds.items() if contract_values.needs_by_name(kind))
+
+    def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
+        """A field of the values as an Arrow column.
+
+        Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
+        pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
+        """
+        try:
+            return self.column_of_fields(self._fields(values, name), name)
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            field = f"$.{name}" if self.source.is_object else "$"
+            reason, _, _ = error_text(error).partition("\n")
+            raise ValueError(f"{field}: {reason}") from error
+
+    def column_of_fields(self, fields: list[Any], name: str) -> pa.Array:
+        """Like `column`, for the values of one field."""
+        sql = self.source.types[name]
+        is_nested = "<" in sql
+        plain = fields
+        if sql != "TIMESTAMP" and (is_nested or _has_enums(fields)):
+            if is_nested and name in self._by_name:
+                plain = contract_values.by_name(fields)
+            plain = msgspec.to_builtins(plain, builtin_types=ARROW_TYPES)
+        if self.source.zone != "UTC" and "TIMESTAMP" in sql:
+            plain = _in_zone(plain, ZoneInfo(self.source.zone))
+        try:
+            return pa.array(plain, arrow_type(sql))
+        except pa.ArrowInvalid:
+            # Arrow counts zeros at the end of a decimal as digits, and finds that it has too many.
+            if "DECIMAL" not in sql:
+                raise
+            return pa.array(_without_zeros(plain), arrow_type(sql))
+
+    def json(self, values: Sequence[Any]) -> pa.Array:
+        """Valid values, without nulls, as JSON in the same form as in the stores of other tables."""
+        columns = {name: self.column(values, name) for name in self.source.types}
+        return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
+
+    def unfit(self, values: Sequence[Any]) -> dict[int, str]:
+        """Index of a value → why one of its fields does not fit the type of its column."""
+
+        def error_of(some: Sequence[Any]) -> str:
+            try:
+                for name in self.source.types:
+                    self.column(some, name)
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        errors: dict[int, str] = {}
+        for place in failing_places(len(values), lambda begin, end: not error_of(values[begin:end])):
+            if values[place] is not None:
+                errors[place] = error_of([values[place]])
+        return errors
+
+    def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
+        if not self.source.is_object:
+            return list(values)
+        if name not in self._attributes:
+            tag = self.source.value_class.__struct_config__.tag
+            return [None if value is None else tag for value in values]
+        attribute = self._attributes[name]
+        if self.source.keeps_nulls:
+            return [None if value is None else getattr(value, attribute) for value in values]
+        return [*map(attrgetter(attribute), values)]
+
+    def event_times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
+        """Event times in ms: of the declared field, or the record's timestamp if there is no such field or no value.
+
+        With `WALL_CLOCK`, every record gets the batch's time, `clock`.
+        """
+        if self.source.event_time == WALL_CLOCK:
+            return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
+        if self.source.event_time is None:
+            return _milliseconds(record_times)
+        column = self.column(values, self.source.event_time)
+        times = self._numbers_in_ms(column) if pa.types.is_integer(column.type) else _milliseconds(column)
+        if self.source.keeps_nulls:
+            empty = pa.array([value is None for value in values], pa.bool_())
+            times = pc.if_else(empty, _milliseconds(record_times), times)
+        return times
+
+    def _numbers_in_ms(self, numbers: pa.Array) -> pa.Array:
+        """Numbers in the declared unit as ms, rounded down. A number that is too large remains too large."""
+        match self.source.time_unit:
+            case Unit.SECONDS:
+                # Without limits, the product could overflow to a time that is not too large.
+                most = (2**63 - 1) // 1000
+                keeps_nulls = pc.ElementWiseAggregateOptions(skip_nulls=False)
+                at_least = pc.max_element_wise(numbers, -most, options=keeps_nulls)
+                limited = pc.min_element_wise(at_least, most, options=keeps_nulls)
+                return pc.multiply(limited, 1000)
+            case Unit.MICROSECONDS:
+                return pc.subtract(pc.divide(numbers, 1000), pc.less(numbers, 0).cast(pa.int64()))
+            case _:
+                return numbers
+
+    @property
+    def assumed_ms(self) -> str | None:
+        """The field of numbers that hold the event time without a declared unit, and are taken for milliseconds."""
+        field = self.source.event_time
+        is_number = field is not None and self.source.types.get(field) == "BIGINT"
+        return field if is_number and self.source.time_unit is None else None
+
+
+def _has_enums(fields: list[Any]) -> bool:
+    return any(issubclass(kind, Enum) for kind in set(map(type, fields)))
+
+
+def _milliseconds(times: pa.Array) -> pa.Array:
+    return pc.divide(pc.floor_temporal(times, unit="millisecond").cast(pa.int64()), 1000)
+
+
+def _in_zone(value: Any, zone: ZoneInfo) -> Any:
+    """The value with `zone` added to every time without a zone, including nested times."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=zone)
+    if isinstance(value, list):
+        return [_in_zone(element, zone) for element in value]
+    if isinstance(value, dict):
+        return {name: _in_zone(element, zone) for name, element in value.items()}
+    return value
+
+
+def _without_zeros(value: Any) -> Any:
+    """The value with amounts in the fewest digits: Arrow counts zeros at the end, and an exponent of zero, too."""
+    if isinstance(value, Decimal):
+        return value.normalize(_EXACT)
+    if isinstance(value, list):
+        return [_without_zeros(element) for element in value]
+    if isinstance(value, dict):
+        return {name: _without_zeros(element) for name, element in value.items()}
+    return value
+
+
+def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
+    """The places, of so many, at which something fails. `fits(begin, end)` is whether a whole range does not.
+
+    Ranges that fail are halved, because few places fail, and checking a range costs little more than checking a place.
+    """
+    ranges = [(0, count)]
+    while ranges:
+        begin, end = ranges.pop()
+        if begin == end or fits(begin, end):
+            continue
+        if end - begin == 1:
+            yield begin
+        else:
+            middle = (begin + end) // 2
+            ranges += [(middle, end), (begin, middle)]
