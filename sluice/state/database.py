@@ -42,6 +42,8 @@ _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
 """How long a thread waits for a connection that another thread uses."""
+_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
+"""The next step after an invalid address."""
 
 
 def database_url(text: str) -> URL:
@@ -66,14 +68,11 @@ def database_url(text: str) -> URL:
     )
 
 
-_WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
-
-
 @contextmanager
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    A server that does not answer is an error after `seconds`. None is for work that may take long.
+    A server that does not answer for `seconds` is an error, too. Pass None for work that may take long.
     """
     try:
         with waits_limited(seconds):
@@ -102,7 +101,7 @@ def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
         engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
-        event.listen(engine, "do_connect", lambda _dialect, _record, _arguments, parameters: _connected(parameters))
+        event.listen(engine, "do_connect", lambda _dialect, _record, _arguments, parameters: _connect(parameters))
         event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
@@ -165,7 +164,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
     close_database(path)
 
 
-def _connected(parameters: dict[str, Any]) -> Any:
+def _connect(parameters: dict[str, Any]) -> Any:
     from sluice.state.postgres_connection import connect  # Psycopg takes a while to import.
 
     return connect(**parameters)

@@ -87,11 +87,19 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
 
     def at_standby(self, as_of: int) -> WorkerInfo | None:
         """The worker as it is at its standby; None if the standby does not have batch `as_of`."""
-        if self.standby is None or self.standby.batch < as_of:
+        standby = self.standby
+        if standby is None or standby.batch < as_of:
             return None
-        at = self.standby
-        values = {"location": at.server, "host": at.host, "port": at.port, "server": at.server}
-        return msgspec.structs.replace(self, unavailable="", standby=None, **values)
+        return msgspec.structs.replace(
+            self,
+            location=standby.server,
+            host=standby.host,
+            port=standby.port,
+            server=standby.server,
+            # A quarantine is of the worker's own shard, not of the copy.
+            unavailable="",
+            standby=None,
+        )
 
 
 class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
@@ -119,7 +127,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     positions: dict[str, dict[str, int]]
     """Topic → partition as text → next offset to read."""
     stream_times: dict[str, int]
-    """`operator/topic/partition` → largest event time in ms."""
+    """`OPERATOR/TOPIC/PARTITION` → the largest event time in ms."""
     counts: dict[str, int]
     """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
     run: str = ""
@@ -127,7 +135,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """The topics and tables that the batch wrote, also if it wrote no records to them."""
+        """The topics and tables that the batch wrote, even those to which it wrote no records."""
         return frozenset(name.removeprefix("output/") for name in self.counts if name.startswith("output/"))
 
     @property
@@ -150,4 +158,5 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
 
 def owner(key: str, workers: int) -> int:
     """The worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
+    # Any other rule would look for a key at a worker that does not have it.
     return zlib.crc32(key.encode()) % workers

@@ -1,8 +1,8 @@
-"""Connects to PostgreSQL. No wait for its answer lasts for ever, whatever becomes of the server or the network.
+"""Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
 
-A network that loses packets sends no reset, and the kernel of a server that is frozen still acknowledges them. So a
-wait ends at the thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it
-takes, while the server accepts other connections.
+A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges them. So a wait ends
+at the thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it needs, while
+the server accepts other connections.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 """How long a connection may take, unless its address says otherwise."""
 _SHORTEST_CONNECT = 2
-"""The shortest time limit of a connection that psycopg knows."""
+"""Psycopg raises shorter time limits of a connection to this one."""
 SILENT_SECONDS = 30.0
-"""How long a server may be silent before it is asked for another connection."""
+"""How long a server may be silent before this process tries whether it accepts another connection."""
 _TCP = {
     "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
 }  # fmt: skip
@@ -45,7 +45,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
     def _watched(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         """The steps of a request. Psycopg resumes them each tenth of a second while it waits for the server."""
         until = wait_limit()
-        heard = time.monotonic()
+        heard_at = time.monotonic()
         try:
             waits_for = next(steps)
             while True:
@@ -54,17 +54,20 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
                 if until is not None and now >= until:
                     raise self._given_up("the server has not answered in time")
                 if is_ready:
-                    heard = now
-                elif until is None and now - heard >= SILENT_SECONDS:
+                    heard_at = now
+                elif until is None and now - heard_at >= SILENT_SECONDS:
+                    # A long statement is silent, too. Only a server that is gone refuses other connections.
                     if not _accepts_connections(self.address):
-                        raise self._given_up(f"the server has been silent for {now - heard:.0f} s and is not reachable")
-                    heard = now
+                        silence = f"{now - heard_at:.0f} s"
+                        raise self._given_up(f"the server has been silent for {silence} and is not reachable")
+                    heard_at = now
                 waits_for = steps.send(is_ready)
         except StopIteration as end:
             result: T = end.value
             return result
 
     def _given_up(self, why: str) -> psycopg.OperationalError:
+        """Close the connection, whose state is unknown now, and return the error to raise."""
         self.pgconn.finish()
         return psycopg.OperationalError(why)
 

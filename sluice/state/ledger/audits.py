@@ -37,7 +37,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
-    `duplicate`, `failed`. Other steps may still process the record; an operator counts it as applied."""
+    `duplicate`, `failed`. Other steps may still process the record. Records that an operator reads count as applied."""
     dropped: dict[str, int] = {}
     """Reason → unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
@@ -96,8 +96,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
 
     def published_checksums(self, worker: int) -> Checksums | None:
         """The checksums of a worker's shard; None if it had none."""
-        state_rows, states = (by_worker.get(str(worker)) for by_worker in (self.checksums, self.states))
-        return None if state_rows is None else Checksums(state_rows, states or NO_CHECKSUM)
+        state_rows = self.checksums.get(str(worker))
+        if state_rows is None:
+            return None
+        return Checksums(state_rows, self.states.get(str(worker), NO_CHECKSUM))
 
 
 class Audits(LedgerPart):
@@ -165,16 +167,16 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         applied=sum(part.applied for part in parts),
         filtered=sum(part.filtered for part in parts),
         late=sum(part.late for part in parts),
-        passed_over=_add(part.passed_over for part in parts),
-        dropped=_add(part.dropped for part in parts),
-        dead_letters=_add(part.dead_letters for part in parts),
+        passed_over=_added(part.passed_over for part in parts),
+        dropped=_added(part.dropped for part in parts),
+        dead_letters=_added(part.dead_letters for part in parts),
         last=max(part.last for part in parts),
         fingerprint=max(parts, key=lambda part: part.last).fingerprint,
     )
 
 
-def _add(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    added: Counter[str] = Counter()
-    for of_batch in counts:
-        added.update(of_batch)
-    return dict(added)
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for batch_counts in counts:
+        total.update(batch_counts)
+    return dict(total)

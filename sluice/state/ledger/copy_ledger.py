@@ -28,9 +28,12 @@ def copy_ledger(
         reading(source.engine) as old,
         transaction(target.engine) as new,
     ):
-        if locations is not None and (there := new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()):
+        # Within the transaction: a run may have begun since the command found the target empty.
+        pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
+        if locations is not None and pipeline is not None:
             raise Refused(
-                f"The ledger has got the pipeline {there!r} meanwhile, from a run or another command. It is unchanged.",
+                f"The ledger has got the pipeline {pipeline!r} meanwhile, from a run or another command. It is "
+                "unchanged.",
                 next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
@@ -47,8 +50,10 @@ def copy_ledger(
         new.execute(delete(WORKERS))
         for worker in workers:
             ref = GenerationRef(worker["pipeline"], worker["generation"])
-            if (location := locations.get((ref, worker["number"]))) is not None:
+            location = locations.get((ref, worker["number"]))
+            if location is not None:
                 new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
-        known = select(WORKERS.c.pipeline, WORKERS.c.generation)
-        of = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
-        new.execute(update(GENERATIONS).where(of.not_in(known)).values(workers=0))
+        # Without this, readers would report the forgotten workers as lost.
+        with_workers = select(WORKERS.c.pipeline, WORKERS.c.generation)
+        generation = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
+        new.execute(update(GENERATIONS).where(generation.not_in(with_workers)).values(workers=0))

@@ -66,9 +66,10 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if not hidden and _current_number(connection, info.pipeline) is None:
                 connection.execute(insert(PIPELINES), ref)
-            for table, of_table in rows.items():
+            for table, table_rows in rows.items():
                 connection.execute(delete(table).where(of_ref(table, info.ref)))
-                if values := [row | ref for row in of_table]:
+                values = [row | ref for row in table_rows]
+                if values:
                     connection.execute(insert(table), values)
 
     def promote(
@@ -110,10 +111,9 @@ class Generations(LedgerPart):
         continues, `times`.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
-        by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
         texts = {
-            "checksums": as_json({number: of_shard.state_rows for number, of_shard in by_worker.items()}),
-            "states": as_json({number: of_shard.states for number, of_shard in by_worker.items()}),
+            "checksums": as_json({str(number): shard.state_rows for number, shard in enumerate(checksums)}),
+            "states": as_json({str(number): shard.states for number, shard in enumerate(checksums)}),
         }
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
@@ -154,12 +154,11 @@ class Generations(LedgerPart):
 
         A driver that has lost its lease may still write to a removed generation, so its number is not used again.
         """
-        numbers = [
-            row["generation"]
-            for table in (GENERATIONS, LEASES, SOURCES)
-            for row in self._read(select(table.c.generation).where(table.c.pipeline == pipeline))
-        ]
-        return GenerationRef(pipeline, max([above, *numbers]) + 1)
+        newest = above
+        for table in (GENERATIONS, LEASES, SOURCES):
+            for row in self._read(select(table.c.generation).where(table.c.pipeline == pipeline)):
+                newest = max(newest, row["generation"])
+        return GenerationRef(pipeline, newest + 1)
 
     def forget(self, ref: GenerationRef, lease: LeaseRow) -> None:
         """Remove everything about a generation but its lease, which ends, and its workers, whose shards still exist.
@@ -179,12 +178,15 @@ class Generations(LedgerPart):
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
         """Forgotten generation → its workers, whose shards have not been removed yet, by generation."""
-        known = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
+        registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
-        rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(known)))
-        refs = [GenerationRef(pipeline, number) for number in sorted(row["generation"] for row in rows)]
-        return {ref: self._workers(ref) for ref in refs}
+        rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(registered)))
+        workers: dict[GenerationRef, list[WorkerInfo]] = {}
+        for number in sorted(row["generation"] for row in rows):
+            ref = GenerationRef(pipeline, number)
+            workers[ref] = self._workers(ref)
+        return workers
 
     def forget_workers(self, ref: GenerationRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
@@ -205,8 +207,11 @@ class Generations(LedgerPart):
         return [self._info(row) for row in self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline))]
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """The generations of all pipelines with a current one, sorted by pipeline and number."""
-        return [info for pipeline in self.pipelines() for info in self.all(pipeline)]
+        """The generations of all pipelines that have a current one, sorted by pipeline and number."""
+        generations: list[GenerationInfo] = []
+        for pipeline in self.pipelines():
+            generations += self.all(pipeline)
+        return generations
 
     def all(self, pipeline: str) -> list[GenerationInfo]:
         """All generations of a pipeline, sorted by number."""
@@ -244,24 +249,23 @@ class Generations(LedgerPart):
     def _all_workers(self, ref: GenerationRef, number: int) -> list[WorkerInfo]:
         """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
         lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
-        known = {worker.number: worker for worker in self._workers(ref)}
-        of = msgspec.structs.asdict(ref)
-        missing = (WorkerInfo(**of, number=n, location="", unavailable=lost) for n in {*range(number)} - {*known})
-        return sorted([*known.values(), *missing], key=lambda worker: worker.number)
+        workers = self._workers(ref)
+        for missing in {*range(number)} - {worker.number for worker in workers}:
+            worker = WorkerInfo(**msgspec.structs.asdict(ref), number=missing, location="", unavailable=lost)
+            workers.append(worker)
+        return sorted(workers, key=lambda worker: worker.number)
 
     def _workers(self, ref: GenerationRef) -> list[WorkerInfo]:
         statement = select(WORKERS).where(of_ref(WORKERS, ref)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             workers = place_workers(connection, ref, connection.execute(statement).mappings().all())
         reasons, standbys = Quarantine(self._engine).get(ref), Standbys(self._engine).of(ref.pipeline)
-        return [
-            msgspec.structs.replace(
-                worker,
-                unavailable=reasons.get(worker.number, ""),
-                standby=None if (standby := standbys.get(worker.number)) is None else standby.info(ref),
-            )
-            for worker in workers
-        ]
+        completed: list[WorkerInfo] = []
+        for worker in workers:
+            reason, standby = reasons.get(worker.number, ""), standbys.get(worker.number)
+            info = None if standby is None else standby.info(ref)
+            completed.append(msgspec.structs.replace(worker, unavailable=reason, standby=info))
+        return completed
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:

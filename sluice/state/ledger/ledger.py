@@ -74,8 +74,8 @@ class Ledger:
         if current is None:
             return {}
         snapshot = self.snapshots.latest(pipeline)
-        offsets = snapshot.positions if snapshot else {}
-        return {
-            topic: {int(partition): offset for partition, offset in offsets.get(topic, {}).items()}
-            for topic in current.topics
-        }
+        read = {} if snapshot is None else snapshot.positions
+        positions: dict[str, dict[int, int]] = {}
+        for topic in current.topics:
+            positions[topic] = {int(partition): offset for partition, offset in read.get(topic, {}).items()}
+        return positions

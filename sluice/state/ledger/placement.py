@@ -142,7 +142,10 @@ class Placements(LedgerPart):
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
         """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
         placements = self.of(ref.pipeline)
-        return tuple(_written_at(placements.get(n), ref, location) for n, location in enumerate(locations))
+        addresses: list[str] = []
+        for number, location in enumerate(locations):
+            addresses.append(_written_at(placements.get(number), ref, location))
+        return tuple(addresses)
 
 
 def place_workers(connection: Connection, ref: GenerationRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
@@ -151,7 +154,8 @@ def place_workers(connection: Connection, ref: GenerationRef, rows: Sequence[Row
     workers = []
     for row in rows:
         values: dict[str, Any] = dict(row)
-        if (placement := placements.get(row["number"])) is not None:
+        placement = placements.get(row["number"])
+        if placement is not None:
             values |= {"host": placement.host, "port": placement.port, "server": placement.shard(ref)}
             values["location"] = _written_at(placement, ref, row["location"])
         workers.append(WorkerInfo(**values))
@@ -159,10 +163,11 @@ def place_workers(connection: Connection, ref: GenerationRef, rows: Sequence[Row
 
 
 def _written_at(placement: Placement | None, ref: GenerationRef, location: str) -> str:
+    """The address at which a run writes a shard."""
     if placement is None:
         return location
     if not location.startswith("http") and database_url(location).get_backend_name() == "postgresql":
-        return location
+        return location  # every host reaches the database, so the way through the server would only take longer
     return placement.shard(ref)
 
 

@@ -38,7 +38,7 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """What `settle` compares after the shards have been read."""
+        """The quarantine and the places of shards that are about to be read. `conclude` compares them afterwards."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 

@@ -15,7 +15,7 @@ from sluice.settings import Settings
 
 @contextmanager
 def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the pipeline's failure. A run clears it once it has read all records.
+    """Record the error that ends the block as the pipeline's failure. A run that reads all records clears the failure.
 
     An unreachable ledger does not affect how the block ends.
     """

@@ -18,7 +18,8 @@ class Secrets(LedgerPart):
     def get(self, name: str) -> bytes:
         """The key with this name. The first call creates it."""
         statement = select(SECRETS.c.value).where(SECRETS.c.name == name)
-        if not (rows := self._read(statement)):
+        rows = self._read(statement)
+        if not rows:
             with database_errors("Writing the ledger"), transaction(self._engine) as connection:
                 connection.execute(_INSERT, {"name": name, "value": secrets.token_bytes(_BYTES)})
             rows = self._read(statement)  # another process may have been first: read its key

@@ -42,7 +42,8 @@ class Sources(LedgerPart):
 
     def add(self, ref: GenerationRef, partitions: Iterable[SourcePartition]) -> None:
         """Add partitions that the generation begins to read."""
-        if rows := _rows(ref, partitions):
+        rows = _rows(ref, partitions)
+        if rows:
             with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)
 
@@ -55,8 +56,9 @@ class Sources(LedgerPart):
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
             connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
-            if rows := _rows(ref, (msgspec.structs.replace(each, last=-1, fingerprint="") for each in partitions)):
-                connection.execute(insert(SOURCES), rows)
+            unread = [msgspec.structs.replace(partition, last=-1, fingerprint="") for partition in partitions]
+            if unread:
+                connection.execute(insert(SOURCES), _rows(ref, unread))
 
 
 def note_last_records(connection: Connection, ref: GenerationRef, audits: Iterable[SourceAudit]) -> None:

@@ -68,12 +68,14 @@ class Standbys(LedgerPart):
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in _addresses(connection, PLACEMENTS, place):
                 raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.shown} itself.")
-            if others := _addresses(connection, STANDBYS, place) - {place.address}:
+            standbys = _addresses(connection, STANDBYS, place)
+            others = standbys - {place.address}
+            if others:
                 raise Refused(
                     f"Worker {place.number} of {place.pipeline!r} has a standby at {address_of(*others.pop())}.",
                     next_step=f"To replace it, first: sluice standby remove {place.pipeline} {place.number}",
                 )
-            if place.address not in _addresses(connection, STANDBYS, place):
+            if not standbys:
                 connection.execute(insert(STANDBYS), msgspec.structs.asdict(place) | _NO_COPY)
 
     def remove(self, standby: Standby) -> None:
@@ -113,6 +115,7 @@ class Standbys(LedgerPart):
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
+            # A move that has ended meanwhile has placed the worker at another server, which is not lost.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
                     f"Another command has moved worker {standby.number} of {standby.pipeline!r} meanwhile, or has "

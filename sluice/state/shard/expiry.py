@@ -10,20 +10,20 @@ from typing import Any
 
 from sluice.state.shard.database_driver import Driver
 
-_HORIZONS = """CREATE TABLE IF NOT EXISTS horizons (
+_CREATE_HORIZONS = """CREATE TABLE IF NOT EXISTS horizons (
     group_id INTEGER NOT NULL, batch BIGINT NOT NULL, until BIGINT NOT NULL, PRIMARY KEY (group_id, batch))"""
-_ENDS = """CREATE INDEX IF NOT EXISTS state_rows_end ON state_rows (group_id, window_end)
+_CREATE_INDEX = """CREATE INDEX IF NOT EXISTS state_rows_end ON state_rows (group_id, window_end)
     WHERE window_end >= 0 AND value IS NOT NULL"""
-_SINCE = "SELECT max(until) FROM horizons WHERE group_id = ? AND batch < ?"
-_FORGET = """DELETE FROM horizons WHERE group_id = ? AND (
+_LAST_HORIZON = "SELECT max(until) FROM horizons WHERE group_id = ? AND batch < ?"
+_DELETE_HORIZONS = """DELETE FROM horizons WHERE group_id = ? AND (
     batch >= ? OR batch < (SELECT max(batch) FROM horizons WHERE group_id = ? AND batch < ?))"""
 # SQLite uses a partial index only if the query repeats its condition.
-_ENDED = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
+_ENDED_WINDOWS = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
     WHERE group_id = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ? AND window_end < ? AND batch <= ?
     AND NOT EXISTS (SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key
         AND n.window_start = c.window_start AND n.batch > c.batch AND n.batch <= ?)"""
-_REMOVE = "DELETE FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch = ?"
-_TOMBSTONE = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
+_DELETE_VERSION = "DELETE FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch = ?"
+_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
 def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], int]:
@@ -31,17 +31,18 @@ def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tu
 
     Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per batch.
     """
-    driver.execute(_HORIZONS)
-    driver.execute(_ENDS)
+    driver.execute(_CREATE_HORIZONS)
+    driver.execute(_CREATE_INDEX)
     expired: list[tuple[Any, ...]] = []
     for group_id, until in ends.items():
         # Windows that ended before the previous batch's horizon have already expired and accept no more records.
-        since = driver.fetch(_SINCE, (group_id, batch))[0][0] or 0
+        since = driver.fetch(_LAST_HORIZON, (group_id, batch))[0][0] or 0
         if until > since:
-            expired += driver.fetch(_ENDED, (group_id, since, until, batch, batch))
-            driver.execute(_FORGET, (group_id, batch, group_id, batch))
+            expired += driver.fetch(_ENDED_WINDOWS, (group_id, since, until, batch, batch))
+            # A retry replaces the batch's horizon. Of the earlier ones, only the last is used.
+            driver.execute(_DELETE_HORIZONS, (group_id, batch, group_id, batch))
             driver.execute("INSERT INTO horizons (group_id, batch, until) VALUES (?, ?, ?)", (group_id, batch, until))
-    this_batch = [(*row[:3], batch) for row in expired]
-    removed = driver.execute_many(_REMOVE, this_batch)
-    driver.insert("state_rows", _TOMBSTONE, [(*row[:4], None, 0, batch) for row in expired])
+    # A window that this batch has changed as well already has a version of the batch, which the tombstone replaces.
+    removed = driver.execute_many(_DELETE_VERSION, [(*row[:3], batch) for row in expired])
+    driver.insert("state_rows", _COLUMNS, [(*row[:4], None, 0, batch) for row in expired])
     return expired, len(expired) - removed

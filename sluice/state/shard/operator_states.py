@@ -25,7 +25,7 @@ _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "diges
 _READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
 _DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
-_FORGET = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
+_DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
     SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
 _VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
     AND batch >= ? ORDER BY operator, shared, key, batch LIMIT ?"""
@@ -43,7 +43,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Wall-clock time in epoch ms of the key's next timer."""
     shared: bool = False
-    """Whether all keys of the worker share the state; `key` is empty then."""
+    """Whether all keys of the worker share the state. The key is empty then."""
     replaces: int = 0
     """The digest of the version that was read; 0 without a previous version."""
 
@@ -103,15 +103,15 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
     """Within a transaction, write a batch's versions. Returns the growth of the digest sum and of the row count."""
-    rows, grown = [], 0
+    rows, digest_growth = [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
-        grown += digest - s.replaces
+        digest_growth += digest - s.replaces
         rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
     # Keep the previous version for a retry of the batch.
-    forgotten = driver.execute_many(_FORGET, [(*row[:3], *row[:3]) for row in rows])
+    deleted = driver.execute_many(_DELETE_BUT_NEWEST, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
-    return grown, len(rows) - forgotten
+    return digest_growth, len(rows) - deleted
 
 
 def versions(driver: Driver, since: int, after: tuple[Any, ...] | None, limit: int) -> list[StateVersion]:
@@ -119,7 +119,7 @@ def versions(driver: Driver, since: int, after: tuple[Any, ...] | None, limit: i
     return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
 
-def everything(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
+def all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
     """All versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
@@ -135,20 +135,22 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
     for version in moved:
         version.check()
         rows.append(msgspec.structs.astuple(version))
-    driver.execute_many(_FORGET, [(*row[:3], *row[:3]) for row in rows])
+    driver.execute_many(_DELETE_BUT_NEWEST, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
     """The digest sum of all states as of a batch. Reads and checks every version."""
-    added, last, digest = 0, None, 0
-    for version in everything(driver, page_rows):
+    digest_sum, last_key, last_digest = 0, None, 0
+    for version in all_versions(driver, page_rows):
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
-            # The versions of a key are adjacent, with the newest last.
-            added += version.digest - (digest if key == last else 0)
-            last, digest = key, version.digest
-    return added
+            if key == last_key:
+                # The versions of a key are adjacent, with the newest last, so this one replaces the one before.
+                digest_sum -= last_digest
+            digest_sum += version.digest
+            last_key, last_digest = key, version.digest
+    return digest_sum
 
 
 def _is_as_written(

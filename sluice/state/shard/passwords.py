@@ -1,4 +1,4 @@
-"""Each process gets the role and password for shards from its settings, because many people may read the ledger."""
+"""The role and password for shards: each process takes its own from its settings, as many people read the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def without_password(address: str) -> str:
     """A shard's address without secrets, as the ledger stores it."""
     if "://" not in address or address.startswith("http"):
         return address
-    return _bare(database_url(address)).render_as_string(hide_password=False)
+    return _without_secrets(database_url(address)).render_as_string(hide_password=False)
 
 
 def with_password(url: URL) -> URL:
@@ -29,20 +29,21 @@ def with_password(url: URL) -> URL:
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url
-    for known in (settings().shards, settings().ledger):
-        own = database_url(known)
+    for address in (settings().shards, settings().ledger):
+        own = database_url(address)
         if own.get_backend_name() == "postgresql" and _database(own) == _database(url):
             return own.update_query_dict({"schema": url.query["schema"]})
     return url
 
 
-def _bare(url: URL) -> URL:
+def _without_secrets(url: URL) -> URL:
     if url.get_backend_name() != "postgresql":
         return url
     return URL.create(**url.difference_update_query(_SECRET)._asdict() | {"password": None})
 
 
 def _database(url: URL) -> tuple[object, ...]:
+    """Host, port and name of a database, each of which libpq also accepts in the query part of an address."""
     return (
         url.query.get("host", url.host),
         str(url.query.get("port", url.port or _PORT)),

@@ -45,7 +45,7 @@ _TOLERANCE = 0.1
 """To save a round trip, the previous time limit stays in force if its relative error is at most this."""
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape NUL, which PostgreSQL cannot store: U+0000 and U+0001 become two characters each.
 
     Escaping preserves the order of texts, and which texts are prefixes of others.
@@ -55,8 +55,8 @@ def escaped(text: str) -> str:
     return text
 
 
-def unescaped(text: str) -> str:
-    """The key that `escaped` has turned into this text."""
+def unescape(text: str) -> str:
+    """The key that `escape` has turned into this text."""
     return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 
@@ -70,7 +70,7 @@ class PostgresDriver(Driver):
         self._schema = str(url.query["schema"])
         self._patience_s = _LOCKED_S if mode == "read" else 2 * WRITER_SILENT_S
         self._lock = RLock()
-        self._limit_ms = 0
+        self._timeout_ms = 0
         with self._errors():
             self._connection = self._connect()
             if mode == "create":
@@ -81,9 +81,9 @@ class PostgresDriver(Driver):
         from psycopg import sql
 
         connection = _connect(self._url, autocommit=True)
-        write, read = _key_adapters()
-        connection.adapters.register_dumper(str, write)
-        connection.adapters.register_loader("varchar", read)
+        dumper, loader = _key_adapters()
+        connection.adapters.register_dumper(str, dumper)
+        connection.adapters.register_loader("varchar", loader)
         connection.execute(
             sql.SQL(_SESSION).format(
                 schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{self._patience_s}s"
@@ -110,7 +110,8 @@ class PostgresDriver(Driver):
     def _require_usage(self) -> None:
         """Raise StateError if this role may not use the schema. PostgreSQL then says that there are no tables."""
         usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
-        if denied := self._connection.execute(usage, [self._schema]).fetchone():
+        denied = self._connection.execute(usage, [self._schema]).fetchone()
+        if denied is not None:
             raise StateError(
                 f"The PostgreSQL role {denied[0]!r} may not use the schema {self._schema!r}, which holds the shard.",
                 next_step="Grant the role USAGE on the schema and SELECT on its tables, or set SLUICE_SHARDS to an "
@@ -125,31 +126,31 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                require_format(())
+                require_format(())  # raises: the tables of a shard that has lost its format are not completed
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
 
     def _has(self, table: str) -> bool:
-        known = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text)) IS NOT NULL"
-        found = self._connection.execute(known, [self._schema, table]).fetchone()
-        return found is not None and bool(found[0])
+        query = "SELECT to_regclass(format('%%I.%%I', %s::text, %s::text)) IS NOT NULL"
+        row = self._connection.execute(query, [self._schema, table]).fetchone()
+        return row is not None and bool(row[0])
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         with held(self._lock), self._errors():
             check_deadline()
             if self._connection.closed:
-                self._connection, self._limit_ms = self._connect(), 0
-            self._limit()
+                self._connection, self._timeout_ms = self._connect(), 0
+            self._set_statement_timeout()
             return self._connection.execute(sql.replace("?", "%s"), values).fetchall()
 
-    def _limit(self) -> None:
+    def _set_statement_timeout(self) -> None:
         """Make PostgreSQL cancel the next statement at the deadline of this thread's query."""
         left = seconds_left()
-        limit = 0 if left is None else max(1, int(left * 1_000))
-        if abs(self._limit_ms - limit) > limit * _TOLERANCE:
-            self._connection.execute(f"SET statement_timeout = {limit:d}")
-            self._limit_ms = limit
+        timeout_ms = 0 if left is None else max(1, int(left * 1_000))  # 0 means no limit
+        if abs(self._timeout_ms - timeout_ms) > timeout_ms * _TOLERANCE:
+            self._connection.execute(f"SET statement_timeout = {timeout_ms:d}")
+            self._timeout_ms = timeout_ms
 
     @override
     @contextmanager
@@ -195,8 +196,10 @@ class PostgresDriver(Driver):
 
     @override
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
-        state_rows, keys, starts = ([row[place] for row in rows] for place in range(3))
-        yield from self._connection.execute(_BEFORE_ALL, (state_rows, keys, starts, batch))
+        group_ids = [group_id for group_id, _, _ in rows]
+        keys = [key for _, key, _ in rows]
+        starts = [start for _, _, start in rows]
+        yield from self._connection.execute(_BEFORE_ALL, (group_ids, keys, starts, batch))
 
     @override
     def check_integrity(self) -> None:
@@ -237,8 +240,9 @@ def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
 def has_schema(url: URL) -> bool:
     """Whether the schema that an address names exists."""
     with _postgres_errors(), _connect(url) as connection:
-        found = connection.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [str(url.query["schema"])])
-        return bool((found.fetchone() or (False,))[0])
+        query = "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL"
+        row = connection.execute(query, [str(url.query["schema"])]).fetchone()
+        return row is not None and bool(row[0])
 
 
 def drop_schema(url: URL) -> None:
@@ -258,11 +262,11 @@ def _key_adapters() -> tuple[type[Any], type[Any]]:
 
     class Escaping(StrDumperUnknown):
         def dump(self, obj: str) -> Buffer | None:
-            return super().dump(escaped(obj))
+            return super().dump(escape(obj))
 
     class Unescaping(Loader):
         def load(self, data: Buffer) -> str:
-            return unescaped(bytes(data).decode())
+            return unescape(bytes(data).decode())
 
     return Escaping, Unescaping
 

@@ -33,21 +33,29 @@ EVERYTHING = Range()
 def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[Any]]:
     """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
     first = max(within.first or "", within.prefix)
-    bounds: list[tuple[str, tuple[Any, ...]]] = []
+    sql, values = "", list[Any]()
+
+    def add(condition: str, *bounds: Any) -> None:
+        nonlocal sql
+        sql += f" AND {condition}"
+        values.extend(bounds)
+
     if after is not None and after[0] >= first:
-        bounds.append(("(c.key, c.window_start) > (?, ?)", after))
+        # The place after which a page begins is the closer lower bound, so one condition is enough.
+        add("(c.key, c.window_start) > (?, ?)", *after)
     elif first and within.last != first:
-        bounds.append(("c.key >= ?", (first,)))
+        add("c.key >= ?", first)
     if within.last is not None:
         # For a single key, `=` lets the database return the windows in index order; `<=` would not.
-        bounds.append((f"c.key {'=' if within.last == first else '<='} ?", (within.last,)))
-    if (end := _after_prefix(within.prefix)) is not None:
-        bounds.append(("c.key < ?", (end,)))
+        add("c.key = ?" if within.last == first else "c.key <= ?", within.last)
+    end_of_prefix = _after_prefix(within.prefix)
+    if end_of_prefix is not None:
+        add("c.key < ?", end_of_prefix)
     if within.start_from is not None:
-        bounds.append(("c.window_start >= ?", (within.start_from,)))
+        add("c.window_start >= ?", within.start_from)
     if within.start_to is not None:
-        bounds.append(("c.window_start <= ?", (within.start_to,)))
-    return "".join(f" AND {sql}" for sql, _ in bounds), [value for _, values in bounds for value in values]
+        add("c.window_start <= ?", within.start_to)
+    return sql, values
 
 
 def _after_prefix(prefix: str) -> str | None:

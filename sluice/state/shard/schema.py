@@ -1,4 +1,7 @@
-"""The schema of a shard: its tables in SQLite and PostgreSQL."""
+"""The schema of a shard: its tables in SQLite and PostgreSQL.
+
+The first window that expires adds the table `horizons` and an index (`shard/expiry.py`).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, b
 """Reads the shard's format. Fails unless all tables of a shard exist."""
 
 
-def require_format(found: Sequence[Any]) -> None:
-    """Raise DamagedState unless PROBE found the format of this version of Sluice."""
-    if [*found] != [(FORMAT,)]:
+def require_format(rows: Sequence[Any]) -> None:
+    """Raise DamagedState unless these rows, read by PROBE, say the format of this version of Sluice."""
+    if [*rows] != [(FORMAT,)]:
         raise DamagedState("The shard has no format, or the format of another version of Sluice.")

@@ -8,15 +8,14 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-_BESIDE = ("", "-wal")
-"""The files of a SQLite database."""
-
 
 def size_of(location: str) -> int | None:
     """The size of a SQLite shard's files in bytes; None for any other shard, or if there is no file."""
     with suppress(OSError, ArgumentError):
         url = make_url(location)
         if url.get_backend_name() == "sqlite" and url.database:
-            files = [Path(url.database + end) for end in _BESIDE]
-            return sum(file.stat().st_size for file in files if file == files[0] or file.exists())
+            size = Path(url.database).stat().st_size
+            log = Path(f"{url.database}-wal")
+            # The last connection that closes the database removes the log.
+            return size + (log.stat().st_size if log.exists() else 0)
     return None

@@ -68,9 +68,10 @@ class SqliteDriver(Driver):
             self._identity = _identity(path)
 
     def _create(self) -> None:
-        known = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "state_rows" in known and "shard" not in known:
-            require_format(())
+        names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables_there = {name for (name,) in names}
+        if "state_rows" in tables_there and "shard" not in tables_there:
+            require_format(())  # raises: the tables of a shard that has lost its format are not completed
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
 
@@ -85,7 +86,7 @@ class SqliteDriver(Driver):
         try:
             return self._connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:
-            raise self._described(error) from error
+            raise self._as_ours(error) from error
         finally:
             self._lock.release()
 
@@ -180,9 +181,9 @@ class SqliteDriver(Driver):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise self._described(error) from error
+            raise self._as_ours(error) from error
 
-    def _described(self, error: sqlite3.Error | OSError) -> SluiceError:
+    def _as_ours(self, error: sqlite3.Error | OSError) -> SluiceError:
         if isinstance(error, sqlite3.OperationalError) and is_over():
             return too_slow()
         kind = DamagedState if self._is_damage(error) else StateError
@@ -212,7 +213,7 @@ def _versions(
     if len(starts) > 1:
         wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
         rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
-        # Rows of the last window may be missing if the limit was reached.
+        # Rows of the last window may be missing if the limit was reached. A later row of a window is a newer version.
         end = rows[-1][0] if len(rows) == limit else sys.maxsize
         versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
         starts = [start for start in starts if start >= end]

@@ -28,7 +28,7 @@ _VERSION = Table(
     TABLE, MetaData(), Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{TABLE}_pkc"),
 )  # fmt: skip
-"""The table as Alembic makes it."""
+"""The table of versions, with the names that Alembic gives it."""
 
 
 def migrate(engine: Engine) -> None:
@@ -37,6 +37,7 @@ def migrate(engine: Engine) -> None:
     Raises StateError, and changes nothing, if the ledger is from before the first release, if a newer version of Sluice
     has migrated it, or if it has lost its version.
     """
+    # Almost every ledger has this version already. Reading it takes no lock, so it does not wait for writers.
     with waits_limited(ANSWER_SECONDS), engine.connect() as connection:
         if _version(connection) == HEAD:
             return
@@ -100,8 +101,8 @@ def upgrade(connection: Connection, version: str, to: str) -> None:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if version not in known:
+    versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if version not in versions:
         raise StateError(
             f"The ledger has version {version}, but this version of Sluice knows ledgers up to version {HEAD}.",
             next_step="Install the version of Sluice that last opened the ledger, or a newer one.",
