@@ -154,4 +154,4 @@ def fill_and_seal(source: Shard, copy: ShardCopy, require_newest: Callable[[], N
         require_newest()
         source.seal(sealed=sealed)
 
-    copy.fill(hold=seal, release=lambda: seal(sealed=False), before_anew=require_newest)
+    copy.fill(stop_writers=seal, let_write=lambda: seal(sealed=False), before_replacing=require_newest)

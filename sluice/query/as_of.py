@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NoReturn
 
 from sluice.errors import Gone, NotFound, NotReached, QueryError
 from sluice.query.time_texts import parse_moment
@@ -12,10 +13,12 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, Snapshot
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
+"""The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and standby."""
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
 """The largest numbers that the ledger's columns hold, which are Kafka's too."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
+"""More digits than any number of the ledger has. Python is slow to read a number of many thousand digits."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class AsOf:
         """Whether a snapshot has reached the bounds."""
         if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(self.min_snapshot):
             return False
-        return all(
-            snapshot.positions.get(topic, {}).get(partition, 0) >= offset
-            for topic, partitions in self.min_positions.items()
-            for partition, offset in partitions.items()
-        )
+        for topic, partitions in self.min_positions.items():
+            read = snapshot.positions.get(topic, {})
+            if any(read.get(partition, 0) < offset for partition, offset in partitions.items()):
+                return False
+        return True
 
     def require_topics(self, topics: Collection[str]) -> None:
         """Raise QueryError if a minimum position is of a topic that the pipeline does not read: it is never reached."""
@@ -59,12 +62,10 @@ class AsOf:
         """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
         if self.is_reached(snapshot):
             return
-        unread = [
-            f"{topic}:{partition}"
-            for topic, partitions in self.min_positions.items()
-            for partition in partitions
-            if partition not in snapshot.positions.get(topic, {})
-        ]
+        unread: list[str] = []
+        for topic, partitions in self.min_positions.items():
+            read = snapshot.positions.get(topic, {})
+            unread += [f"{topic}:{partition}" for partition in partitions if partition not in read]
         raise NotReached(
             f"The state is at snapshot {snapshot.id}, which is before the requested minimum.",
             next_step=f"No run has read {', '.join(unread)}: check that the partition exists." if unread else "",
@@ -89,7 +90,8 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
                 next_step="The run found no records to read, or its snapshots are no longer kept.",
             )
         return snapshot
-    if (number := _number(as_of.removesuffix(_NEWEST), _INTEGER)) is not None and as_of.endswith(_NEWEST):
+    number = _number(as_of.removesuffix(_NEWEST), _INTEGER)
+    if number is not None and as_of.endswith(_NEWEST):
         last = ledger.snapshots.last_batch(GenerationRef(pipeline, number))
         if last is None:
             return _missing(ledger, newest, f"Generation {number} of {pipeline!r} has none", (number, 0))
@@ -130,7 +132,8 @@ _NO_SNAPSHOT = ("is not a snapshot", "Write generation.batch, for example 1.42."
 
 def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[int, int]:
     """Parse a snapshot's id into generation and batch. Raises QueryError if the text is invalid."""
-    if (snapshot := as_snapshot(text)) is None:
+    snapshot = as_snapshot(text)
+    if snapshot is None:
         raise _refused(text, *or_else)
     return snapshot
 
@@ -165,12 +168,13 @@ def _number(text: str, most: int) -> int | None:
     return None
 
 
-def _missing(ledger: Ledger, newest: Snapshot, what: str, asked: tuple[int, int]) -> Snapshot:
+def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, int]) -> NoReturn:
+    """Raise Gone if the requested generation and batch are older than all kept snapshots, and NotFound otherwise."""
     # A reader may hold a snapshot that has been removed meanwhile.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
-    if asked < (oldest.generation, oldest.batch):
+    if requested < (oldest.generation, oldest.batch):
         raise Gone(f"{what} any more.", next_step=kept, extensions={"oldest": oldest.id, "newest": newest.id})
     raise NotFound(f"{what}.", next_step=kept)
 

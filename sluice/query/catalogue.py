@@ -1,4 +1,4 @@
-"""Finds stores, and pins new queries to a snapshot."""
+"""The catalogue of stores, which pins new queries to a snapshot."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ class Catalogue:
         self._cache: dict[Hashable, _Cached] = {}
         self._reads: dict[Hashable, asyncio.Future[Any]] = {}
         self._generations: dict[str, tuple[float, str, GenerationInfo]] = {}
+        """Pipeline → when its generation was read, at which snapshot, and the generation."""
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
@@ -157,13 +158,9 @@ class Catalogue:
                 return None
             self._generations[pipeline] = read_at, snapshot.id, info
         cached = self._cache.get(_newest_of(pipeline))
-        if (
-            cached is not None
-            and cached.value is not None
-            and cached.value.snapshot == snapshot
-            and cached.value.generation is info
-        ):
-            return cast("PipelineSnapshot", cached.value)  # keep the object, which has cached pins
+        newest: PipelineSnapshot | None = None if cached is None else cached.value
+        if newest is not None and newest.snapshot == snapshot and newest.generation is info:
+            return newest  # the same object, because it has cached pins
         return PipelineSnapshot(snapshot, info)
 
     def _earlier(self, newest: Snapshot, as_of: str) -> PipelineSnapshot:
@@ -188,8 +185,10 @@ class Catalogue:
                 self._read(name, read)  # early, so that no query waits for the read
             return cast("T", cached.value)
         shared_read = None if since is not None else self._reads.get(name)
+        # A query that is cancelled must not cancel the read for the others.
         result: _Cached = await asyncio.shield(shared_read or self._read(name, read))
         if shared_read is not None and now - result.read_at >= max_age:
+            # The shared read began before this query, so it may have missed a snapshot that this query has to see.
             result = await asyncio.shield(self._read(name, read))
         return cast("T", result.value)
 
@@ -205,6 +204,7 @@ class Catalogue:
             del self._reads[name]
         if not done.cancelled() and done.exception() is None:
             cached = self._cache.get(name)
+            # Reads may end in another order than they began.
             if cached is None or cached.read_at <= done.result().read_at:
                 self._cache[name] = done.result()
 

@@ -44,28 +44,33 @@ class Differences:
     added: int = 0
     examples: list[Difference] = field(default_factory=list)
 
+    def add(self, kind: Kind, old: Entry | None, new: Entry | None, most_examples: int) -> None:
+        """Count a difference, and keep it as an example unless there are enough of its kind."""
+        number = getattr(self, kind) + 1
+        setattr(self, kind, number)
+        entry = old or new
+        if number <= most_examples and entry is not None:
+            old_value = None if old is None else old.value
+            new_value = None if new is None else new.value
+            self.examples.append(Difference(kind, entry.key, entry.window_start, old_value, new_value))
+
 
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
     """Compare all entries of a store at two snapshots. Values are equal if their published texts are equal.
 
     Raises TooSlow after `DIFF_SECONDS`, and Incomplete if a worker is unavailable.
     """
-    found = Differences()
+    differences = Differences()
     try:
         async with asyncio.timeout(DIFF_SECONDS):
             async for kind, old, new in _pairs(_entries(reader, before), _entries(reader, after)):
                 if kind is None:
-                    found.same += 1
-                    continue
-                number = getattr(found, kind) + 1
-                setattr(found, kind, number)
-                entry = old or new
-                if number <= examples and entry is not None:
-                    before_it, after_it = None if old is None else old.value, None if new is None else new.value
-                    found.examples.append(Difference(kind, entry.key, entry.window_start, before_it, after_it))
+                    differences.same += 1
+                else:
+                    differences.add(kind, old, new, examples)
     except TimeoutError:
         raise TooSlow(f"Comparing the snapshots took longer than {DIFF_SECONDS:g} s.") from None
-    return found
+    return differences
 
 
 async def _pairs(
@@ -94,7 +99,8 @@ async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
     after: tuple[str, int] | None = None
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)
-        if reasons := unavailable(page.workers):
+        reasons = unavailable(page.workers)
+        if reasons:
             raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
         for entry in page.entries:
             yield entry

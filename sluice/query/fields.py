@@ -39,8 +39,9 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
                 next_step = "The values have no fields: omit the parameter."
                 if number:
                     next_step = f"{'.'.join(names[:number])} has the type {kind}, which has no fields."
-            if dotted := next((field for field in fields if "." in field and f"{rest}.".startswith(f"{field}.")), None):
-                next_step = f"A dot leads to a nested field: write the field {dotted!r} in backticks."
+            for field in fields:
+                if "." in field and f"{rest}.".startswith(f"{field}."):
+                    next_step = f"A dot leads to a nested field: write the field {field!r} in backticks."
             raise UnknownField(
                 f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=next_step
             )
@@ -49,6 +50,7 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
 
 def _fields(ddl: str) -> dict[str, str] | None:
     """The fields of a struct with their types; empty for any other type. None if the text is not a type."""
-    if fields := struct_fields(ddl.strip()):
+    fields = struct_fields(ddl.strip())
+    if fields:
         return fields if all(fields.values()) else None
     return {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None

@@ -14,7 +14,7 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 """How long a request waits for the ledger."""
 
-# Threads of their own: reads that wait for a lost database must not keep all others of the process waiting.
+# These threads only read the ledger, so that reads which wait for a lost database keep nothing else waiting.
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 

@@ -48,7 +48,7 @@ def read_store(
         if text is not None and not _is_unicode(text):
             raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
-    with ThreadPoolExecutor(1) as thread:  # because the caller's thread may already run an event loop
+    with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop, as in a notebook
         entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
     return [_decoded(entry) for entry in entries]
 
@@ -57,14 +57,16 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, lim
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
         try:
-            stores = [store for store in await reader.catalogue.named(name) if pipeline in (None, store.pipeline)]
+            named = await reader.catalogue.named(name)
+            stores = [store for store in named if pipeline in (None, store.pipeline)]
             names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
             store = only_store(
                 name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
             )
             pin = await reader.catalogue.pin(store, as_of)
             answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))
-            if reasons := answers.unavailable(answer.workers):
+            reasons = answers.unavailable(answer.workers)
+            if reasons:
                 raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
             return answer.entries
         finally:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
+
+import msgspec
 
 from sluice.answers import WorkerStatus
 from sluice.errors import QueryError, StateError
@@ -52,6 +55,7 @@ class Reader:
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.of, key))
         if value is None:
+            # A snapshot that retention has removed looks like one without the key.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
             return Answer(pin, (status,), [])
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
@@ -64,12 +68,14 @@ class Reader:
             raise QueryError(
                 f"{len(wanted):,} keys are more than {MAX_KEYS:,}.", next_step="Split them over several queries."
             )
-        shares: dict[int, list[str]] = defaultdict(list)
+        keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
-            shares[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
-        queries = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(shares.items())]
+            keys_by_worker[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
+        queries = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(keys_by_worker.items())]
         results, statuses = await self._query_each(pin, queries)
-        values = {key: value for of_worker in results for key, value in of_worker.items()}
+        values: dict[str, msgspec.Raw] = {}
+        for worker_values in results:
+            values.update(worker_values)
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
         return Answer(pin, statuses, entries)
 
@@ -124,6 +130,7 @@ class Reader:
         _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.name)
         cached = self._counts.get(store)
+        # Counting a store takes as long as scanning it, and its snapshot never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
             return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.of, within))
@@ -158,7 +165,7 @@ class Reader:
         """The entries with the largest numbers in `field`, or the smallest, best first."""
         _require_times(pin, within)
         results, statuses = await self._query_all(pin, Top(*pin.of, within, field, limit, smallest))
-        entries = [entry for of_worker in results for entry in of_worker]
+        entries = list(chain.from_iterable(results))
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
@@ -168,7 +175,7 @@ class Reader:
         """
         results, statuses = await self._query_all(pin, Changed(*pin.of, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)
-        keys = sorted(key for of_worker in results for key in of_worker)
+        keys = sorted(chain.from_iterable(results))
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, workers: Iterable[WorkerInfo]) -> tuple[WorkerStatus, ...]:
@@ -200,7 +207,7 @@ class Reader:
                 results, statuses = await self._query_any(pin.workers, queries[0][1])
             else:
                 outcomes = await asyncio.gather(*(self.workers.execute(info, query) for info, query in queries))
-                results = [result for of_worker, _ in outcomes for result in of_worker]
+                results = list(chain.from_iterable(result for result, _ in outcomes))
                 statuses = tuple(status for _, status in outcomes)
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return results, statuses
@@ -212,7 +219,7 @@ class Reader:
 
         Their standbys come last.
         """
-        unavailable = []
+        unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):
             result, status = await self.workers.execute_at(info, query)
             if result:
@@ -255,4 +262,4 @@ def _order(entry: Entry) -> tuple[str, int]:
 
 def _merged(pages: list[list[Entry]], limit: int) -> list[Entry]:
     # Python's sort is fast on concatenated sorted runs.
-    return sorted((entry for page in pages for entry in page), key=_order)[:limit]
+    return sorted(chain.from_iterable(pages), key=_order)[:limit]

@@ -1,8 +1,8 @@
-"""Admits connections to a state server, and closes those that do not show the token soon.
+"""Admits connections to a state server, and closes connections that do not send the token soon.
 
-Whoever can reach the port can open connections. Until one of its requests has had the token, a connection counts as
-unproven: there is a limit of their number and of their time. Beyond the number, the client with the most unproven
-connections loses its oldest one, so a caller with the token, which sends a request at once, is always answered.
+Anyone who can reach the port can open connections. A connection counts as unproven until one of its requests has had
+the token. The number of unproven connections and their time are limited. If there are too many, the client with the
+most of them loses its oldest one. So a caller with the token, which sends a request at once, is always answered.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Admission:
         client = self._clients[transport] = _client(transport)
         self._unproven.setdefault(client, {})[transport] = timer
         if len(self._clients) > self.most:
-            of_most_active = max(self._unproven.values(), key=len)
-            self._close(next(iter(of_most_active)))
+            most_connections = max(self._unproven.values(), key=len)
+            self._close(next(iter(most_connections)))
 
     def leave(self, transport: asyncio.Transport) -> None:
         """Forget a connection that has shown the token, or is closed."""

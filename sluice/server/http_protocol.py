@@ -69,7 +69,7 @@ class PatientProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Called when the client will send nothing more. Requests whose response has not begun are answered first.
 
-        A client that leaves cannot be distinguished from it, so a response that is being streamed ends.
+        A client that has left looks the same, so a response that is being streamed ends.
         """
         self._batched.flush()
         running, newest = self._running, self.cycle

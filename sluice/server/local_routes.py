@@ -1,4 +1,8 @@
-"""A state server's HTTP interface, `/local`: executes queries over its shards, and writes from runs and moves."""
+"""A state server's HTTP interface, `/local`: executes queries over its shards, and the writes of runs and moves.
+
+The routes are the methods of `Shard`, which `state.remote.remote_shard` calls, and `query`, which
+`state.remote.remote_worker` calls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.scan_slots import Gate
 from sluice.server.served_shards import ServedShards
-from sluice.state.model import GenerationRef
+from sluice.state.model import GenerationRef, StateRow
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
@@ -78,6 +82,11 @@ class _Page(msgspec.Struct, frozen=True):
     limit: int
     checked: bool = False
 
+    def read(self, shard: LocalShard) -> list[StateRow]:
+        return shard.scan(
+            self.group_id, self.as_of, self.within, after=self.after, limit=self.limit, checked=self.checked
+        )
+
 
 class LocalApp:
     """The routes over one server's shards. No route calls another server."""
@@ -124,17 +133,13 @@ class LocalApp:
         worker = await self._shards.worker(*_shard(request))
         if query.is_quick:
             return await worker.execute(query)
+        # Scans take turns, so that look-ups are answered meanwhile.
         async with self._gate:
             return await worker.execute(query)
 
     async def _state_rows(self, request: Request) -> Any:
-        asked = _decoded(msgspec.json.Decoder(_Page), await _body(request))
-        return await self._on(
-            request,
-            lambda shard: shard.scan(
-                asked.group_id, asked.as_of, asked.within, after=asked.after, limit=asked.limit, checked=asked.checked
-            ),
-        )
+        page = _decoded(msgspec.json.Decoder(_Page), await _body(request))
+        return await self._on(request, page.read)
 
     async def _batches(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.journal())
@@ -175,8 +180,8 @@ class LocalApp:
 
     async def _due(self, request: Request) -> Any:
         kind = tuple[int, int, int, int, Literal["due", "wall"]]
-        asked = _decoded(msgspec.json.Decoder(kind), await _body(request))
-        return await self._on(request, lambda shard: shard.due_keys(*asked))
+        arguments = _decoded(msgspec.json.Decoder(kind), await _body(request))
+        return await self._on(request, lambda shard: shard.due_keys(*arguments))
 
     async def _write_states(self, request: Request) -> None:
         (numbers, states), epoch = _decoded(_STATES, await _rows(request)), _number(request, "epoch")
@@ -230,23 +235,24 @@ class LocalApp:
         await self._on(request, lambda shard: shard.seal(sealed=sealed))
 
     async def _on(self, request: Request, do: Callable[[LocalShard], T]) -> T:
-        place = await self._shards.location(*_shard(request))
+        """The result of a function for the request's shard, which is opened in another thread."""
+        address = await self._shards.location(*_shard(request))
 
         def run() -> T:
-            with LocalShard.open(place, to_write=True) as shard:
+            with LocalShard.open(address, to_write=True) as shard:
                 return do(shard)
 
         return await asyncio.to_thread(run)
 
 
-def _packed(found: Any) -> Response:
-    return Response(msgspec.msgpack.encode(found), media_type="application/msgpack")
+def _packed(value: Any) -> Response:
+    return Response(msgspec.msgpack.encode(value), media_type="application/msgpack")
 
 
 def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
-            found = await answer(request)
+            result = await answer(request)
         except SluiceError as error:
             return problem_of(error)
         except ClientDisconnect:
@@ -256,7 +262,7 @@ def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request]
         except Exception:
             log.exception("A request failed")
             return problem(500, "The request failed.", "See the server's log.")
-        return found if isinstance(found, Response) else Response(msgspec.json.encode(found), media_type=_JSON)
+        return result if isinstance(result, Response) else Response(msgspec.json.encode(result), media_type=_JSON)
 
     return respond
 

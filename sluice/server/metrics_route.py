@@ -11,7 +11,7 @@ from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe.metrics import gauges, prometheus
+from sluice.observe.metrics import Gauge, gauges, prometheus
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.workers import ServedLocation
 from sluice.state.ledger.ledger import Ledger
@@ -48,7 +48,10 @@ class MetricsApp:
     def _text(self, lags: Mapping[str, Lag]) -> str:
         ledger = self._ledger
         names = ledger.generations.pipelines()
-        return prometheus({name: [*gauges(ledger, name, lags.get(name), location=self._location)] for name in names})
+        by_pipeline: dict[str, list[Gauge]] = {}
+        for name in names:
+            by_pipeline[name] = list(gauges(ledger, name, lags.get(name), location=self._location))
+        return prometheus(by_pipeline)
 
     def _location(self, worker: WorkerInfo) -> str | None:
         return self._served(worker) if worker.server else worker.location

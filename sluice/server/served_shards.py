@@ -64,9 +64,10 @@ class ServedShards:
         address = await self.location(ref, number)
         await self._open.close_unused()
         worker = self._open.get((ref, number))
-        return worker or self._open.add(
-            (ref, number), LocalWorker(address, partial(self._ledger.audits.checksum, ref, number))
-        )
+        if worker is None:
+            published = partial(self._ledger.audits.checksum, ref, number)
+            worker = self._open.add((ref, number), LocalWorker(address, published))
+        return worker
 
     async def expect(self, ref: GenerationRef, number: int) -> str:
         """Accept a shard that is about to be moved here. Returns its address.
@@ -79,7 +80,7 @@ class ServedShards:
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
 
-    def here(self, worker: WorkerInfo) -> str | None:
+    def served_location(self, worker: WorkerInfo) -> str | None:
         """Address of a worker's shard if this server serves it, else None."""
         if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
@@ -91,12 +92,12 @@ class ServedShards:
         if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
             self._refreshed_at = self._clock()
             served = await read_ledger(self._at_this_server)
-            before = self._served if self._is_own_address else set[tuple[str, int]]()
-            self._served, self._served_before = {(one.pipeline, one.number) for one in served}, before
+            self._served_before = self._served if self._is_own_address else set()
+            self._served = {(placement.pipeline, placement.number) for placement in served}
             # From now on, the ledger decides whether this server has the shards that have arrived.
-            self._arriving = {
-                (ref, number) for ref, number in self._arriving if (ref.pipeline, number) not in self._served
-            }
+            for ref, number in [*self._arriving]:
+                if (ref.pipeline, number) in self._served:
+                    self._arriving.discard((ref, number))
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:

@@ -1,4 +1,4 @@
-"""The process of a state server."""
+"""The process of a state server: its options, its registration in the ledger, and its ASGI app."""
 
 from __future__ import annotations
 
@@ -117,12 +117,13 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
             raise StateError("The shard here has been moved away.")
         if audit is None or published is None:
             return
-        if reason := shard.checksums(audit.batch).difference(published):
+        reason = shard.checksums(audit.batch).difference(published)
+        if reason:
             raise StateError(f"The shard here is another one. {reason}")
 
 
 def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
-    """Register this server, which listens already, as the one that has its address.
+    """Register this server, which listens already, as the owner of its address.
 
     Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
     address, and both reach only themselves by it.
@@ -130,14 +131,14 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
         # The server need not trust its own certificate. The answer is a proof without it.
-        found = server_identity.fetch_card(place.url, place.shown, verify_certificate=False)
+        card = server_identity.fetch_card(place.url, place.shown, verify_certificate=False)
     except StateError as error:
         raise StateError(
             f"This server does not reach itself at {place.shown}, so other hosts may not, either. {error.detail}",
             next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is ready: "
             "publishNotReadyAddresses: true.",
         ) from None
-    if found.server != own:
+    if card.server != own:
         raise Refused(f"{place.shown} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
     # The proof shows that no other server is there, unless every host has this address.
     takes_over = options.take_over or not _is_loopback(options.name)
@@ -155,10 +156,11 @@ def _is_loopback(host: str) -> bool:
 def _addresses(host: str) -> set[str]:
     """The addresses that a name has on this host; none if it has none here."""
     try:
-        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         return set()
-    return {str(address[0]).partition("%")[0] for *_, address in found}
+    # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
+    return {str(address[0]).partition("%")[0] for *_, address in infos}
 
 
 def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIApp:
@@ -172,13 +174,13 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
     shards = ServedShards(ledger, configuration.shards, options.name, options.port)
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
-        "/metrics": MetricsApp(ledger, configuration.kafka, shards.here),
+        "/metrics": MetricsApp(ledger, configuration.kafka, shards.served_location),
     }
     if options.rest:
-        state = ApiState(ledger, Reader(ledger, shards.here))
+        state = ApiState(ledger, Reader(ledger, shards.served_location))
         mounted |= {
-            "/sluice": _With(generic_app(configuration.pipelines), state, "/sluice"),
-            "/v1": _With(custom_routes_app(configuration.pipelines), state, "/v1"),
+            "/sluice": _WithState(generic_app(configuration.pipelines), state, "/sluice"),
+            "/v1": _WithState(custom_routes_app(configuration.pipelines), state, "/v1"),
         }
     return TokenRequired(_Mounts(mounted), configuration.server_token, shards.card)
 
@@ -210,7 +212,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
 
 
 def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
-    return _Configuration(
+    return _AdmissionConfig(
         app,
         host=options.bind,
         port=options.port,
@@ -231,7 +233,7 @@ def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
     )
 
 
-class _Configuration(uvicorn.Config):
+class _AdmissionConfig(uvicorn.Config):
     """Uvicorn's configuration of a server that counts connections when they arrive, before TLS."""
 
     @override
@@ -256,11 +258,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
-            # It asks this server, so it must not keep the event loop waiting.
+            # The function sends this server a request, so it must not keep the event loop waiting.
             await asyncio.to_thread(self._on_started)
 
 
-class _With:
+class _WithState:
     """Passes the process's state to an app that is mounted under a prefix."""
 
     def __init__(self, app: ASGIApp, state: ApiState, prefix: str) -> None:

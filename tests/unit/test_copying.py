@@ -98,7 +98,7 @@ def test_an_interrupted_copy_continues_and_ends_as_its_source(
     with monkeypatch.context() as patch:
         interrupting(patch, after)
         with pytest.raises(Interrupted), ShardCopy(source.shard, place) as copy:
-            copy.fill(hold=source.repeat)  # between the two parts of a copy
+            copy.fill(stop_writers=source.repeat)  # between the two parts of a copy
     source.repeat()  # a run goes on meanwhile
     source.write(2)
     source.compact()
@@ -129,7 +129,7 @@ def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.Monke
             copy.fill(source.shard.checksums(4))
             assert (0 < copy.versions <= 24) == copied
             assert content(copy.target, 4) == content(source.shard, 4)
-            assert not copy.why_anew
+            assert not copy.why_replaced
 
 
 def test_published_batches_are_copied_once_while_the_source_is_in_use(database: str) -> None:
@@ -141,11 +141,11 @@ def test_published_batches_are_copied_once_while_the_source_is_in_use(database: 
         source.write()  # the last batch before the source is sealed
 
     with ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), settled=2) as copy:
-        copy.fill(hold=hold)
+        copy.fill(stop_writers=hold)
         assert held[0] < copy.versions <= held[0] + 24
         assert content(copy.target, 3) == content(source.shard, 3)
     with ShardCopy(source.shard, location(database, GenerationRef("other", 1), 0), settled=3) as other:
-        other.fill(hold=lambda: held.append(other.versions))
+        other.fill(stop_writers=lambda: held.append(other.versions))
         assert held[1] == other.versions
 
 
@@ -176,9 +176,9 @@ def test_a_copy_of_another_shard_is_replaced(finished: bool, database: str, monk
         except Interrupted:
             assert not finished
     with ShardCopy(source.shard, place) as copy:
-        copy.fill(before_anew=lambda: replaced.append(True))
+        copy.fill(before_replacing=lambda: replaced.append(True))
         assert content(copy.target, 2) == content(source.shard, 2)
-        assert copy.why_anew.startswith("The shard is damaged")
+        assert copy.why_replaced.startswith("The shard is damaged")
     assert replaced
 
 
@@ -191,7 +191,7 @@ def test_a_source_that_is_not_as_published_is_not_copied(database: str) -> None:
         ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), until=2) as copy,
         pytest.raises(DamagedState, match="checksum"),
     ):
-        copy.fill(another.shard.checksums(2), release=lambda: released.append(True))
+        copy.fill(another.shard.checksums(2), let_write=lambda: released.append(True))
     assert released == [True]
 
 

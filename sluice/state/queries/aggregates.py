@@ -73,10 +73,12 @@ class Aggregates:
         """Add entries. Raises QueryError if the field does not hold a number."""
         for entry in entries:
             value = _decoded(entry)
+            number = None
             # Without a field, entries can be counted whatever their values.
-            is_counted = not self._field and (isinstance(value, bool) or not isinstance(value, int | Decimal))
-            number = None if is_counted else _number(entry, _at(value, self._field), self._field)
-            self._sums(_ENCODER.encode(_group(entry, value, self._group_by))).add(1, number, number, number)
+            if self._field or _is_number(value):
+                number = _number(entry, _at(value, self._field), self._field)
+            group = _ENCODER.encode(_group(entry, value, self._group_by))
+            self._sums(group).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
         """Add the aggregates of another worker. Raises QueryError if there are too many groups."""
@@ -85,10 +87,9 @@ class Aggregates:
 
     def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
         """The groups, sorted by name, or by an aggregate in descending order (groups without it come last)."""
-        groups = [
-            Group(msgspec.Raw(name), sums.entries, sums.sum, sums.min, sums.max)
-            for name, sums in sorted(self._groups.items())
-        ]
+        groups: list[Group] = []
+        for name, sums in sorted(self._groups.items()):
+            groups.append(Group(msgspec.Raw(name), sums.entries, sums.sum, sums.min, sums.max))
         if order != "group":
             groups.sort(key=lambda group: _rank(getattr(group, order)), reverse=True)
         return groups[:limit]
@@ -136,13 +137,18 @@ def _group(entry: Entry, value: Any, group_by: str) -> Any:
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+    if not _is_number(value):
         field = repr(".".join(names)) if names else "The value"
         raise QueryError(
             f"{field} of key {entry.key[:100]!r} is not a number.",
             next_step=f"Choose a field: {', '.join(map(str, value))}." if isinstance(value, dict) else "",
         )
     return Decimal(value)
+
+
+def _is_number(value: Any) -> bool:
+    # In Python, True is an int.
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
 def _at(value: Any, names: tuple[str, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""The queries that a worker executes. They are sent to state servers as JSON."""
+"""The queries that a worker executes over its shard. A worker on another host gets them as JSON."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sluice.state.time_limits import check_deadline
 T = TypeVar("T")
 
 _PAGE = 5_000
+"""The state rows of one read, between which the time limit of the query is checked."""
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
@@ -37,11 +38,12 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
 
     def entries(self, state_rows: list[StateRow]) -> list[Entry]:
         """The entries from the state rows that hold a value of the store."""
-        return [
-            Entry(row.key, row.window_start, row.window_end, value)
-            for row in state_rows
-            if (value := store_value(self.store_column, row.value)) is not None
-        ]
+        entries: list[Entry] = []
+        for row in state_rows:
+            value = store_value(self.store_column, row.value)
+            if value is not None:
+                entries.append(Entry(row.key, row.window_start, row.window_end, value))
+        return entries
 
 
 class Value(Query[msgspec.Raw | None], frozen=True, tag=True):
@@ -67,8 +69,12 @@ class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
         return len(self.keys) <= FEW_KEYS
 
     def execute(self, shard: LocalShard) -> dict[str, msgspec.Raw]:
-        rows = shard.get_many(self.group_id, self.keys, self.as_of)
-        return {key: value for key, row in rows.items() if (value := store_value(self.store_column, row)) is not None}
+        values: dict[str, msgspec.Raw] = {}
+        for key, row in shard.get_many(self.group_id, self.keys, self.as_of).items():
+            value = store_value(self.store_column, row)
+            if value is not None:
+                values[key] = value
+        return values
 
 
 class Scan(Query[list[Entry]], frozen=True, tag=True):
@@ -93,6 +99,7 @@ class Count(Query[int], frozen=True, tag=True):
 
     def execute(self, shard: LocalShard) -> int:
         if self.store_column == 0:
+            # The database counts the values of the first store. Those of other stores are inside a JSON array.
             return shard.count(self.group_id, self.as_of, self.within)
         return sum(len(page) for page in _pages(self, shard, self.within))
 

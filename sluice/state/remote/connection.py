@@ -24,16 +24,7 @@ from sluice.settings import settings
 
 SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
 _CONNECT_SECONDS = 3.0
-_GIVEN_UP = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (
-            ("TCP_USER_TIMEOUT", 30_000), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)
-        )
-        if hasattr(socket, name)
-    ),
-]  # fmt: skip
+_TCP_OPTIONS = {"TCP_USER_TIMEOUT": 30_000, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """Lets the kernel give a connection up after 30 s without the peer's acknowledgement: a write may take 10 minutes."""
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
@@ -50,11 +41,19 @@ def client_options(seconds: float, token: str = "", *, verify_certificate: bool 
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
-        "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_GIVEN_UP),
+        "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_socket_options()),
         "timeout": call_limits(seconds),
         "trust_env": False,  # connections between servers use no proxy
         "follow_redirects": False,
     }
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in _TCP_OPTIONS.items():
+        if hasattr(socket, name):  # not every operating system has all of them
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
 
 
 def call_limits(seconds: float) -> httpx.Timeout:

@@ -1,8 +1,9 @@
-"""Copies shards: the one way in which state gets to another host, another database or another generation.
+"""Copies shards: the only way in which state gets to another host, another database or another generation.
 
-A copy is filled in pages. It is sealed until it is complete: no run writes to it. A row brings its digest, which the
-copy compares before it takes the row. In the end, the copy gets its journal, and all of its rows are read and compared
-with the checksums of a snapshot. A copy of a whole shard that was interrupted continues after its last row.
+A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it. Each row comes with
+its digest, which the copy checks before it stores the row. At the end, the copy gets its journal, and all of its rows
+are read and compared with the checksums of a snapshot. An interrupted copy of a whole shard continues after its last
+row.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
 from sluice.state.shard.shard import (
-    NOTHING,
+    NO_PLACES,
     STATE_ROWS,
     UNFINISHED,
     Checksums,
     Journal,
     JournalEntry,
-    Last,
+    LastPlaces,
     Shard,
     Version,
 )
@@ -37,9 +38,9 @@ Versions = TypeVar("Versions", Version, StateVersion)
 class ShardCopy:
     """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
 
-    An unfinished copy that is there is continued, and a complete one brought up to date. If it then differs from the
-    source, it is replaced. `is_complete`: the ledger says that a complete copy is there, so that one that is lost is
-    replaced, too. `settled` is the newest batch that is published, and therefore is not written again.
+    Continues an unfinished copy at this place, and brings a complete copy up to date. If the copy then differs from
+    the source, it is replaced. `is_complete` says that the ledger knows of a complete copy here, so that a lost copy is
+    replaced, too. `settled` is the newest published batch, which no run writes again.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class ShardCopy:
     ) -> None:  # fmt: skip
         self.versions = 0
         """The number of versions copied."""
-        self.why_anew = ""
-        """Why a copy that was there was replaced; empty if none was."""
+        self.why_replaced = ""
+        """Why an earlier copy at this place was replaced; empty if none was."""
         self._source, self._place, self._progress = source, place, progress
         self._until, self._settled = until, settled
         self._target: Shard | None = None
@@ -58,7 +59,7 @@ class ShardCopy:
             if is_complete:
                 self._target.seal()
         except DamagedState as error:
-            self.why_anew = error.detail
+            self.why_replaced = error.detail
 
     def __enter__(self) -> Self:
         return self
@@ -80,57 +81,62 @@ class ShardCopy:
         self,
         published: Checksums | None = None,
         *,
-        hold: Callable[[], None] = lambda: None,
-        release: Callable[[], None] = lambda: None,
-        before_anew: Callable[[], None] = lambda: None,
+        stop_writers: Callable[[], None] = lambda: None,
+        let_write: Callable[[], None] = lambda: None,
+        before_replacing: Callable[[], None] = lambda: None,
     ) -> None:
         """Copy what is missing, and compare the checksums. Raises DamagedState if a new copy differs, too.
 
-        `hold` keeps others from writing to the source, after most of it has been copied; without an `until`, the copy
-        would lack what they write. `release` lets them write again if the copy differs. `before_anew` is called before
-        a copy is replaced.
+        `stop_writers` is called when most rows are copied. It must keep others from writing to the source, because a
+        copy without `until` would lack what they write. `let_write` lets them write again if the copy differs.
+        `before_replacing` is called before a copy is replaced.
         """
         if self._target is not None:
-            was_there = bool(self._target.journal().batches)
+            is_continued = bool(self._target.journal().batches)
             try:
-                return self._fill(self._target, published, hold, release)
+                return self._fill(self._target, published, stop_writers, let_write)
             except DamagedState as error:
-                if not was_there:
-                    raise
-                self.why_anew = error.detail
+                if not is_continued:
+                    raise  # a new copy would differ in the same way
+                self.why_replaced = error.detail
         self.close()
-        before_anew()
+        before_replacing()
         self._target = create_shard(self._place, anew=True)
-        return self._fill(self._target, published, hold, release)
+        return self._fill(self._target, published, stop_writers, let_write)
 
     def _fill(
-        self, target: Shard, published: Checksums | None, hold: Callable[[], None], release: Callable[[], None]
+        self,
+        target: Shard,
+        published: Checksums | None,
+        stop_writers: Callable[[], None],
+        let_write: Callable[[], None],
     ) -> None:
-        missing = self._begin(target)
-        hold()
+        missing = self._copy_most(target)
+        stop_writers()
         try:
             if self._until is None or missing <= self._until:
                 self._copy_since(target, missing, target.journal())
             journal = self._source.journal()
             as_of = journal.newest if self._until is None else self._until
             entries = [entry for entry in journal.batches if entry.batch <= as_of]
-            finish(target, Journal(journal.epoch, entries), as_of, published)
+            finish_copy(target, Journal(journal.epoch, entries), as_of, published)
         except DamagedState:
-            release()
+            let_write()
             raise
 
-    def _begin(self, target: Shard) -> int:
-        """Copy what is there while the source may be in use. Returns the first batch that is missing then."""
+    def _copy_most(self, target: Shard) -> int:
+        """Copy the rows while the source may be in use. Returns the first batch that is missing afterwards."""
+        # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)
         missing = unsettled if self._until is None else self._until + 1
         journal = target.journal()
         if not journal.batches:
-            # This tells a copy that continues what it lacks, besides the rows after its last one.
+            # If the copy is interrupted, this entry says which batches it may lack before its last row.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
-            self._copy_pages(target, 0, NOTHING)
-        elif (begun := journal.unfinished) is not None:
+            self._copy_pages(target, 0, NO_PLACES)
+        elif journal.unfinished is not None:
             self._copy_pages(target, 0, target.last_places())
-            return min(begun, missing)
+            return min(journal.unfinished, missing)
         else:
             # The newest batch may have been written again since it was copied.
             complete = journal.newest - 1 if self._until is None else min(journal.newest, self._until)
@@ -140,9 +146,9 @@ class ShardCopy:
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
         """Copy batches, in place of those that an interrupted copy has begun."""
         target.replace_journal(since, journal)
-        self._copy_pages(target, since, NOTHING)
+        self._copy_pages(target, since, NO_PLACES)
 
-    def _copy_pages(self, target: Shard, since: int, last: Last) -> None:
+    def _copy_pages(self, target: Shard, since: int, last: LastPlaces) -> None:
         for versions in pages_of_versions(self._source, since, after=last.row):
             target.absorb_rows(versions)
             self._count(len(versions))
@@ -157,7 +163,7 @@ class ShardCopy:
 
 @dataclass
 class NewShard:
-    """A sealed shard that gets the state of one batch from others, divided or changed on the way."""
+    """A sealed shard that is filled with the state of one batch from other shards, divided or changed on the way."""
 
     shard: Shard
     rows: Counter[int] = field(default_factory=Counter)
@@ -172,8 +178,8 @@ class NewShard:
     def add_states(self, states: Sequence[StateVersion]) -> None:
         """Add a page of operator states."""
         self.shard.absorb_states(states)
-        for operator, of_operator in groupby(states, lambda state: state.operator):
-            self._count(operator, [*of_operator])
+        for operator, operator_states in groupby(states, lambda state: state.operator):
+            self._count(operator, [*operator_states])
 
     def _count(self, operator: int, versions: Sequence[Version | StateVersion]) -> None:
         self.rows[operator] += len(versions)
@@ -181,16 +187,15 @@ class NewShard:
 
     def finish(self, batch: int, epoch: int) -> Checksums:
         """Write the journal, compare the checksums with the rows, and accept writes. Returns the checksums."""
-        entries = [
-            JournalEntry(operator, batch, rows, checksum_of(self.totals[operator]))
-            for operator, rows in self.rows.items()
-        ]
-        finish(self.shard, Journal(epoch, entries), batch, None)
+        entries: list[JournalEntry] = []
+        for operator, rows in self.rows.items():
+            entries.append(JournalEntry(operator, batch, rows, checksum_of(self.totals[operator])))
+        finish_copy(self.shard, Journal(epoch, entries), batch, None)
         self.shard.seal(sealed=False)
         return self.shard.checksums(batch)
 
 
-def finish(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
+def finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
     Raises DamagedState if they differ from the published checksums; without them, from those of the journal.
@@ -229,8 +234,8 @@ class SourceShard:
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
     """The newest version of each state row with a value, of all groups or of one, sorted by group, key and window."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
-    for _, of_row in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
-        *_, newest = of_row
+    for _, row_versions in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
+        *_, newest = row_versions
         if newest.value is not None:
             yield newest
 
@@ -238,8 +243,8 @@ def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
 def newest_states(shard: Shard) -> Iterator[StateVersion]:
     """The newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
-    for _, of_state in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
-        *_, newest = of_state
+    for _, state_versions in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
+        *_, newest = state_versions
         if newest.state is not None:
             yield newest
 

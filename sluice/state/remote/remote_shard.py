@@ -17,7 +17,7 @@ from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
-from sluice.state.shard.shard import Checksums, Journal, Last, Shard, Version
+from sluice.state.shard.shard import Checksums, Journal, LastPlaces, Shard, Version
 
 ANSWER_SECONDS = 60.0
 """How long a busy server may take to say that it has a shard. A paused server accepts connections and never answers."""
@@ -75,8 +75,8 @@ class RemoteShard(Shard):
     @override
     def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
         content = msgspec.msgpack.encode(list(rows))
-        known = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
-        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{known}", content))
+        parameter = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
+        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content))
         return written
 
     @override
@@ -177,8 +177,8 @@ class RemoteShard(Shard):
         self._call("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
-    def last_places(self) -> Last:
-        return msgspec.json.decode(self._call("GET", "/last"), type=Last)
+    def last_places(self) -> LastPlaces:
+        return msgspec.json.decode(self._call("GET", "/last"), type=LastPlaces)
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

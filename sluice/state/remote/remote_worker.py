@@ -1,4 +1,4 @@
-"""A worker on another host, whose state server executes the queries."""
+"""A worker on another host: calls the worker's state server, which executes the queries."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class RemoteWorker:
         self._address = address
         self._client: HttpClient | None = None
         self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
+        """Group, store column and batch of a query → the keys that wait for the next call, and their values."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
@@ -39,31 +40,33 @@ class RemoteWorker:
 
     async def _value(self, query: Value) -> msgspec.Raw | None:
         """The value of one key, fetched in one call together with other waiting keys."""
-        of = query.group_id, query.store_column, query.as_of
-        future = self._waiting.setdefault(of, {}).get(query.key)
+        store = query.group_id, query.store_column, query.as_of
+        future = self._waiting.setdefault(store, {}).get(query.key)
         if future is None:
-            future = self._waiting[of][query.key] = asyncio.get_running_loop().create_future()
+            future = self._waiting[store][query.key] = asyncio.get_running_loop().create_future()
             if len(self._calls) < CALLS_AT_ONCE:
-                self._start()
+                self._start_call()
+        # A caller that is cancelled must not cancel the look-up for others who wait for the same key.
         return await asyncio.shield(future)
 
-    def _start(self) -> None:
-        call = asyncio.get_running_loop().create_task(self._send())
+    def _start_call(self) -> None:
+        call = asyncio.get_running_loop().create_task(self._look_up_waiting_keys())
         self._calls.add(call)
-        call.add_done_callback(self._done)
+        call.add_done_callback(self._end_call)
 
-    def _done(self, call: asyncio.Task[None]) -> None:
+    def _end_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
         if self._waiting and len(self._calls) < CALLS_AT_ONCE:
-            self._start()
+            self._start_call()
 
-    async def _send(self) -> None:
+    async def _look_up_waiting_keys(self) -> None:
+        """Look up the keys that wait for the store that has waited longest, in one call."""
         if not self._waiting:
             return
-        of = next(iter(self._waiting))
-        futures = self._waiting.pop(of)
+        store = next(iter(self._waiting))
+        futures = self._waiting.pop(store)
         try:
-            values = await self._call(Values(*of, list(futures)))
+            values = await self._call(Values(*store, list(futures)))
         except Exception as error:
             for future in futures.values():
                 _fail(future, error)
@@ -82,7 +85,7 @@ class RemoteWorker:
         try:
             result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
             if isinstance(query, Values) and not result.keys() <= set(query.keys):
-                raise NotAStateServer
+                raise NotAStateServer  # these are the answers to another question
             return cast("T", result)
         except Refused as error:  # another server has the worker
             raise StateError(error.detail) from None

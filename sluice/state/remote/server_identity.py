@@ -1,7 +1,7 @@
-"""How a state server proves who it is, before anybody sends it the token.
+"""How a state server proves its identity, before a program sends it the token.
 
-The asker sends a random number, and proves that it knows the token. The server answers with its card and proves the
-same, for this number and this card. Neither proof contains the token, and a server without it can only be silent.
+The program sends a random number, and a proof that it knows the token. The server answers with its card, and with a
+proof for this number and this card. Neither proof contains the token, and only a server with the token can answer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def challenge_number(token: str, credentials: str) -> str | None:
-    """The random number in a challenge's Authorization header; None unless the asker knows the token."""
-    parts = _CHALLENGE.fullmatch(credentials)
-    return parts[1] if parts is not None and hmac.compare_digest(_mac(token, "ask", parts[1]), parts[2]) else None
+    """The random number in a challenge's Authorization header; None unless its sender knows the token."""
+    challenge = _CHALLENGE.fullmatch(credentials)
+    if challenge is None:
+        return None
+    number, proof = challenge.groups()
+    return number if hmac.compare_digest(_mac(token, "ask", number), proof) else None
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
@@ -59,17 +62,17 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
     options["headers"] = {"Authorization": f"{SCHEME} {number}.{_mac(token, 'ask', number)}"}
     try:
         with httpx.Client(**options) as client:
-            answered = client.get(url)
+            response = client.get(url)
     except httpx.HTTPError as error:
         raise _no_answer(address, error) from None
-    if answered.status_code == httpx.codes.UNAUTHORIZED:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
         raise Refused(f"The state server at {address} rejected the token of this process.", next_step=SAME_TOKEN)
     try:
-        card = msgspec.json.decode(answered.content, type=Card)
+        card = msgspec.json.decode(response.content, type=Card)
     except msgspec.DecodeError as error:
         raise _no_answer(address, error) from None
-    expected = _mac(token, "answer", number, answered.content.decode())
-    if not hmac.compare_digest(answered.headers.get(PROOF, "").encode(), expected.encode()):
+    expected = _mac(token, "answer", number, response.content.decode())
+    if not hmac.compare_digest(response.headers.get(PROOF, "").encode(), expected.encode()):
         raise Refused(f"The server at {address} did not prove that it knows the token of the state servers.")
     return card
 

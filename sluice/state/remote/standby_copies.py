@@ -57,7 +57,8 @@ def refresh_standbys(
     read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. The copy
     is kept if a server does not answer, or if the worker's own shard is damaged; the next standby is refreshed then.
     """
-    if not (standbys := ledger.standbys.of(ref.pipeline)):
+    standbys = ledger.standbys.of(ref.pipeline)
+    if not standbys:
         return
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
     if info is None or batch is None:
@@ -68,10 +69,10 @@ def refresh_standbys(
             continue
         try:
             require_copyable(worker)
-            done: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+            outcome: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
         except (StateError, Refused) as error:
-            done = FailedRefresh(worker.number, error)
-        yield done
+            outcome = FailedRefresh(worker.number, error)
+        yield outcome
 
 
 def _refresh(
@@ -83,25 +84,26 @@ def _refresh(
         with _damage_of(worker):
             _compare_journal(source, batch, published)
 
-        def empty() -> None:
-            """Let readers no longer use the copy. A server rejects queries for a copy that is not complete yet."""
+        def forget_copy() -> None:
+            """Keep readers from the copy, and delete it. A server rejects queries of a copy that is not complete."""
             nonlocal standby
             copied = standby.copied
             standby = ledger.standbys.record_copy(standby, ref, None, epoch)
             if copied is not None:
                 drop_shard(standby.shard(copied))
 
-        def before_anew() -> None:
+        def before_replacing() -> None:
+            # If the source is damaged, the copy is the only good one, so it must be kept.
             with _damage_of(worker):
                 _verify(source, batch, published)
-            empty()
+            forget_copy()
 
         if not has_copy:
-            empty()
+            forget_copy()
         with ShardCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
-            copy.fill(published, before_anew=before_anew)
+            copy.fill(published, before_replacing=before_replacing)
     ledger.standbys.record_copy(standby, ref, batch, epoch)
-    why = copy.why_anew or ("" if has_copy else "There was no copy yet.")
+    why = copy.why_replaced or ("" if has_copy else "There was no copy yet.")
     return RefreshedCopy(worker.number, batch, copy.versions, why)
 
 
@@ -122,18 +124,18 @@ def promote_standby(
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if info is None or batch is None or standby is None or number >= len(info.workers):
         raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
-    held = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
+    copy_text = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
     is_stale = (standby.copied, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(
-            f"The standby of worker {number} of {ref.pipeline!r} at {standby.shown} has {held}, but "
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.shown} has {copy_text}, but "
             f"{ref.generation}.{batch} is published.",
             next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
             f"topics: sluice standby promote {ref.pipeline} {number} --stale",
         )
     old, quarantined = info.workers[number].location, ""
     if is_stale:
-        quarantined = f"The standby that took the worker's place had {held}."
+        quarantined = f"The standby that took the worker's place had {copy_text}."
         if standby.copied == ref:
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal(sealed=False)
@@ -146,12 +148,13 @@ def promote_standby(
         except DamagedState as error:
             raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
     note = (
-        f"Worker {number}: the standby at {standby.shown}, which had {held}, took the place of the shard "
+        f"Worker {number}: the standby at {standby.shown}, which had {copy_text}, took the place of the shard "
         f"at {shown(old)}. {why}"
     )
     try:
         place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
     except (LeaseError, Refused):
+        # The copy stays a standby, so no run may write to it.
         if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied == ref:
             with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal()
@@ -187,12 +190,12 @@ def require_copyable(worker: WorkerInfo) -> None:
 
 def _unreachable(info: GenerationInfo) -> list[int]:
     """The workers whose state servers do not answer for `RETRY_SECONDS`."""
-    until, lost = time.monotonic() + RETRY_SECONDS, [*info.workers]
-    while lost := [worker for worker in lost if not _answers(worker)]:
-        if time.monotonic() >= until:
-            break
+    until = time.monotonic() + RETRY_SECONDS
+    silent = [worker for worker in info.workers if not _answers(worker)]
+    while silent and time.monotonic() < until:
         time.sleep(0.5)
-    return [worker.number for worker in lost]
+        silent = [worker for worker in silent if not _answers(worker)]
+    return [worker.number for worker in silent]
 
 
 def _answers(worker: WorkerInfo) -> bool:
@@ -201,7 +204,7 @@ def _answers(worker: WorkerInfo) -> bool:
     except Unreachable:
         return False
     except StateError:
-        pass
+        pass  # The server answers, but it cannot open the shard: that is damage, which a standby does not repair.
     return True
 
 
@@ -213,7 +216,8 @@ def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
 
 
 def _compare_journal(shard: Shard, batch: int, published: Checksums | None) -> None:
-    if published is not None and (reason := shard.checksums(batch).difference(published)):
+    reason = "" if published is None else shard.checksums(batch).difference(published)
+    if reason:
         raise DamagedState(f"The shard is damaged: {reason}")
 
 

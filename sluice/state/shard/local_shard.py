@@ -20,7 +20,7 @@ from sluice.state.shard.expiry import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
-from sluice.state.shard.shard import STATE_ROWS, Checksums, Journal, JournalEntry, Last, Shard, Version
+from sluice.state.shard.shard import STATE_ROWS, Checksums, Journal, JournalEntry, LastPlaces, Shard, Version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -358,9 +358,9 @@ class LocalShard(Shard):
         return Journal(epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
 
     @override
-    def last_places(self) -> Last:
+    def last_places(self) -> LastPlaces:
         rows, states = self._driver.fetch(statements.LAST_ROW, ()), self._driver.fetch(statements.LAST_STATE, ())
-        return Last(rows[0] if rows else None, states[0] if states else None)
+        return LastPlaces(rows[0] if rows else None, states[0] if states else None)
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

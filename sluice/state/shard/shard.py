@@ -65,7 +65,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
         return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
 
 
-class Last(msgspec.Struct, frozen=True, array_like=True):
+class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
     """The places of a shard's last versions in the order in which they are copied; None without any."""
 
     row: tuple[int, str, int, int] | None
@@ -74,7 +74,7 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     """Operator, whether all keys share it, key and batch."""
 
 
-NOTHING = Last(None, None)
+NO_PLACES = LastPlaces(None, None)
 
 
 class Checksums(msgspec.Struct, frozen=True, array_like=True):
@@ -203,7 +203,7 @@ class Shard(Protocol):
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Like `absorb`, for operator states."""
 
-    def last_places(self) -> Last:
+    def last_places(self) -> LastPlaces:
         """The places of the last versions, after which an interrupted copy continues."""
 
     def replace_journal(self, since: int, journal: Journal) -> None:
