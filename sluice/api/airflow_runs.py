@@ -36,11 +36,10 @@ class AirflowRuns:
     def dags(self) -> Mapping[str, DagState]:
         """Pipeline → its DAG with the newest run."""
         with create_session() as session:
-            own = select(DagTag.dag_id).where(DagTag.name == _TAG)
-            tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(own))
-            paused = dict(
-                session.execute(select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(tagged))).all()
-            )
+            with_tag = select(DagTag.dag_id).where(DagTag.name == _TAG)
+            tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag))
+            statement = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(tagged))
+            paused = dict(session.execute(statement).all())
             newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             last = dict(zip((run.dag_id for run in runs), self._answers(session, runs), strict=True))
@@ -71,16 +70,23 @@ class AirflowRuns:
 
     def _answers(self, session: Session, runs: Iterable[DagRun]) -> list[Run]:
         runs = list(runs)
-        tasks: dict[tuple[str, str], Any] = {}
-        instances = select(
-            TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.state, TaskInstance.start_date
-        ).where(
+        if not runs:
+            return []
+        columns = (
+            TaskInstance.dag_id,
+            TaskInstance.run_id,
+            TaskInstance.task_id,
+            TaskInstance.state,
+            TaskInstance.start_date,
+        )
+        instances = select(*columns).where(
             TaskInstance.dag_id.in_({run.dag_id for run in runs}), TaskInstance.run_id.in_({run.run_id for run in runs})
         )
-        for task in session.execute(instances).all() if runs else ():
-            of_run = (task.dag_id, task.run_id)
-            if of_run not in tasks or _rank(task) > _rank(tasks[of_run]):
-                tasks[of_run] = task
+        tasks: dict[tuple[str, str], Any] = {}
+        for task in session.execute(instances).all():
+            run_key = (task.dag_id, task.run_id)
+            if run_key not in tasks or _rank(task) > _rank(tasks[run_key]):
+                tasks[run_key] = task
         return [self._answer(run, tasks.get((run.dag_id, run.run_id))) for run in runs]
 
     def _answer(self, run: DagRun, task: Any) -> Run:

@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from sluice.api.http.route import App
+from sluice.api.http.route import App, Route
 from sluice.api.page.page import STATIC, page_router
 from sluice.api.routes.custom_route_files import CustomRoutesApp
 from sluice.api.routes.rest_view import ROUTERS, description_router
@@ -18,8 +18,9 @@ from sluice.settings import settings
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
     """The app for `/sluice`: the generic view and the page. `folder` has the files of pipelines and custom routes."""
     folder = folder or settings().pipelines
-    routers = (page_router(folder), description_router(folder), *ROUTERS)
-    routes = [route for router in routers for route in router.routes]
+    routes: list[Route] = []
+    for router in (page_router(folder), description_router(folder), *ROUTERS):
+        routes += router.routes
     return App(routes, StaticFiles(directory=STATIC), {SERVICES: services or NO_SERVICES})
 
 

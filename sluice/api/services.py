@@ -51,7 +51,7 @@ class Services:
 
         `positions` has all topics that a pipeline reads. Raises BrokersUnreachable.
         """
-        topics = sorted({topic for read in positions.values() for topic in read})
+        topics = sorted(set().union(*positions.values()))
         # Begin offsets are requested too: a partition that a pipeline has not read counts from its beginning.
         # Errors are cached too, because each attempt to reach a broker takes seconds.
         lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))

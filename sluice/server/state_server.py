@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from sluice.api.apps import custom_routes_app, generic_app
-from sluice.api.mounted import freeze_imports
 from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
@@ -32,6 +31,7 @@ from sluice.state.model import GenerationRef
 from sluice.state.remote import server_identity
 from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
+from sluice.support.startup import freeze_imports
 from sluice.values.host_ports import address_of, is_host
 
 _BACKLOG = 512

@@ -263,6 +263,6 @@ def test_a_folder_is_loaded_once_for_concurrent_first_requests(folder: Path, mon
 
     monkeypatch.setattr(custom_route_files, "load_routes", counted)
     with ThreadPoolExecutor(4) as pool:
-        routes = {*pool.map(custom_route_files.routes_of, [folder] * 4)}
+        routes = {*pool.map(custom_route_files.routes_in, [folder] * 4)}
     assert loads == [folder]
     assert len(routes) == 1

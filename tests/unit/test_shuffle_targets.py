@@ -42,7 +42,7 @@ def job(*, topic: bool = False, step: bool = False) -> Job:
     return plan(pipeline).job
 
 
-def routes_of(planned: Job) -> ShuffleTargets:
+def routes_in(planned: Job) -> ShuffleTargets:
     """The routes after the job's only stage."""
     storage = Storage.of(planned, 1, Settings.read({}))
     ingest = Ingest.of(planned, Totals.of(planned, {}), storage.side_outputs, {"sales": 1})
@@ -64,7 +64,7 @@ def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch
 def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> None:
     planned = job(topic=True)
     (operator,), (sink,) = planned.operators, planned.operator_sinks
-    routes = routes_of(planned)
+    routes = routes_in(planned)
     waiting = rows(1, {"target": 99, "key": "k", "sequence": 7, "origin": 0, "time": 1})
     given = pa.concat_batches(
         [results(operator.number, ("a", "1", True), ("a", "2", False), ("b", None, False)), waiting]
@@ -85,7 +85,7 @@ def test_the_steps_after_an_operator_read_its_results() -> None:
     planned = job(step=True)
     (operator,), (sink,) = planned.operators, planned.operator_sinks
     given = results(operator.number, ("a", "3", False), ("b", "4", False), ("c", None, False))
-    routed = pa.Table.from_batches(routes_of(planned)(iter([given])), SCHEMA).to_pylist()
+    routed = pa.Table.from_batches(routes_in(planned)(iter([given])), SCHEMA).to_pylist()
     assert [(row["key"], row["value"]) for row in routed if row["target"] == sink.number] == [("b", "4")]
 
 

@@ -28,14 +28,20 @@ _PROBLEM = {
 
 def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
     """The OpenAPI document of routes. Each argument is a path prefix with its routes."""
-    routes = [(prefix, route) for prefix, routes in mounted for route in routes if route.is_described]
-    types = [answer for _, route in routes for answer in route.answers]
-    types += [route.body for _, route in routes if route.body is not None]
+    routes: list[tuple[str, Route]] = []
+    types: list[Any] = []
+    for prefix, prefix_routes in mounted:
+        for route in prefix_routes:
+            if route.is_described:
+                routes.append((prefix, route))
+                types += route.answers
+                types += [] if route.body is None else [route.body]
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
     components = {name: _as_encoded(schema) for name, schema in components.items()}
     paths: dict[str, dict[str, Any]] = {}
     for prefix, route in routes:
-        paths.setdefault(_plain(prefix + route.path), {})["get" if route.body is None else "post"] = _operation(route)
+        method = "get" if route.body is None else "post"
+        paths.setdefault(_plain(prefix + route.path), {})[method] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -88,10 +94,11 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     _, components = msgspec.json.schema_components([route.parameters], ref_template="{name}")
     schema = components[route.parameters.__name__]
     in_path, required = set(re.findall(r"\{(\w+)", route.path)), set(schema.get("required", ()))
-    return [
-        _parameter(name, _resolved(parameter, components), name in in_path, name in required)
-        for name, parameter in schema["properties"].items()
-    ]
+    parameters: list[dict[str, Any]] = []
+    for name, parameter in schema["properties"].items():
+        resolved = _resolved(parameter, components)
+        parameters.append(_parameter(name, resolved, name in in_path, name in required))
+    return parameters
 
 
 def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,13 +74,11 @@ def window_time(ms: int) -> datetime | None:
 
 def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:
     """Entries as they appear in a response."""
-    content = encoded(
-        [
-            answers.Entry(entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end))
-            for entry in entries
-        ]
-    )
-    return Payload("entries", content, workers, cursor)
+    shown: list[answers.Entry] = []
+    for entry in entries:
+        start, end = window_time(entry.window_start), window_time(entry.window_end)
+        shown.append(answers.Entry(entry.key, entry.value, start, end))
+    return Payload("entries", encoded(shown), workers, cursor)
 
 
 def store_reply(pin: Pin, payload: Payload) -> Response:
@@ -135,6 +133,7 @@ def _provenance(
     if unavailable:
         headers |= {"x-sluice-unavailable": ", ".join(map(str, unavailable)), "cache-control": "no-store"}
     elif standbys:
+        # The next answer comes from the worker itself, so its headers will differ.
         headers["cache-control"] = "no-store"
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}

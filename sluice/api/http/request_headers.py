@@ -11,7 +11,7 @@ def header(scope: Scope, name: bytes) -> bytes:
     A look-up in Starlette's `Request.headers` takes longer.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    for each, value in headers:
-        if each == name:
+    for header_name, value in headers:
+        if header_name == name:
             return value
     return b""

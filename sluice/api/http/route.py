@@ -237,11 +237,17 @@ class ParameterReader:
         self.route = route
         fields = msgspec.structs.fields(route.parameters)
         in_path = {part[1] for part in PATH_PARAMETER.finditer(route.path)}
-        self._lists = {field.encode_name for field in fields if "list" in str(field.type)}
-        self._booleans = {field.encode_name for field in fields if "bool" in str(field.type)}
-        self._numbers = {
-            field.encode_name for field in fields if "float" in str(field.type) or "Decimal" in str(field.type)
-        }
+        self._lists: set[str] = set()
+        self._booleans: set[str] = set()
+        self._numbers: set[str] = set()
+        for field in fields:
+            kind = str(field.type)
+            if "list" in kind:
+                self._lists.add(field.encode_name)
+            if "bool" in kind:
+                self._booleans.add(field.encode_name)
+            if "float" in kind or "Decimal" in kind:
+                self._numbers.add(field.encode_name)
         self._names = {field.encode_name for field in fields} - in_path
 
     def read(self, path_values: dict[str, Any], query: bytes) -> msgspec.Struct:
@@ -260,6 +266,7 @@ class ParameterReader:
                     raise self._unknown(name)
             elif name in values:
                 raise InvalidParameters(f"The parameter {name} is given twice.")
+            # Without these checks, msgspec would also take 1, yes, NaN, 1_000 and similar texts.
             elif name in self._booleans and value not in ("true", "false"):
                 raise InvalidParameters(f"{name}: Expected true or false.")
             elif name in self._numbers and not JSON_NUMBER.fullmatch(value):

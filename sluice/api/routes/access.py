@@ -101,11 +101,9 @@ class Access:
 
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
         """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""
-        stores = [
-            store
-            for store in await self.reader.catalogue.named(name)
-            if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline)
-        ]
+        named = await self.reader.catalogue.named(name)
+        candidates = [store for store in named if pipeline in (None, store.pipeline)]
+        stores = [store for store in candidates if await self.may_read(store.pipeline)]
         if not stores:
             await self.look_up_all()
         store = only_store(name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}.")
@@ -124,8 +122,10 @@ class Access:
     def require_change(self, pins: Sequence[Pin | PipelineSnapshot]) -> None:
         """Raise Unchanged if the client already has the response for these snapshots."""
         etags = header(self.request.scope, b"if-none-match")
-        if etags and (current := etag(pins)) in etags.decode("latin-1"):
-            raise Unchanged(current)
+        if etags:
+            current = etag(pins)
+            if current in etags.decode("latin-1"):
+                raise Unchanged(current)
 
     async def cached(
         self,
@@ -150,7 +150,8 @@ class Access:
 
 def require_complete(workers: Iterable[WorkerStatus]) -> None:
     """Raise Incomplete, with the reasons, if a worker is unavailable."""
-    if reasons := unavailable(workers):
+    reasons = unavailable(workers)
+    if reasons:
         raise Incomplete(
             f"Some workers cannot be read: {', '.join(reasons)}",
             next_step="Try again, or remove require=complete to get the other workers' data.",

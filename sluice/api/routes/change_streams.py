@@ -85,11 +85,13 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
     heartbeat = time.monotonic()
     while user is not None:
         try:
-            now = {name: state for name, state in (await _activity(access)).items() if await user.may_read(name)}
+            activity = await _activity(access)
+            now = {name: state for name, state in activity.items() if await user.may_read(name)}
         except SluiceError as error:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
             now = before
-        if changed := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        if changed:
             yield _encoded_event("pipelines", "", changed)
         before = now
         if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
@@ -105,12 +107,15 @@ async def _activity(access: Access) -> dict[str, Any]:
         access.state.figures.get("dags", lambda: asyncio.to_thread(access.services.runs.dags)),
         access.figures("activity", _ledger_activity),
     )
-    return {
-        name: (ledger.get(name), dag.last_run and (dag.last_run.run, dag.last_run.state), dag.paused)
-        if (dag := dags.get(name))
-        else (ledger.get(name),)
-        for name in {*dags, *ledger}
-    }
+    activity: dict[str, Any] = {}
+    for name in {*dags, *ledger}:
+        dag = dags.get(name)
+        if dag is None:
+            activity[name] = (ledger.get(name),)
+        else:
+            last_run = dag.last_run and (dag.last_run.run, dag.last_run.state)
+            activity[name] = (ledger.get(name), last_run, dag.paused)
+    return activity
 
 
 def _ledger_activity(ledger: Ledger) -> dict[str, Any]:
@@ -156,7 +161,8 @@ async def _events(access: Access, pin: Pin, since: str | None) -> AsyncIterator[
     try:
         last, heartbeat = since, time.monotonic()
         while True:
-            if pin.snapshot.id != last and (event := await _shared_event(access, pin, last)):
+            event = None if pin.snapshot.id == last else await _shared_event(access, pin, last)
+            if event is not None:
                 yield event
                 last = pin.snapshot.id
             elif time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
@@ -189,6 +195,7 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     try:
         changes = await access.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
     except Gone:
+        # Retention has removed the snapshot that the client has seen, so the changes since then are unknown.
         is_continuation = False
         changes = await access.reader.changed(pin, pin.snapshot.batch)
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"

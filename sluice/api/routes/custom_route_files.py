@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from sluice.api.auth.permissions import principal
+from sluice.api.auth.permissions import Principal, principal
 from sluice.api.http.route import App, ParameterReader, Route
 from sluice.api.routes.custom_routes import Routes
 from sluice.errors import RouteError, SluiceError
@@ -38,10 +39,9 @@ class RouteFiles:
 def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
     """Load the routes of all files `NAME_routes.py` in a folder."""
     files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
-    tried = outcomes(files, seconds, load=pipeline_of_routes, start_seconds=60.0)
     loaded = RouteFiles({}, {})
     segments: dict[str, Path] = {}
-    for file, outcome in tried.items():
+    for file, outcome in outcomes(files, seconds, load=pipeline_of_routes, start_seconds=60.0).items():
         try:
             if outcome.error:
                 raise RouteError(outcome.error, next_step=outcome.next_step)
@@ -79,26 +79,34 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
 _LOADING = Lock()
 
 
-def routes_of(folder: Path) -> tuple[Route, ...]:
+def routes_in(folder: Path) -> tuple[Route, ...]:
     """The routes of a folder, loaded once per process, by the first thread that asks for them."""
     with _LOADING:
-        return _routes_of(folder)
+        return _load_once(folder)
 
 
 @cache
-def _routes_of(folder: Path) -> tuple[Route, ...]:
+def _load_once(folder: Path) -> tuple[Route, ...]:
     files = load_routes(folder)
     for file, error in files.broken.items():
         log.error("The routes of %s are not served: %s", file.name, error)
-    return tuple(route for routes in files.routes.values() for route in routes.routes)
+    return tuple(chain.from_iterable(routes.routes for routes in files.routes.values()))
 
 
 async def readable_routes(request: Request, folder: Path) -> list[Route]:
     """The routes of pipelines that the request's user may read."""
-    routes = await asyncio.to_thread(routes_of, folder)
-    user = principal(request)
-    pipelines = [pipeline for pipeline in sorted({route.tag for route in routes}) if await user.may_read(pipeline)]
+    routes = await asyncio.to_thread(routes_in, folder)
+    pipelines = await _readable_pipelines(principal(request), routes)
     return [route for route in routes if route.tag in pipelines]
+
+
+async def _readable_pipelines(user: Principal, routes: Iterable[Route]) -> set[str]:
+    """The pipelines of routes that a user may read. Always asks for all of them, in the same order."""
+    readable: set[str] = set()
+    for pipeline in sorted({route.tag for route in routes}):
+        if await user.may_read(pipeline):
+            readable.add(pipeline)
+    return readable
 
 
 class CustomRoutesApp:
@@ -110,7 +118,7 @@ class CustomRoutesApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            self._app = _RestrictedApp(await asyncio.to_thread(routes_of, self._folder))
+            self._app = _RestrictedApp(await asyncio.to_thread(routes_in, self._folder))
         await self._app(scope, receive, send)
 
 
@@ -118,12 +126,10 @@ class _RestrictedApp(App):
     """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        routes = list(routes)
-        super().__init__(routes)
-        self._pipelines = sorted({route.tag for route in routes})
+        self._routes = list(routes)
+        super().__init__(self._routes)
 
     @override
     async def _may_use(self, request: Request, reader: ParameterReader | None) -> bool:
-        user = principal(request)
-        readable = [pipeline for pipeline in self._pipelines if await user.may_read(pipeline)]
+        readable = await _readable_pipelines(principal(request), self._routes)
         return reader is not None and reader.route.tag in readable

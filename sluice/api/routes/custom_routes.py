@@ -197,12 +197,10 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
     try:
         hints = get_type_hints(function, include_extras=True)
         _, *arguments = inspect.signature(function).parameters.values()
-        fields = [
-            (argument.name, hints[argument.name])
-            if argument.default is argument.empty
-            else (argument.name, hints[argument.name], argument.default)
-            for argument in arguments
-        ]
+        fields: list[Any] = []
+        for argument in arguments:
+            default = [] if argument.default is argument.empty else [argument.default]
+            fields.append((argument.name, hints[argument.name], *default))
         parameters = msgspec.defstruct(f"{function.__name__}_parameters", fields, frozen=True, kw_only=True)
         answers = (hints["return"],)
         msgspec.json.schema_components([parameters, *answers])
@@ -214,7 +212,8 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
     in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(f"{path!r} is not a path such as /pages/{{page}}/views.")
-    if missing := sorted({*in_path} - {*names}):
+    missing = sorted({*in_path} - {*names})
+    if missing:
         raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.")
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:

@@ -60,10 +60,10 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     async with _gate:
         kafka = access.services.kafka()
         matches = await asyncio.to_thread(dead_letter_topic.find, kafka, query.pipeline, chosen, query.limit)
-    letters = [
-        _letter(letter, generation.topics, matches.markers.get((letter.partition, letter.offset)))
-        for letter in matches.letters
-    ]
+    letters: list[answers.DeadLetter] = []
+    for letter in matches.letters:
+        marker = matches.markers.get((letter.partition, letter.offset))
+        letters.append(_letter(letter, generation.topics, marker))
     topic = dead_letter_topic.topic_of(query.pipeline)
     reasons = dict(matches.reasons.most_common())
     return reply(answers.DeadLetters(query.pipeline, topic, reasons, matches.complete, letters))
@@ -78,8 +78,8 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     which = Chosen(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
     async with _gate:
         kafka = access.services.kafka()
-        done = await asyncio.to_thread(dead_letter_topic.redrive, kafka, query.pipeline, topics, which, chosen.limit)
-    return reply(answers.Redriven(done.redriven, dict(done.skipped), done.more))
+        outcome = await asyncio.to_thread(dead_letter_topic.redrive, kafka, query.pipeline, topics, which, chosen.limit)
+    return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 
 
 def _letter(letter: DeadLetter, topics: Collection[str], marker: Marker | None) -> answers.DeadLetter:

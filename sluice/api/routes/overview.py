@@ -40,18 +40,11 @@ async def show_overview(request: Request, _query: object) -> Response:
     names |= {name for name in dags if await access.may_read(name)}
     positions = await access.figures("positions", _positions)
     lags, error = await _lags(access, {name: read for name, read in positions.items() if name in names})
-    overviews = [
-        await _overview(
-            access,
-            name,
-            current.get(name),
-            [failure for failure in failures if failure.pipeline == name],
-            dags.get(name, _NO_DAG),
-            lags.get(name),
-            error,
-        )
-        for name in sorted(names)
-    ]
+    overviews: list[answers.Overview] = []
+    for name in sorted(names):
+        own_failures = [failure for failure in failures if failure.pipeline == name]
+        dag = dags.get(name, _NO_DAG)
+        overviews.append(await _overview(access, name, current.get(name), own_failures, dag, lags.get(name), error))
     order = list(PipelineHealth)
     return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
 
@@ -96,6 +89,7 @@ def _health(
     if any(failure.kind == "file" for failure in failures):
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
+    # A driver that Airflow did not start also holds the lease. A failed run may leave the lease until it expires.
     if state == "running" or (held and state != "failed"):
         return PipelineHealth.RUNNING
     if failures or state == "failed":
@@ -128,15 +122,16 @@ def _is_held(ledger: Ledger, ref: GenerationRef) -> bool:
 
 
 def _partitions(lag: Lag) -> list[answers.PartitionLag]:
-    return [
-        answers.PartitionLag(
-            topic,
-            partition,
-            lag.positions.get(topic, {}).get(partition),
-            lag.full_end(topic, partition),
-            lag.unread_in(topic, partition),
-            lag.held_in(topic, partition),
+    partitions: list[answers.PartitionLag] = []
+    for topic, partition in sorted(lag.partitions()):
+        partitions.append(
+            answers.PartitionLag(
+                topic=topic,
+                partition=partition,
+                position=lag.positions.get(topic, {}).get(partition),
+                end=lag.full_end(topic, partition),
+                unread=lag.unread_in(topic, partition),
+                held=lag.held_in(topic, partition),
+            )
         )
-        for topic, ends in sorted(lag.ends.items())
-        for partition in sorted(ends)
-    ]
+    return partitions

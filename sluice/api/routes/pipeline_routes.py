@@ -109,9 +109,10 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
     access = await access_of(request)
     await access.generation(query.pipeline)
     snapshots = await access.reader.catalogue.snapshots(query.pipeline, query.limit)
-    return reply(
-        [answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots]
-    )
+    counted = [
+        answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots
+    ]
+    return reply(counted)
 
 
 @router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
@@ -119,11 +120,8 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
     """The newest batches of the pipeline with their audits, newest first."""
     access = await access_of(request)
     info, root = await access.generation(query.pipeline), access.services.runs.root
-    return reply(
-        await access.figures(
-            ("batches", info.ref, query.limit), lambda ledger: monitoring.batches(ledger, info, query.limit, root)
-        )
-    )
+    name = ("batches", info.ref, query.limit)
+    return reply(await access.figures(name, lambda ledger: monitoring.batches(ledger, info, query.limit, root)))
 
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
@@ -135,17 +133,17 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
-async def start_run(request: Request, query: PipelineQuery, wanted: StartRun) -> Response:
+async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
     """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
 
     The user needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
-    runs, parameters = access.services.runs, {"action": wanted.action.value}
-    points = {name: text for name, text in (("from", wanted.begin), ("until", wanted.until)) if text}
-    Span.parse(wanted.begin, wanted.until)
-    if points and wanted.action is not Action.REPLAY:
+    runs, parameters = access.services.runs, {"action": start.action.value}
+    points = {name: text for name, text in (("from", start.begin), ("until", start.until)) if text}
+    Span.parse(start.begin, start.until)
+    if points and start.action is not Action.REPLAY:
         raise QueryError(f"Only a replay takes {' and '.join(points)}.")
     run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, access.user.name)
     log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
@@ -194,10 +192,10 @@ async def _pipeline(
     access: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
 ) -> answers.PipelineStatus:
     own_failures = [failure for failure in failures if failure.pipeline == name]
-    kinds = {failure.kind for failure in own_failures}
+    kinds: set[str] = {failure.kind for failure in own_failures}
     return answers.PipelineStatus(
         pipeline=name,
-        status=Health.BROKEN if "file" in kinds else Health.FAILED if kinds else Health.OK,
+        status=_health(kinds),
         failures=[failure_answer(failure) for failure in own_failures],
         generation=None if info is None else info.generation,
         topics=() if info is None else info.topics,
@@ -205,6 +203,12 @@ async def _pipeline(
         workers=0 if info is None else len(info.workers),
         snapshot=None if info is None else await _newest_snapshot(access, name),
     )
+
+
+def _health(failure_kinds: set[str]) -> Health:
+    if "file" in failure_kinds:
+        return Health.BROKEN
+    return Health.FAILED if failure_kinds else Health.OK
 
 
 async def _newest_snapshot(access: Access, pipeline: str) -> answers.Snapshot | None:
@@ -219,23 +223,26 @@ async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]
     else:
         statuses = await access.reader.statuses(info.workers)
     stores = [store.name for store in info.stores]
-    return [
-        answers.Worker(
-            worker.number,
-            worker.host,
-            worker.port,
-            stores,
-            "degraded" if status.standby else status.status,
-            status.reason,
-            _size(access, worker),
-            _standby(info, worker),
+    workers: list[answers.Worker] = []
+    for worker, status in zip(info.workers, statuses, strict=True):
+        workers.append(
+            answers.Worker(
+                number=worker.number,
+                host=worker.host,
+                port=worker.port,
+                stores=stores,
+                status="degraded" if status.standby else status.status,
+                reason=status.reason,
+                bytes=_size(access, worker),
+                standby=_standby(info, worker),
+            )
         )
-        for worker, status in zip(info.workers, statuses, strict=True)
-    ]
+    return workers
 
 
 def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None:
-    if (standby := worker.standby) is None:
+    standby = worker.standby
+    if standby is None:
         return None
     snapshot = f"{info.generation}.{standby.batch}" if standby.batch >= 0 else None
     return answers.Standby(standby.host, standby.port, snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,5 +46,5 @@ async def readable_description(request: Request, folder: Path) -> dict[str, Any]
 @cache
 def description(custom: tuple[Route, ...] = ()) -> dict[str, Any]:
     """The OpenAPI description of the generic view and of custom routes."""
-    generic = [route for router in ROUTERS for route in router.routes]
+    generic = list(chain.from_iterable(router.routes for router in ROUTERS))
     return describe(("/sluice", generic), ("/v1", custom))
