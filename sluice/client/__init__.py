@@ -20,7 +20,7 @@ from sluice.answers import (
 )
 from sluice.client.asynchronous import AsyncClient
 from sluice.client.blocking import Client
-from sluice.client.queries import Part, ReadPoint
+from sluice.client.queries import RangeParameters, ReadPoint
 
 __all__ = [
     "AsyncClient",
@@ -32,7 +32,7 @@ __all__ = [
     "Entry",
     "Group",
     "Groups",
-    "Part",
+    "RangeParameters",
     "ReadPoint",
     "Snapshot",
     "Store",

@@ -46,7 +46,7 @@ class AsyncClient(Queries):
         with transport_errors():
             response = await self._http.get(**connection.request(query))
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
-                connection.logged_in(await self._http.post(**connection.log_in_request()))
+                connection.store_token(await self._http.post(**connection.log_in_request()))
                 response = await self._http.get(**connection.request(query))
         return query.decode(response)
 

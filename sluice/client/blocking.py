@@ -23,6 +23,7 @@ P = ParamSpec("P")
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends to its end."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -129,7 +130,7 @@ class _BlockingQueries(Queries):
         with transport_errors():
             response = self.http.get(**connection.request(query))
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
-                connection.logged_in(self.http.post(**connection.log_in_request()))
+                connection.store_token(self.http.post(**connection.log_in_request()))
                 response = self.http.get(**connection.request(query))
         return query.decode(response)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
@@ -57,7 +58,7 @@ class ReadPoint(TypedDict, total=False):
     require: Literal["complete"]
 
 
-class Part(ReadPoint, total=False):
+class RangeParameters(ReadPoint, total=False):
     """Keys from `first` to `last`, or keys with a prefix; and windows that start between `start` and `end`."""
 
     first: str
@@ -126,15 +127,18 @@ class Queries:
 
         Sends several requests if the keys make one too long; all answers are from one snapshot.
         """
-        first, *others = _parts([*dict.fromkeys(map(queried_key, keys))])
+        first, *others = _requested_keys([*dict.fromkeys(map(queried_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
+        if not others:
+            return answers[0]
+        # The first answer says which snapshot the other requests must read.
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
             pinned["require"] = moment["require"]
-        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=part)) for part in others]
-        return joined(answers) if others else answers[0]
+        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=keys)) for keys in others]
+        return joined(answers)
 
-    async def windows(self, store: str, key: Any, **part: Unpack[Part]) -> Entries:
+    async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
         return await self._send(_query(_path(store, "keys", queried_key(key)), Entries, part))
 
@@ -145,20 +149,20 @@ class Queries:
         limit: int = 100,
         cursor: str = "",
         worker: int | None = None,
-        **part: Unpack[Part],
+        **part: Unpack[RangeParameters],
     ) -> Entries:
         """A page of entries, in order, from all workers or from one."""
         query = _query(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
         return await self._send(query)
 
     async def range(
-        self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[Part]
+        self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[RangeParameters]
     ) -> AsyncIterator[Entry]:
         """All entries in order, from one snapshot. Requests `limit` entries at a time.
 
         Raises StateError if a worker is unavailable; `page` has the other workers' entries.
         """
-        complete: Part = {"require": "complete", **part}
+        complete: RangeParameters = {"require": "complete", **part}
         cursor = ""
         while True:
             page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **complete)
@@ -168,11 +172,11 @@ class Queries:
             if not cursor:
                 return
 
-    async def count(self, store: str, **part: Unpack[Part]) -> Count:
+    async def count(self, store: str, **part: Unpack[RangeParameters]) -> Count:
         return await self._send(_query(_path(store, "count"), Count, part))
 
     async def top(
-        self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[Part]
+        self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[RangeParameters]
     ) -> Entries:
         """The entries with the largest numbers in a field, or with the smallest."""
         query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
@@ -190,7 +194,7 @@ class Queries:
         group_by: str = "_all",
         order: str = "group",
         limit: int = 1_000,
-        **part: Unpack[Part],
+        **part: Unpack[RangeParameters],
     ) -> Groups:
         """The number of entries, and sum, min and max of a field, by group."""
         options = {"field": field, "group_by": group_by, "order": order, "limit": limit}
@@ -257,7 +261,7 @@ class Connection:
         """Arguments of the POST request that logs in."""
         return {"url": f"{self._address}/auth/token", "json": {"username": self._user, "password": self._password}}
 
-    def logged_in(self, response: httpx.Response) -> None:
+    def store_token(self, response: httpx.Response) -> None:
         """Store the token from a log-in response."""
         if response.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
             raise Refused(f"Airflow refused the log-in of {self._user}: {response.status_code}.")
@@ -311,39 +315,44 @@ class _Events:
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
     """A query with these parameters, except those whose value is None."""
-    given = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
-    pairs = [
-        (name, str(item).lower() if isinstance(item, bool) else str(item))
-        for name, value in given.items()
-        if value is not None
-        for item in (value if isinstance(value, list) else [value])
-    ]
+    parameters = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
+    pairs: list[tuple[str, str]] = []
+    for name, value in parameters.items():
+        if value is not None:
+            items = value if isinstance(value, list) else [value]
+            pairs += [(name, _parameter_text(item)) for item in items]
     return Query(path, answer, pairs)
 
 
-def _parts(keys: list[str]) -> list[list[str]]:
+def _parameter_text(value: Any) -> str:
+    # The REST view has true and false in lower case.
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _requested_keys(keys: list[str]) -> list[list[str]]:
     """The keys of each request of `multi_get`."""
-    parts: list[list[str]] = [[]]
+    requests: list[list[str]] = [[]]
     length = 0
     for key in keys:
-        own = len(quote(key, safe="")) + len("&key=")
-        if parts[-1] and (length + own > _QUERY_LENGTH or len(parts[-1]) == _MOST_KEYS):
-            parts.append([])
+        key_length = len(quote(key, safe="")) + len("&key=")
+        is_full = length + key_length > _QUERY_LENGTH or len(requests[-1]) == _MOST_KEYS
+        if requests[-1] and is_full:
+            requests.append([])
             length = 0
-        parts[-1].append(key)
-        length += own
-    return parts
+        requests[-1].append(key)
+        length += key_length
+    return requests
 
 
 def joined(answers: list[Entries]) -> Entries:
     """One answer with the entries of several. A worker is unavailable if it was so for any of them."""
     workers: dict[int, WorkerStatus] = {}
-    for worker in (worker for answer in answers for worker in answer.workers):
-        known = workers.get(worker.number, worker)
-        workers[worker.number] = max(known, worker, key=lambda each: (each.status != "ok", each.standby))
+    for worker in chain.from_iterable(answer.workers for answer in answers):
+        earlier = workers.get(worker.number, worker)
+        workers[worker.number] = max(earlier, worker, key=lambda status: (status.status != "ok", status.standby))
     return msgspec.structs.replace(
         answers[0],
-        entries=[entry for answer in answers for entry in answer.entries],
+        entries=list(chain.from_iterable(answer.entries for answer in answers)),
         workers=tuple(workers[number] for number in sorted(workers)),
         partial=any(answer.partial for answer in answers),
         standby=any(answer.standby for answer in answers),

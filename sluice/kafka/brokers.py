@@ -15,12 +15,12 @@ from sluice.errors import BrokersUnreachable, SettingsError
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
 
-CHOSEN = frozenset({
+CHOSEN_BY_CLIENT = frozenset({
     "acks", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.idempotence",
     "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
     "transactional.id",
 })  # fmt: skip
-"""Settings that each client chooses for what it does. A connection that other programs use, too, may have others."""
+"""Settings that each client of Sluice chooses itself, whatever a connection says that other programs use, too."""
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits it, not the client."""
@@ -28,16 +28,16 @@ ANY_SIZE = {"message.max.bytes": "1000000000"}
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """The connection name, which contains the broker's host and port."""
-_AROUND = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
+_SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 """The connection name and the duration that librdkafka adds before and after an error's reason."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Client settings without those in `CHOSEN`, which the caller adds.
+    """Client settings without those in `CHOSEN_BY_CLIENT`, which the caller adds.
 
     Clients log only critical messages; the caller gets other errors as exceptions.
     """
-    return {"log_level": _CRITICAL, **{name: value for name, value in kafka.items() if name not in CHOSEN}}
+    return {"log_level": _CRITICAL, **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT}}
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
@@ -63,7 +63,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     try:
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
-        admin.poll(0)
+        admin.poll(0)  # calls `on_error`, which gets the reason
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
 
 
@@ -99,11 +99,12 @@ def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
     address = kafka.get("bootstrap.servers", "an unset address")
-    reason = _AROUND.sub("", why).rstrip(".")
+    reason = _SURROUNDINGS.sub("", why).rstrip(".")
     next_step = ""
     if "certificate verify failed" in why:
         # librdkafka gives the same reason for an unknown authority and for a name that does not match.
-        broker = named[1] if (named := _BROKER.match(why)) else address
+        named = _BROKER.match(why)
+        broker = address if named is None else named[1]
         reason = f"the certificate of {broker} cannot be verified"
         next_step = (
             "Check that the file in ssl.ca.location contains the authority that signed the certificate, and that the "

@@ -215,7 +215,7 @@ def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) 
 
     Raises BrokersUnreachable if a broker does not answer.
     """
-    found: dict[tuple[str, int], Message] = {}
+    records: dict[tuple[str, int], Message] = {}
     unread = set(places)
     with configuration_errors():
         consumer = Consumer({**quiet(kafka), **_ONE_RECORD})
@@ -233,11 +233,11 @@ def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) 
                 if error is not None and error.code() not in _NOTHING_THERE:
                     raise KafkaException(error)
                 if error is None and place in unread and message.offset() == places[place]:
-                    found[place] = message
+                    records[place] = message
                 unread.discard(place)
     finally:
         consumer.close()
-    return found
+    return records
 
 
 def text_headers(message: Message) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Prints audits for `sluice audit`: the fate of every record that was read, and whether the shards are intact."""
+"""Prints audits for `sluice audit`: what became of every record that was read, and whether the shards are intact."""
 
 from __future__ import annotations
+
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
@@ -38,12 +40,14 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
 
 def _chosen(ledger: Ledger, info: GenerationInfo, run: str) -> list[Audit]:
     audits = ledger.audits.all(info.ref)
-    # The ledger stores a run as DAG/RUN/TASK; `run` may be only the middle part.
-    return [
-        audit
-        for audit in audits
-        if run in ("", f"{audit.generation}.{audit.batch}", audit.run, *audit.run.split("/")[1:2])
-    ]
+    return [audit for audit in audits if run in _names(audit)]
+
+
+def _names(audit: Audit) -> tuple[str, ...]:
+    """The texts that select an audit. An empty text selects all audits."""
+    # The ledger stores a run as DAG/RUN/TASK, and users may write only the middle part.
+    middle = audit.run.split("/")[1:2]
+    return ("", f"{audit.generation}.{audit.batch}", audit.run, *middle)
 
 
 def _print(audits: list[Audit], out: Console) -> bool:
@@ -61,7 +65,7 @@ def _print(audits: list[Audit], out: Console) -> bool:
             reason, _, store = name.partition("/")
             partition = f"{source.topic} partition {source.partition}"
             out.print(f"skipped by {store}, {reason}: {number:,} of {partition}", markup=False)
-    mistakes = [sentence for audit in audits for sentence in audit.wrong]
+    mistakes = list(chain.from_iterable(audit.wrong for audit in audits))
     for sentence in mistakes:
         out.print(f"✗ {sentence}", markup=False)
     out.print("✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for.")
@@ -69,10 +73,18 @@ def _print(audits: list[Audit], out: Console) -> bool:
 
 
 def _row(source: SourceAudit) -> tuple[str, ...]:
-    numbers = (f"{number:,}" for number in (source.read, source.applied, source.filtered, source.late))
-    reasons = (_reasons(counts) for counts in (source.dropped, source.dead_letters))
-    place = (source.topic, str(source.partition), f"{source.start:,} to {source.end:,}")
-    return *place, *numbers, *reasons, "✗" if source.wrong else "✓"
+    return (
+        source.topic,
+        str(source.partition),
+        f"{source.start:,} to {source.end:,}",
+        f"{source.read:,}",
+        f"{source.applied:,}",
+        f"{source.filtered:,}",
+        f"{source.late:,}",
+        _reasons(source.dropped),
+        _reasons(source.dead_letters),
+        "✗" if source.wrong else "✓",
+    )
 
 
 def _reasons(counts: dict[str, int]) -> str:
@@ -87,10 +99,10 @@ def _caption(audits: list[Audit]) -> str:
     lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
     checksums, states = audits[-1].checksums, audits[-1].states
     for worker in sorted(checksums, key=int):
-        operator_states = (
-            f", operator states {states[worker]}" if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM else ""
-        )
-        lines.append(f"checksums of worker {worker}: state rows {checksums[worker]}{operator_states}")
+        line = f"checksums of worker {worker}: state rows {checksums[worker]}"
+        if states.get(worker, NO_CHECKSUM) != NO_CHECKSUM:
+            line += f", operator states {states[worker]}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -98,7 +110,8 @@ def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) ->
     """Read every shard and quarantine damaged shards, so that no query reads them."""
     damaged = False
     before = ledger.quarantine.inspect(info.ref)
-    info = ledger.generations.get(info.ref) or info  # where the shards are since then
+    # A move may have ended meanwhile, so the places of the shards are read after the inspection.
+    info = ledger.generations.get(info.ref) or info
     for worker in info.workers:
         try:
             with open_shard(worker.location) as shard:
@@ -118,7 +131,8 @@ def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) ->
 
 def _is_standby_damaged(ledger: Ledger, info: GenerationInfo, worker: WorkerInfo, out: Console) -> bool:
     """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
-    if (standby := worker.standby) is None or standby.batch < 0:
+    standby = worker.standby
+    if standby is None or standby.batch < 0:
         return False
     audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
     published = audits[standby.batch].published_checksums(worker.number) if standby.batch in audits else None

@@ -50,16 +50,18 @@ def gauges(
 ) -> Iterator[Gauge]:
     """A pipeline's gauges, including the lag if given. `location` returns the address of a local worker's shard."""
     now = now or datetime.now(UTC)
-    for topic, ends in sorted(lag.ends.items()) if lag else ():
-        for partition in sorted(ends):
+    if lag is not None:
+        for topic, partition in sorted(lag.partitions()):
             labels = (("topic", topic), ("partition", str(partition)))
-            yield Gauge("lag_records", lag.unread_in(topic, partition) if lag else 0, labels)
-            yield Gauge("held_records", lag.held_in(topic, partition) if lag else 0, labels)
-    if (current := ledger.generations.current(pipeline)) is not None:
+            yield Gauge("lag_records", lag.unread_in(topic, partition), labels)
+            yield Gauge("held_records", lag.held_in(topic, partition), labels)
+    current = ledger.generations.current(pipeline)
+    if current is not None:
         yield from _newest_batch(ledger, current, now)
         for worker in current.workers:
-            place = location(worker)
-            if place is not None and (size := size_of(place)) is not None:
+            address = location(worker)
+            size = None if address is None else size_of(address)
+            if size is not None:
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
         yield Gauge("dead_letters_24h", count, (("reason", reason),))
@@ -72,26 +74,30 @@ def _newest_batch(ledger: Ledger, info: GenerationInfo, now: datetime) -> Iterat
     for batch in monitoring.batches(ledger, info, 1):
         yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
         yield Gauge("batch_records", batch.records)
-        yield from (Gauge("batch_late", count, (("store", store),)) for store, count in batch.late.items())
+        for store, count in batch.late.items():
+            yield Gauge("batch_late", count, (("store", store),))
         for reason, count in (batch.dead_letters | batch.dropped).items():
             yield Gauge("batch_rejected", count, (("reason", reason),))
         if batch.seconds is not None:
             yield Gauge("batch_seconds", batch.seconds)
-        yield from (Gauge("batch_phase_seconds", took, (("phase", name),)) for name, took in batch.phases.items())
+        for name, seconds in batch.phases.items():
+            yield Gauge("batch_phase_seconds", seconds, (("phase", name),))
         yield Gauge("state_rows_written", batch.rows)
 
 
-def prometheus(found: Mapping[str, Iterable[Gauge]]) -> str:
-    """Pipeline name → gauges, as Prometheus' text format."""
+def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:
+    """Pipeline → gauges, as Prometheus' text format."""
     lines: dict[str, list[str]] = {}
-    for pipeline, of_pipeline in found.items():
-        for gauge in of_pipeline:
-            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in (("pipeline", pipeline), *gauge.labels))
-            lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{labels}}} {float(gauge.value):g}")
-    text = []
+    for pipeline, pipeline_gauges in by_pipeline.items():
+        for gauge in pipeline_gauges:
+            labels = (("pipeline", pipeline), *gauge.labels)
+            text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+            lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{text}}} {float(gauge.value):g}")
+    # All samples of a gauge must follow its description.
+    page: list[str] = []
     for name, samples in sorted(lines.items()):
-        text += [f"# HELP sluice_{name} {HELP[name]}", f"# TYPE sluice_{name} gauge", *samples]
-    return "\n".join([*text, ""])
+        page += [f"# HELP sluice_{name} {HELP[name]}", f"# TYPE sluice_{name} gauge", *samples]
+    return "\n".join([*page, ""])
 
 
 def _escaped(value: str) -> str:

@@ -37,8 +37,9 @@ def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, in
 def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     """Reason → number of dead letters of one batch."""
     counts = snapshot.counts
-    reasons = _below("dead_letter/", counts)
-    if unwritten := sum(_below("unwritten/", counts).values()):
+    reasons = _counts_with("dead_letter/", counts)
+    unwritten = sum(_counts_with("unwritten/", counts).values())
+    if unwritten:
         reasons[UNWRITTEN] = unwritten
     # Ordered steps count failures by step, not by reason. Their dead letters are the remaining records of the topic.
     rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
@@ -74,7 +75,8 @@ def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
     A replay publishes a generation beside the current one, and a restore replaces the current one.
     """
     for info in reversed(ledger.generations.all(pipeline)):
-        if audits := ledger.audits.of_run(info.ref, run):
+        audits = ledger.audits.of_run(info.ref, run)
+        if audits:
             return audits
     return []
 
@@ -112,12 +114,12 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         records_per_second=round(records / seconds, 1) if seconds else None,
         applied=counts.get("applied", 0),
         filtered=counts.get("filtered", 0),
-        late=_below("late/", counts),
-        dropped=_below("dropped/", counts),
-        failed=_below("failed/", counts),
+        late=_counts_with("late/", counts),
+        dropped=_counts_with("dropped/", counts),
+        failed=_counts_with("failed/", counts),
         dead_letters=dead_letters_of(snapshot),
         read=dict(read),
-        written=_below("output/", counts),
+        written=_counts_with("output/", counts),
         rows=counts.get("rows", 0),
         run=snapshot.run,
         log=log_path(snapshot.run, airflow),
@@ -144,5 +146,6 @@ def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
     return None if batch is None else ledger.snapshots.get(ref, batch)
 
 
-def _below(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts above zero whose names have a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix) and count}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice.errors import SettingsError
-from sluice.kafka.brokers import CHOSEN
+from sluice.kafka.brokers import CHOSEN_BY_CLIENT
 
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -34,7 +34,7 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     translation, an incomplete log-in, a file that cannot be read, or a key that Java cannot read.
     """
     protocol = kafka.get("security.protocol", "plaintext").upper()
-    others = {name: value for name, value in kafka.items() if not _is_security(name) and name not in CHOSEN}
+    others = {name: value for name, value in kafka.items() if not _is_security(name) and name not in CHOSEN_BY_CLIENT}
     translated = {"security.protocol": protocol} if "security.protocol" in kafka else {}
     unknown = []
     if protocol.startswith("SASL_"):
