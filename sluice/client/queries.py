@@ -135,7 +135,7 @@ class Queries:
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
             pinned["require"] = moment["require"]
-        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=keys)) for keys in others]
+        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=more)) for more in others]
         return joined(answers)
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:

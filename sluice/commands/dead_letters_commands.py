@@ -32,13 +32,12 @@ def list_dead_letters(
     form: FormOption = Form.TABLE,
 ) -> None:
     """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
-    from sluice.kafka.dead_letter_topic import Chosen, find
+    from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 
     with errors_as_messages():
-        matches = find(settings().kafka, pipeline, Chosen(reason, _time(since), partition), limit, sys.maxsize)
-        print_rows(
-            [_row(letter, matches.markers.get((letter.partition, letter.offset))) for letter in matches.letters], form
-        )
+        chosen = DeadLetterFilter(reason, _time(since), partition)
+        matches = find_dead_letters(settings().kafka, pipeline, chosen, limit, sys.maxsize)
+        print_rows([_row(letter, matches.marker(letter)) for letter in matches.letters], form)
         if not matches.complete:
             err.print("The dead letters could not all be read in time: limit the search with --since.")
 
@@ -56,19 +55,19 @@ def redrive(
     Without --reason, only records that could not be read are written, because steps that have processed other records
     would count them twice.
     """
-    from sluice.kafka.dead_letter_topic import Chosen
-    from sluice.kafka.dead_letter_topic import redrive as redrive_chosen
+    from sluice.kafka.dead_letter_topic import DeadLetterFilter
+    from sluice.kafka.redrive import redrive as redrive_chosen
     from sluice.plan import plan
     from sluice.topology import load_pipeline
 
     with errors_as_messages():
         topics = plan(load_pipeline(settings().pipelines, pipeline)).job.topics
-        chosen = Chosen(reason, _time(since), partition)
-        done = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
-        out.print(f"{done.redriven:,} re-driven")
-        for why, count in sorted(done.skipped.items()):
+        chosen = DeadLetterFilter(reason, _time(since), partition)
+        outcome = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
+        out.print(f"{outcome.redriven:,} re-driven")
+        for why, count in sorted(outcome.skipped.items()):
             out.print(f"{count:,} left: {why}", markup=False)
-        if done.more:
+        if outcome.more:
             out.print("There are more: run the command again.")
 
 

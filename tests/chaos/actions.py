@@ -15,7 +15,8 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.compatibility import CompatibilityError
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
-from sluice.kafka.dead_letter_topic import Chosen, redrive
+from sluice.kafka.dead_letter_topic import DeadLetterFilter
+from sluice.kafka.redrive import redrive
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.repartition import repartition
@@ -196,7 +197,7 @@ def redriven(episode: Episode) -> str:
         return "no dead letters"
     episode.run()
     topics = [episode.names(name) for name in ("l", "r", "t", "u", "w")]
-    outcome = redrive({"bootstrap.servers": episode.bootstrap}, episode.pipeline.name, topics, Chosen())
+    outcome = redrive({"bootstrap.servers": episode.bootstrap}, episode.pipeline.name, topics, DeadLetterFilter())
     episode.note_redriven()
     return f"re-driven: {outcome}"
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from sluice import Pipeline
 from sluice.engine.read.reread_headers import headers_at
-from sluice.kafka.dead_letter_topic import Chosen, find, redrive
+from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
+from sluice.kafka.redrive import redrive
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names
 
@@ -47,16 +48,17 @@ def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_hist
     assert [dict(headers)["sluice.reason"] for headers in traced].count(b"forged") == 0
     assert {name for headers in found for name, _ in headers if not name.startswith("sluice.")} == {"trace", "empty"}
 
-    chosen = Chosen(reason="processing", partition=1)
+    chosen = DeadLetterFilter(reason="processing", partition=1)
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2
     assert running.run() == 2
-    again = find(kafka, running.pipeline.name, chosen, 10).letters[:2]
+    again = find_dead_letters(kafka, running.pipeline.name, chosen, 10).letters[:2]
     assert [[failure["reason"] for failure in letter.history] for letter in again] == [["processing"]] * 2
     assert sorted(("trace", b"\x01\xff") in letter.headers for letter in again) == [False, True]
     # The next re-drive continues the history.
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2
     assert running.run() == 2
-    assert [len(letter.history) for letter in find(kafka, running.pipeline.name, chosen, 2).letters] == [2, 2]
+    matches = find_dead_letters(kafka, running.pipeline.name, chosen, 2)
+    assert [len(letter.history) for letter in matches.letters] == [2, 2]
 
 
 def test_headers_are_read_from_any_places(start: Start) -> None:

@@ -91,10 +91,10 @@ def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], ob
 
 def redrive(bootstrap: str, pipeline: str, topic: str) -> Callable[[], object]:
     """Re-drive a pipeline's dead letters."""
-    from sluice.kafka.dead_letter_topic import Chosen
-    from sluice.kafka.dead_letter_topic import redrive as write_again
+    from sluice.kafka.dead_letter_topic import DeadLetterFilter
+    from sluice.kafka.redrive import redrive as write_again
 
-    return lambda: write_again({"bootstrap.servers": bootstrap}, pipeline, [topic], Chosen())
+    return lambda: write_again({"bootstrap.servers": bootstrap}, pipeline, [topic], DeadLetterFilter())
 
 
 def rebuild(action: str, pipeline: str) -> Callable[[], object]:

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.kafka import dead_letter_topic
-from sluice.kafka.dead_letter_topic import Chosen
+from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from tests.faults.conftest import Observe
@@ -87,7 +87,7 @@ def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observ
     calls(*redrive, environment={})
     written = Counter(record.value() for record in read_topic(config, name))
     assert written == Counter(b"%d" % number for number in range(REJECTED))
-    markers = dead_letter_topic.find(config, name, Chosen(), REJECTED).markers.values()
+    markers = dead_letter_topic.find_dead_letters(config, name, DeadLetterFilter(), REJECTED).markers.values()
     assert len({(marker.topic, marker.partition, marker.offset) for marker in markers}) == REJECTED
     assert died, "no re-drive was killed before it ended"
     observe(f"the re-drive was killed at calls {died} of {steps}; each of {REJECTED:,} records was written once")

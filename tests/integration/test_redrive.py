@@ -22,7 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from sluice.errors import EngineError
 from sluice.kafka import dead_letter_topic
 from sluice.kafka.brokers import ANY_SIZE
-from sluice.kafka.dead_letter_topic import Chosen, find, redrive
+from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
+from sluice.kafka.redrive import redrive
 from sluice.kafka.topics import Headers, headers_of, read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.values.dead_letter_headers import escaped
@@ -61,7 +62,7 @@ class Shop:
         assert self._producer.flush(30) == 0
 
     def redrive(self, **chosen: Any) -> tuple[int, dict[str, int]]:
-        done = redrive(self.kafka, self.name, [self.name], Chosen(**chosen))
+        done = redrive(self.kafka, self.name, [self.name], DeadLetterFilter(**chosen))
         self._written += done.redriven
         return done.redriven, dict(done.skipped)
 
@@ -97,7 +98,7 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
     assert shop.redrive() == (1, {})
     assert shop.redrive() == (0, {"re-driven already": 1})
     assert len(shop.records) == 1
-    found = find(shop.kafka, shop.name, Chosen(), 10)
+    found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
     assert found.markers[0, 0].topic == shop.name
 
 
@@ -116,7 +117,7 @@ def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
     assert shop.redrive() == (1, {})
     create_again()
     shop.reject(b"2")
-    assert find(shop.kafka, shop.name, Chosen(), 10).markers == {}
+    assert find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10).markers == {}
     assert shop.redrive() == (1, {})
     assert shop.redrive() == (0, {"re-driven already": 1})
     assert [record.value() for record in shop.records] == [b"1", b"2"]
@@ -138,7 +139,7 @@ def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> N
     shop.redrive()
     (record,) = shop.records
     shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
-    newest = find(shop.kafka, shop.name, Chosen(reason="digits"), 10).letters[0]
+    newest = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10).letters[0]
     assert [failure["reason"] for failure in newest.history] == ["contract"]
     assert shop.redrive() == (1, {"re-driven already": 1})
     headers = headers_of(shop.records[-1])
@@ -172,7 +173,7 @@ def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> N
 def test_a_producers_headers_are_data_whatever_their_names(shop: Shop, own: Headers) -> None:
     shop.reject(b"before", own=[])
     shop.reject(b"1", own=own, offset=7)
-    letter = find(shop.kafka, shop.name, Chosen(), 10, 10**9).letters[0]
+    letter = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10, 10**9).letters[0]
     assert (letter.reason, letter.source, letter.history) == ("contract", (shop.name, 1, 7), ())
     assert (letter.headers, letter.header("step"), letter.header("key")) == (own, "", "")
     assert shop.redrive() == (2, {})
@@ -181,7 +182,7 @@ def test_a_producers_headers_are_data_whatever_their_names(shop: Shop, own: Head
     assert headers_of(record)[: len(own)] == own
     # The history of its second failure is the one that Sluice knows.
     shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
-    newest = find(shop.kafka, shop.name, Chosen(reason="digits"), 10).letters[0]
+    newest = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10).letters[0]
     assert [(failure["reason"], failure["offset"]) for failure in newest.history] == [("contract", "7")]
     shop.redrive(reason="digits")
     names = [name for name, _ in headers_of(shop.records[-1])[len(own) :]]
@@ -203,14 +204,14 @@ def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Sho
     assert time.monotonic() - began < 10
     assert (done, [*skipped.values()]) == (3, [1, 1])
     assert all("its topic does not accept it" in why for why in skipped)
-    shown = find(shop.kafka, shop.name, Chosen(), 10)
+    shown = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
     assert sum(len(content or b"") for letter in shown.letters for _, content in letter.headers) < 20_000
 
 
 def test_a_record_in_the_topic_that_is_no_dead_letter_is_listed(shop: Shop) -> None:
     shop._producer.produce(dead_letter_topic.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())])
     assert shop._producer.flush(30) == 0
-    found = find(shop.kafka, shop.name, Chosen(), 10)
+    found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
     assert [(letter.reason, letter.source) for letter in found.letters] == [("unknown", None)]
     assert shop.redrive() == (0, {"not a record of a source topic": 1})
 
@@ -283,14 +284,14 @@ def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:
 
 
 def test_without_dead_letters_there_is_nothing_to_do(kafka: EmbeddedKafka) -> None:
-    assert redrive({"bootstrap.servers": kafka.bootstrap}, "nobody", ["x"], Chosen()).redriven == 0
-    assert find({"bootstrap.servers": kafka.bootstrap}, "nobody", Chosen(), 10).letters == []
+    assert redrive({"bootstrap.servers": kafka.bootstrap}, "nobody", ["x"], DeadLetterFilter()).redriven == 0
+    assert find_dead_letters({"bootstrap.servers": kafka.bootstrap}, "nobody", DeadLetterFilter(), 10).letters == []
 
 
 def test_a_limit_leaves_the_rest_for_the_next_time(shop: Shop) -> None:
     for number in range(3):
         shop.reject(b"%d" % number)
-    done = redrive(shop.kafka, shop.name, [shop.name], Chosen(), limit=2)
+    done = redrive(shop.kafka, shop.name, [shop.name], DeadLetterFilter(), limit=2)
     assert (done.redriven, done.more) == (2, True)
     assert shop.redrive() == (1, {"re-driven already": 2})
     assert sorted(record.value() or b"" for record in shop.records) == [b"0", b"1", b"2"]

@@ -18,8 +18,9 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import access_of
 from sluice.api.routes.pipeline_routes import PipelineQuery
 from sluice.errors import QueryError
-from sluice.kafka import dead_letter_topic
-from sluice.kafka.dead_letter_topic import Chosen, DeadLetter, Marker
+from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter, Marker, find_dead_letters, topic_of
+from sluice.kafka.redrive import MOST, redrive_obstacle
+from sluice.kafka.redrive import redrive as redrive_chosen
 from sluice.query.scan_slots import Gate
 from sluice.query.time_texts import parse_time
 
@@ -48,7 +49,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     since: Since | None = None
     partition: Partition | None = None
     place: Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)] | None = None
-    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=dead_letter_topic.MOST)] = 1_000
+    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=MOST)] = 1_000
 
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
@@ -56,15 +57,12 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     """The newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
-    chosen = Chosen(query.reason, _time(query.since), query.partition)
+    chosen = DeadLetterFilter(query.reason, _time(query.since), query.partition)
     async with _gate:
         kafka = access.services.kafka()
-        matches = await asyncio.to_thread(dead_letter_topic.find, kafka, query.pipeline, chosen, query.limit)
-    letters: list[answers.DeadLetter] = []
-    for letter in matches.letters:
-        marker = matches.markers.get((letter.partition, letter.offset))
-        letters.append(_letter(letter, generation.topics, marker))
-    topic = dead_letter_topic.topic_of(query.pipeline)
+        matches = await asyncio.to_thread(find_dead_letters, kafka, query.pipeline, chosen, query.limit)
+    letters = [_letter(letter, generation.topics, matches.marker(letter)) for letter in matches.letters]
+    topic = topic_of(query.pipeline)
     reasons = dict(matches.reasons.most_common())
     return reply(answers.DeadLetters(query.pipeline, topic, reasons, matches.complete, letters))
 
@@ -75,10 +73,10 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     topics = {*(await access.generation(query.pipeline)).topics}
-    which = Chosen(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
+    which = DeadLetterFilter(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
     async with _gate:
         kafka = access.services.kafka()
-        outcome = await asyncio.to_thread(dead_letter_topic.redrive, kafka, query.pipeline, topics, which, chosen.limit)
+        outcome = await asyncio.to_thread(redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit)
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 
 
@@ -97,7 +95,7 @@ def _letter(letter: DeadLetter, topics: Collection[str], marker: Marker | None) 
         sluice_headers=dict(letter.sluice_headers),
         history=list(letter.history),
         redriven_at=marker.at if marker else None,
-        not_redrivable=dead_letter_topic.why_not(letter, topics, marker),
+        not_redrivable=redrive_obstacle(letter, topics, marker),
     )
 
 

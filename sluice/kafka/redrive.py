@@ -1,0 +1,279 @@
+"""Re-drives dead letters: writes the record of each to its source topic again, once.
+
+Each transaction writes records to their source topics and a marker for each record to `PIPELINE_redriven`. Therefore a
+crash, a second request or a second process cannot write a record twice. A marker names its dead letter by the id of the
+dead-letter topic, partition and offset, because the offsets of a topic that is created again begin anew.
+
+A record's earlier failures are in the markers of its re-drives; the headers that tell other readers of the source topic
+about them are only a copy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from sluice.errors import EngineError
+from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
+from sluice.kafka.dead_letter_topic import (
+    UNREADABLE,
+    DeadLetter,
+    DeadLetterFilter,
+    Failure,
+    Marker,
+    Place,
+    as_bytes,
+    chosen_letters,
+    dead_letter_topic_id,
+    is_number,
+    markers_of,
+    redrive_markers,
+    topic_of,
+    with_histories,
+)
+from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topics, headers_of
+
+MOST = 10_000
+"""Maximum number of dead letters to re-drive at once."""
+HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
+"""Last headers of a re-driven record: `sluice.history.1` is its first failure, and `sluice.redriven` counts them."""
+
+_TIMEOUT_S = 15.0
+_AT_ONCE = 500
+_WAIT_S = 0.1
+_RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
+"""Errors for which the broker refuses a record, and accepts others."""
+
+
+@dataclass
+class RedriveOutcome:
+    """The result of re-driving dead letters."""
+
+    redriven: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason → number of dead letters that were not re-driven."""
+    more: bool = False
+    """Whether there are more dead letters to re-drive."""
+
+
+def redrive(
+    kafka: Mapping[str, str], pipeline: str, topics: Iterable[str], chosen: DeadLetterFilter, limit: int = MOST
+) -> RedriveOutcome:
+    """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
+
+    `topics` are the pipeline's source topics. Raises EngineError if another process takes over, or for an error of
+    Kafka.
+    """
+    outcome, topics = RedriveOutcome(), set(topics)
+    topic_id = dead_letter_topic_id(kafka, pipeline)
+    if topic_id is None:
+        return outcome
+    create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
+    producer_settings = {
+        "transactional.id": f"sluice.{pipeline}.redrive",
+        "linger.ms": 5,
+        "batch.num.messages": 1,  # A broker refuses whole batches, so each record gets its own.
+    }
+    producer = producer_of(kafka, ANY_SIZE | producer_settings)
+    try:
+        # Aborts the open transaction of a killed process, and fences a process that is still running.
+        producer.init_transactions(_TIMEOUT_S)
+        markers = redrive_markers(kafka, pipeline, topic_id)
+        cluster = producer.list_topics(timeout=_TIMEOUT_S).topics
+        partitions = {topic: len(cluster[topic].partitions) if topic in cluster else 0 for topic in topics}
+        due: list[DeadLetter] = []
+        for letter in chosen_letters(kafka, pipeline, chosen):
+            obstacle = _obstacle(letter, chosen, partitions, markers)
+            if obstacle:
+                outcome.skipped[obstacle] += 1
+            elif len(due) == limit:
+                outcome.more = True
+                break
+            else:
+                due.append(letter)
+        if dead_letter_topic_id(kafka, pipeline) != topic_id:
+            raise EngineError(
+                f"The topic {topic_of(pipeline)} was deleted while it was read.",
+                next_step="Repeat the command.",
+            )
+        # Each partition gets its records in the order in which it had them.
+        due.sort(key=lambda letter: letter.source or ())
+        due = list(with_histories(due, markers))
+        for start in range(0, len(due), _AT_ONCE):
+            letters: Sequence[DeadLetter] = due[start : start + _AT_ONCE]
+            while letters:
+                letters = _send(kafka, producer, pipeline, topic_id, letters, outcome)
+    except KafkaException as error:
+        raise EngineError(
+            f"Re-driving dead letters of {pipeline} failed: {error.args[0].str()}.",
+            next_step="Run the command again: records that were written are marked and are not written twice.",
+        ) from None
+    return outcome
+
+
+def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
+    """Why a dead letter cannot be re-driven; empty if it can."""
+    if marker is not None:
+        return "re-driven already"
+    if letter.source is None:
+        return "not a record of a source topic"
+    return "" if letter.source[0] in topics else "the pipeline does not read its topic"
+
+
+def _obstacle(
+    letter: DeadLetter,
+    chosen: DeadLetterFilter,
+    partitions: Mapping[str, int],
+    markers: Mapping[tuple[int, int], Marker],
+) -> str:
+    """Like `redrive_obstacle`. `partitions` has each topic that the pipeline reads, and its number of partitions."""
+    obstacle = redrive_obstacle(letter, partitions, markers.get((letter.partition, letter.offset)))
+    if obstacle:
+        return obstacle
+    if letter.source is not None and letter.source[1] >= partitions[letter.source[0]]:
+        return "its topic has no such partition any more"
+    # A record that could be read may have had an effect already, so its reason must be requested.
+    if chosen.reason or chosen.place or letter.reason in UNREADABLE:
+        return ""
+    return f"{letter.reason}: name the reason to re-drive these too"
+
+
+def _send(
+    kafka: Mapping[str, str],
+    producer: Producer,
+    pipeline: str,
+    topic_id: str,
+    letters: Sequence[DeadLetter],
+    outcome: RedriveOutcome,
+) -> Sequence[DeadLetter]:
+    """Write records and their markers in one transaction.
+
+    If the broker refuses a record, nothing is written. Returns the dead letters without it, to be sent again.
+    """
+    records = _originals(kafka, letters)
+    sent: dict[tuple[int, int], Marker] = {}
+    errors: list[tuple[DeadLetter, KafkaError]] = []
+    now = datetime.now(UTC)
+
+    def delivered(letter: DeadLetter, history: list[Failure], error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            errors.append((letter, error))
+            return
+        sent[letter.partition, letter.offset] = Marker(
+            now, message.topic() or "", message.partition() or 0, message.offset() or 0, history
+        )
+
+    producer.begin_transaction()
+    try:
+        for letter, record in zip(letters, records, strict=True):
+            if isinstance(record, str):
+                continue  # a reason why the record cannot be written
+            key, value, timestamp, headers = record
+            history = [*letter.history, _failure(letter)]
+            topic, partition, _ = letter.source or ("", 0, 0)
+            producer.produce(
+                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *history_headers(history)],
+                on_delivery=partial(delivered, letter, history),
+            )  # fmt: skip
+        until = time.monotonic() + _TIMEOUT_S
+        while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
+            pass  # After an error, the client keeps the other records, so that a flush would take all the time.
+        for letter, error in errors:
+            if error.code() in _RECORD_REFUSED:
+                _abort(producer)
+                outcome.skipped[f"its topic does not accept it: {error.str()}"] += 1
+                return [other for other in letters if other is not letter]
+        if errors:
+            raise EngineError(f"A record was not written to {(errors[0][0].source or ('',))[0]}: {errors[0][1].str()}.")
+        for (partition, offset), marker in sent.items():
+            producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{topic_id}/{partition}/{offset}")
+        producer.commit_transaction(_TIMEOUT_S)
+    except BaseException:
+        _abort(producer)
+        raise
+    outcome.redriven += len(sent)
+    outcome.skipped.update(record for record in records if isinstance(record, str))
+    return []
+
+
+def _abort(producer: Producer) -> None:
+    """Abort the transaction, and forget the records that were not sent."""
+    producer.purge()
+    producer.flush(_TIMEOUT_S)
+    producer.abort_transaction(_TIMEOUT_S)
+
+
+def history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
+    """The last headers of a record that was re-driven after these failures."""
+    if not history:
+        return []
+    headers: list[tuple[str, bytes]] = []
+    for number, failure in enumerate(history, start=1):
+        headers.append((f"{HISTORY}{number}", msgspec.json.encode(failure)))
+    return [*headers, (REDRIVEN, str(len(history)).encode())]
+
+
+def _failure(letter: DeadLetter) -> Failure:
+    failure = {name: letter.header(name) for name in ("reason", "detail", "step", "topic", "partition", "offset")}
+    return failure | {"at": letter.at.isoformat(), "dead_letter": f"{letter.partition}/{letter.offset}"}
+
+
+Record = tuple[bytes | None, bytes | None, int, Headers]
+"""Key, value, timestamp in ms and headers."""
+
+
+def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
+    """The records to write, as they were before they were rejected; or why a record cannot be written."""
+    consumer = Consumer(
+        {
+            "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
+            # A record that is gone is no reason to wait for others.
+            "enable.partition.eof": True, "auto.offset.reset": "error", **quiet(kafka),
+        }
+    )  # fmt: skip
+    try:
+        return [_original(consumer, letter) for letter in letters]
+    finally:
+        consumer.close()
+
+
+def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
+    key, value, timestamp, headers = letter.key, letter.value, _milliseconds(letter.header("timestamp")), letter.headers
+    if not letter.is_original:
+        message = _fetch(consumer, letter.source or ("", 0, 0))
+        if message is None:
+            return "the record is no longer in its topic"
+        key, value, timestamp = as_bytes(message.key()), as_bytes(message.value()), message.timestamp()[1]
+        headers = headers_of(message)
+    if headers == HEADERS_UNREADABLE:
+        return "names of its headers are not UTF-8"
+    # The record has these headers from its last re-drive, unless another program has written a record to its place.
+    earlier = history_headers(letter.history)
+    if earlier and [*headers[-len(earlier) :]] == earlier:
+        headers = headers[: -len(earlier)]
+    return key, value, timestamp, headers
+
+
+def _fetch(consumer: Consumer, place: Place) -> Message | None:
+    """The record at a position; None if retention has removed it."""
+    topic, partition, offset = place
+    consumer.assign([TopicPartition(topic, partition, offset)])
+    message = consumer.poll(_TIMEOUT_S)
+    return message if message is not None and message.error() is None and message.offset() == offset else None
+
+
+def _milliseconds(iso: str) -> int:
+    """A timestamp header as epoch ms; if it is missing, 0, which stands for the current time."""
+    if iso.endswith(" ms") and is_number(iso.removesuffix(" ms")):  # a time after the year 9999
+        return int(iso.removesuffix(" ms"))
+    try:
+        return round(datetime.fromisoformat(iso).timestamp() * 1_000)
+    except ValueError:
+        return 0
