@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
@@ -60,9 +61,9 @@ def show(error: SluiceError) -> None:
 
 
 class Commands(TyperGroup):
-    """A group of commands, whose numbers are written in plain digits.
+    """The group of all commands. It accepts only numbers in plain digits.
 
-    If a command lacks a package, the group names the extra to install.
+    If a command needs a package that is not installed, the error names the extra to install.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -76,7 +77,7 @@ class Commands(TyperGroup):
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("", "sluice"):
-                raise
+                raise  # a mistake in Sluice, not a package that is missing
             extra = "client" if package == "httpx" else "spark"
             show(
                 PreflightError(
@@ -91,7 +92,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def _require_plain_numbers(command: Any) -> None:
-    """Have a command and those of its group refuse numbers such as `1_000` and ` 5 `, which typer takes."""
+    """Make a command, or the commands of a group, refuse numbers such as `1_000` and ` 5 `, which typer accepts."""
     for parameter in getattr(command, "params", ()):
         kind = parameter.type_descriptor.annotation
         if {int, float} & {kind, *get_args(kind)}:
@@ -143,7 +144,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+    """The names that occur in rows, in the order in which they occur first."""
+    return list(dict.fromkeys(chain.from_iterable(rows)))
 
 
 def _text(value: Any) -> str:

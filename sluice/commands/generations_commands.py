@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from sluice.commands.console import Form, errors_as_messages, print_rows
 from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, submit
 from sluice.errors import NotFound
 from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.answers import Generation
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,19 +27,24 @@ def list_generations(pipeline: Name) -> None:
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        rows = [
-            {
-                "generation": made.generation,
-                "state": "current" if made.current else "built beside it",
-                "snapshot": made.snapshot.id if made.snapshot else None,
-                "published": f"{made.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC" if made.snapshot else None,
-                "topology": "" if made.current else "the same" if made.same_topology else "changed",
-            }
-            for made in monitoring.generations(ledger, pipeline)
-        ]
+        rows = [_row(generation) for generation in monitoring.generations(ledger, pipeline)]
         if not rows:
             raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
         print_rows(rows, Form.TABLE)
+
+
+def _row(generation: Generation) -> dict[str, Any]:
+    snapshot = generation.snapshot
+    topology = ""
+    if not generation.current:
+        topology = "the same" if generation.same_topology else "changed"
+    return {
+        "generation": generation.generation,
+        "state": "current" if generation.current else "built beside it",
+        "snapshot": None if snapshot is None else snapshot.id,
+        "published": None if snapshot is None else f"{snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC",
+        "topology": topology,
+    }
 
 
 @app.command()

@@ -52,10 +52,13 @@ def check(
             except TopologyError as error:
                 errors.append(error)
         findings = check_with_spark(settings(), plans) if plans else Findings()
-        for correct in (planned for planned in plans if planned.pipeline.name not in findings.errors):
-            out.print(f"{correct.pipeline.name}: {len(correct.pipeline.steps)} steps, no error")
-            if (warning := findings.warnings.get(correct.pipeline.name)) is not None:
-                out.print(f"{correct.pipeline.name}: {warning}", markup=False, soft_wrap=True)
+        for planned in plans:
+            name = planned.pipeline.name
+            if name not in findings.errors:
+                out.print(f"{name}: {len(planned.pipeline.steps)} steps, no error")
+                warning = findings.warnings.get(name)
+                if warning is not None:
+                    out.print(f"{name}: {warning}", markup=False, soft_wrap=True)
         errors += findings.errors.values()
         if not pipeline:
             errors += _check_routes()

@@ -15,6 +15,7 @@ from sluice.settings import settings
 
 if TYPE_CHECKING:
     from sluice.answers import Answer, Difference, Entry
+    from sluice.answers import Store as StoreAnswer
     from sluice.client import Client
 
 app = typer.Typer(
@@ -48,18 +49,18 @@ Local = Annotated[bool, typer.Option("--local", help="Read the ledger and shards
 def list_stores(form: FormOption = Form.TABLE) -> None:
     """List all stores that you may read."""
     with errors_as_messages(), _client() as client:
-        rows = [
-            {
-                "pipeline": store.pipeline,
-                "store": store.store,
-                "kind": store.kind,
-                "entries": store.entries,
-                "snapshot": store.snapshot.id if store.snapshot else None,
-                "partial": store.partial,
-            }
-            for store in client.stores(entries=True)
-        ]
-        print_rows(rows, form)
+        print_rows([_store_row(store) for store in client.stores(entries=True)], form)
+
+
+def _store_row(store: StoreAnswer) -> dict[str, Any]:
+    return {
+        "pipeline": store.pipeline,
+        "store": store.store,
+        "kind": store.kind,
+        "entries": store.entries,
+        "snapshot": None if store.snapshot is None else store.snapshot.id,
+        "partial": store.partial,
+    }
 
 
 @app.command()
@@ -73,13 +74,14 @@ def get(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Look up keys; in a windowed store, the windows of one key."""
-    read_point: Any = _part(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    read_point: Any = _given(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
     if local:
         from sluice.query.read_store import read_store
 
-        part = _part(pipeline=pipeline, as_of=as_of)
         with errors_as_messages():
-            entries = [entry for key in keys for entry in read_store(store, first=key, last=key, **part)]
+            entries: list[Entry] = []
+            for key in keys:
+                entries += read_store(store, first=key, last=key, pipeline=pipeline, as_of=as_of)
             if not entries:
                 raise NotFound(f"Store {store!r} has none of these keys.")
             _print_entries(entries, form)
@@ -110,7 +112,7 @@ def scan(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print entries in order, all from one snapshot."""
-    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _given(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages():
         if local:
             from sluice.query.read_store import read_store
@@ -118,7 +120,7 @@ def scan(
 
             for option, text in (("--from", start), ("--to", end)):
                 parse_time(option, text)  # `read_store` would name its own parameter
-            entries = read_store(store, limit=limit + 1, **part)
+            entries = read_store(store, limit=limit + 1, **selection)
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)
         else:
@@ -126,11 +128,13 @@ def scan(
 
             with _client() as client:
                 if complete:
-                    part["require"] = "complete"
-                pages = [page := client.page(store, limit=min(limit, 1_000), **part)]
+                    selection["require"] = "complete"
+                page = client.page(store, limit=min(limit, 1_000), **selection)
+                pages = [page]
                 left = limit - len(page.entries)
                 while page.cursor and left > 0:
-                    pages.append(page := client.page(store, limit=min(left, 1_000), cursor=page.cursor, **part))
+                    page = client.page(store, limit=min(left, 1_000), cursor=page.cursor, **selection)
+                    pages.append(page)
                     left -= len(page.entries)
                 has_more = page.cursor is not None
                 answer = joined(pages)
@@ -153,9 +157,9 @@ def count(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Count the entries of a store."""
-    part = _part(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _given(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
-        answer = client.count(store, **part)
+        answer = client.count(store, **selection)
         print_rows([{"count": answer.count, "snapshot": answer.snapshot.id}], form)
         _warn(answer)
 
@@ -174,9 +178,9 @@ def top(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print the entries with the largest numbers in a field."""
-    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _given(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
-        answer = client.top(store, field, limit=limit, smallest=smallest, **part)
+        answer = client.top(store, field, limit=limit, smallest=smallest, **selection)
         _print_entries(answer.entries, form)
         _warn(answer)
 
@@ -196,9 +200,9 @@ def combine(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print for each group the number of entries, and the sum, minimum and maximum of a field."""
-    part = _part(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _given(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
-        answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **part)
+        answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **selection)
         print_rows([msgspec.structs.asdict(group) for group in answer.groups], form)
         _warn(answer)
 
@@ -219,10 +223,10 @@ def diff(
             return
         counts = f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, {answer.added:,} added"
         err.print(f"{answer.before.id} and {answer.after.id}: {counts}", highlight=False)
-        print_rows([_part_of(example) for example in answer.examples], form)
+        print_rows([_difference_row(example) for example in answer.examples], form)
 
 
-def _part_of(difference: Difference) -> dict[str, Any]:
+def _difference_row(difference: Difference) -> dict[str, Any]:
     start = {"start": _time(difference.start)} if difference.start else {}
     values = {"before": difference.before, "after": difference.after}
     return {"key": difference.key, **start, "kind": difference.kind, **values}
@@ -247,7 +251,8 @@ def _client() -> Client:
     return Client(settings().url, token=token or None, user=user or None, password=password or None)
 
 
-def _part(**parameters: str | None) -> Any:
+def _given(**parameters: str | None) -> Any:
+    """The parameters that have a value."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 
@@ -260,8 +265,10 @@ def _row(entry: Entry) -> dict[str, Any]:
     row: dict[str, Any] = {"key": entry.key}
     if entry.start and entry.end:
         row |= {"start": _time(entry.start), "end": _time(entry.end)}
-    for name, value in (entry.value if isinstance(entry.value, dict) else {"value": entry.value}).items():
+    fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
+    for name, value in fields.items():
         column = name
+        # Another field may already have the name with the prefix.
         while column in row or (column != name and column in entry.value):
             column = f"value.{column}"
         row[column] = value
@@ -275,7 +282,8 @@ def _time(moment: datetime) -> str:
 def _warn(answer: Answer) -> None:
     from sluice.answers import unavailable
 
-    if reasons := unavailable(answer.workers):
+    reasons = unavailable(answer.workers)
+    if reasons:
         err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)
     if answer.standby:
         reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.standby]

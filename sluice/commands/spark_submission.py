@@ -26,18 +26,18 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         from sluice.spark_submit import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
 
-        loaded = load(pipeline)
+        definition = load(pipeline)
     with errors_as_messages():
         started_at = now()
         try:
             with submission(
                 replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
-                delta=loaded.needs_delta,
+                delta=definition.needs_delta,
             ) as submitted:  # fmt: skip
                 with note_failure(settings(), pipeline):
                     require_brokers(settings().kafka)
                 unread = backlog_of_run(
-                    settings().kafka, settings().ledger, pipeline, loaded.topics, enough=LARGE_BACKLOG,
+                    settings().kafka, settings().ledger, pipeline, definition.topics, enough=LARGE_BACKLOG,
                     from_beginning=not READING_AGAIN.isdisjoint(options),
                 )  # fmt: skip
                 status = submitted.for_backlog(unread).run()
@@ -45,6 +45,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         except Interrupted as interrupted:
             status, detail = 128 + interrupted.number, f"The command was {interrupted}."
             err.print(f"{detail} Published batches are kept; repeat the command to continue.", soft_wrap=True)
+        # Only a run's failure is kept until the next run has read all records.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, detail)
     raise typer.Exit(status)

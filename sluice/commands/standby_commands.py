@@ -48,8 +48,9 @@ def add(
             out.print(error.detail, markup=False, soft_wrap=True)
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.
-            if (added := ledger.standbys.of(pipeline).get(worker)) and added.copied is None:
-                ledger.standbys.remove(added)
+            standby = ledger.standbys.of(pipeline).get(worker)
+            if standby is not None and standby.copied is None:
+                ledger.standbys.remove(standby)
             raise
         if ledger.standbys.of(pipeline)[worker].copied is None:
             out.print(
@@ -85,13 +86,13 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
     with out.status("waiting for the lease") as status:
         current_generation(ledger, pipeline)
         with current_lease(ledger, pipeline, this_process("")) as lease:
-            for done in refresh_standbys(ledger, lease.ref, lease.epoch, progress=status.update):
-                if isinstance(done, FailedRefresh):
-                    errors.append(done.error)
+            for outcome in refresh_standbys(ledger, lease.ref, lease.epoch, progress=status.update):
+                if isinstance(outcome, FailedRefresh):
+                    errors.append(outcome.error)
                     continue
-                snapshot = f"{lease.ref.generation}.{done.batch}"
-                why = f", the whole shard: {done.why_whole}" if done.why_whole else ""
-                text = f"Worker {done.worker}'s standby has snapshot {snapshot}; {done.copied:,} versions copied"
+                snapshot = f"{lease.ref.generation}.{outcome.batch}"
+                why = f", the whole shard: {outcome.why_whole}" if outcome.why_whole else ""
+                text = f"Worker {outcome.worker}'s standby has snapshot {snapshot}; {outcome.copied:,} versions copied"
                 out.print(f"{text}{why}", markup=False, soft_wrap=True)
     for error in errors[:-1]:
         show(error)
@@ -100,7 +101,7 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
 
 
 @app.command()
-def promote_standby(
+def promote(
     pipeline: Name,
     worker: Worker,
     stale: Annotated[

@@ -13,6 +13,7 @@ from sluice.settings import settings
 from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
+    from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
 _KAFKA_SECONDS = 2.0
@@ -38,29 +39,31 @@ def status() -> None:
         loaded = load_pipelines(settings().pipelines)
         failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
         failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
-        names = {pipeline.name for pipeline in loaded.pipelines} | broken | failed | {*ledger.generations.pipelines()}
+        names = {pipeline.name for pipeline in loaded.pipelines} | {*ledger.generations.pipelines()} | broken | failed
         held = _held_back(ledger)
         for name in sorted(names):
             kinds = {"broken": broken, "failed": failed, "held back": held}
             state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         problems += [str(file.error) for file in loaded.broken]
-        problems += [
-            f"{failure.pipeline} "
-            f"{'is overdue since' if failure.kind == 'overdue' else 'failed at'} {failure.at:%Y-%m-%d %H:%M:%S} UTC"
-            f"{f', run {failure.run}' if failure.run else ''}: {failure.title}. {failure.detail}"
-            for failure in failures
-        ]
-        problems += [
-            f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with the "
-            f"timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
-            "kafka-transactions.sh find-hanging."
-            for name, (records, oldest) in sorted(held.items())
-        ]
+        problems += [_failure_text(failure) for failure in failures]
+        for name, (records, oldest) in sorted(held.items()):
+            problems.append(
+                f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with "
+                f"the timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
+                "kafka-transactions.sh find-hanging."
+            )
         wide.print(table)
     for problem in problems:
         out.print(f"✗ {problem}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if problems else 0)
+
+
+def _failure_text(failure: Failure) -> str:
+    what = "is overdue since" if failure.kind == "overdue" else "failed at"
+    run = f", run {failure.run}" if failure.run else ""
+    at = f"{failure.at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{failure.pipeline} {what} {at}{run}: {failure.title}. {failure.detail}"
 
 
 def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
@@ -78,17 +81,17 @@ def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
     held: dict[str, tuple[int, datetime]] = {}
     if not positions:
         return held
-    kafka, topics = settings().kafka, {topic for of_pipeline in positions.values() for topic in of_pipeline}
+    kafka, topics = settings().kafka, set[str]().union(*positions.values())
     try:
         require_brokers(kafka, _KAFKA_SECONDS)
         with broker_errors(kafka):
             admin = silent_admin(kafka)
-            every = read_lag(admin, topics, {})
-            if every.held_ends:
+            lag_of_all = read_lag(admin, topics, {})
+            if lag_of_all.held_ends:
                 time.sleep(_WATCH_SECONDS)
-                every = every.still_held(read_lag(admin, topics, {}))
+                lag_of_all = lag_of_all.still_held(read_lag(admin, topics, {}))
         for name, read in positions.items():
-            lag = every.of_pipeline(read, read)
+            lag = lag_of_all.of_pipeline(read, read)
             oldest = oldest_held(kafka, lag)
             if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
                 records = sum(lag.held_in(*partition) for partition in lag.partitions())

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
@@ -69,8 +70,9 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
     import error. In a task's process, only the DAG of the task's pipeline is created.
     """
-    if (only := _only_dag(folder, alerts)) is not None:
-        return {only.dag_id: only}
+    dag_of_task = _dag_of_task(folder, alerts)
+    if dag_of_task is not None:
+        return {dag_of_task.dag_id: dag_of_task}
     loaded = load_pipelines(folder)
     dags: dict[str, DAG] = {}
     watched: dict[str, OverdueTrigger] = {}
@@ -85,12 +87,12 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     if watched:
         dags[NAME] = deadlines_dag(watched, alerts.on_overdue, defaults() | {"on_failure_callback": alerts.on_failure})
-    named = _named(broken, {*dags, *RESERVED})
-    for name, file in named.items():
+    broken_files = _files_by_dag_id(broken, {*dags, *RESERVED})
+    for name, file in broken_files.items():
         dags[name] = broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
-    _note({name: file.error for name, file in named.items()})
+    _note({name: file.error for name, file in broken_files.items()})
     return dags
 
 
@@ -101,7 +103,7 @@ def _note(broken: dict[str, SluiceError]) -> None:
     noting.join(_NOTE_SECONDS)
 
 
-def _only_dag(folder: Path, alerts: Alerts) -> DAG | None:
+def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
     """The DAG of this process's task; None if the process runs no task, or if the pipeline cannot be loaded."""
     wanted = get_parsing_context().dag_id
     try:
@@ -114,13 +116,13 @@ def _as_ours(error: Exception) -> SluiceError:
     return error if isinstance(error, SluiceError) else TopologyError(f"{type(error).__name__}: {error}")
 
 
-def _named(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
+def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
     """DAG id → broken file. The id is the pipeline's name if the file's text contains it, otherwise the file's name."""
     files: dict[str, Broken] = {}
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
         if name in files and str(files[name].error) == str(file.error):
-            continue  # two files with pipelines of the same name
+            continue  # two files with pipelines of the same name have the same error
         if not name or name in files:
             name = re.sub(r"[^A-Za-z0-9_-]", "_", file.file.stem)[:200]
         while name in files or name in taken:
@@ -140,14 +142,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
         description=pipeline.doc.partition("\n")[0],
         doc_md=documentation(pipeline),
         tags={"sluice", "pipeline"},
-        params={
-            "action": Param("run", enum=list(ACTIONS), description=_ACTION),
-            **{name: _optional(name, text) for name, text in _NUMBERS.items()},
-            **{
-                name: Param(None, type=["null", "string"], maxLength=MOST, pattern=PATTERN, description=text)
-                for name, text in _POINTS.items()
-            },
-        },
+        params=_parameters(),
         default_args=defaults() | {"on_failure_callback": alerts.on_failure},
         owner_links=owner_links(),
         deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
@@ -159,9 +154,15 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     return dag
 
 
-def _optional(name: str, description: str) -> Param:
-    least, most = LIMITS[name]
-    return Param(None, type=["null", "integer"], minimum=least, maximum=most, description=description)
+def _parameters() -> dict[str, Param]:
+    """The parameters of a run, all of which have a default."""
+    parameters = {"action": Param("run", enum=list(ACTIONS), description=_ACTION)}
+    for name, text in _NUMBERS.items():
+        least, most = LIMITS[name]
+        parameters[name] = Param(None, type=["null", "integer"], minimum=least, maximum=most, description=text)
+    for name, text in _POINTS.items():
+        parameters[name] = Param(None, type=["null", "string"], maxLength=MOST, pattern=PATTERN, description=text)
+    return parameters
 
 
 def assets(pipeline: str, job: Job) -> list[Asset]:
@@ -171,7 +172,8 @@ def assets(pipeline: str, job: Job) -> list[Asset]:
     """
     names = [f"{pipeline}.store.{store}" for store in job.stores]
     names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
-    tables = (sink.table.name for sinks in job.written_tables.values() for sink in sinks if sink.table is not None)
+    sinks = chain.from_iterable(job.written_tables.values())
+    tables = [sink.table.name for sink in sinks if sink.table is not None]
     names += [f"{pipeline}.table.{table}" for table in dict.fromkeys(tables)]
     return [Asset(name) for name in names if name.isascii()]  # Airflow accepts only ASCII names
 

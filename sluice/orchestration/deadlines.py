@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from airflow.providers.standard.operators.python import PythonOperator
@@ -112,13 +113,12 @@ def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: 
 def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> list[str]:
     """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns what was found."""
     alerts = []
-    of_run = context["dag_run"]
-    run = {"dag_run": {"dag_id": of_run.dag_id, "dag_run_id": of_run.run_id}}
-    for events in context["triggering_asset_events"].values():
-        for event in events:
-            sent = event.extra["payload"]
-            deadline_ms = deadlines[sent["pipeline"]]
-            since = datetime.fromisoformat(sent["at"]) - timedelta(milliseconds=deadline_ms)
-            why = f"{sent['records']:,} records have not been read for {duration_text(deadline_ms)}"
-            alerts.append(asyncio.run(alert(sent["pipeline"], since, why, notify, run)))
+    dag_run = context["dag_run"]
+    run = {"dag_run": {"dag_id": dag_run.dag_id, "dag_run_id": dag_run.run_id}}
+    for event in chain.from_iterable(context["triggering_asset_events"].values()):
+        overdue = event.extra["payload"]
+        deadline_ms = deadlines[overdue["pipeline"]]
+        since = datetime.fromisoformat(overdue["at"]) - timedelta(milliseconds=deadline_ms)
+        why = f"{overdue['records']:,} records have not been read for {duration_text(deadline_ms)}"
+        alerts.append(asyncio.run(alert(overdue["pipeline"], since, why, notify, run)))
     return alerts

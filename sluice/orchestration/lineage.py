@@ -14,6 +14,9 @@ import attrs
 from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import Dataset, InputDataset, OutputDataset
 from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    InputDatasetFacet,
+    OutputDatasetFacet,
     RunFacet,
     dataset_version_dataset,
     input_statistics_input_dataset,
@@ -88,12 +91,14 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
     for source in total(audits):
         read[source.topic] += source.read
     facet = input_statistics_input_dataset.InputStatisticsInputDatasetFacet
-    return [
-        InputDataset(
-            *_topic(kafka, topic), inputFacets={"inputStatistics": facet(rowCount=read[topic])} if audits else {}
-        )
-        for topic in dict.fromkeys(job.topics)
-    ]
+    inputs: list[Dataset] = []
+    for topic in dict.fromkeys(job.topics):
+        # Before the run has published anything, the numbers are unknown rather than zero.
+        facets: dict[str, InputDatasetFacet] = {}
+        if audits:
+            facets["inputStatistics"] = facet(rowCount=read[topic])
+        inputs.append(InputDataset(*_topic(kafka, topic), inputFacets=facets))
+    return inputs
 
 
 def _outputs(
@@ -108,20 +113,19 @@ def _outputs(
                 names[sink.topic] = _table(databases[connection], table)
             case DeltaTable(name=location):
                 names[sink.topic] = _folder(location)
-    outputs: list[Dataset] = [
-        OutputDataset(*name, outputFacets={"outputStatistics": statistics(rowCount=written[output])} if audits else {})
-        for output, name in names.items()
-    ]
+    outputs: list[Dataset] = []
+    for output, name in names.items():
+        output_facets: dict[str, OutputDatasetFacet] = {}
+        if audits:
+            output_facets["outputStatistics"] = statistics(rowCount=written[output])
+        outputs.append(OutputDataset(*name, outputFacets=output_facets))
     version = dataset_version_dataset.DatasetVersionDatasetFacet
-    stores: list[Dataset] = [
-        OutputDataset(
-            store_namespace(ledger),
-            f"{job.pipeline.name}.{store}",
-            facets={"version": version(datasetVersion=_snapshot(audits[-1]))} if audits else {},
-        )
-        for store in job.stores
-    ]
-    return outputs + stores
+    for store in job.stores:
+        facets: dict[str, DatasetFacet] = {}
+        if audits:
+            facets["version"] = version(datasetVersion=_snapshot(audits[-1]))
+        outputs.append(OutputDataset(store_namespace(ledger), f"{job.pipeline.name}.{store}", facets=facets))
+    return outputs
 
 
 def store_namespace(ledger: str) -> str:

@@ -99,7 +99,7 @@ class SluiceOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
-            urls = {connection_variable(name): url for name in self.databases if (url := database_url(name))}
+            urls = {connection_variable(name): url for name, url in self._database_urls().items() if url}
             with submission(configuration, kafka, master, arguments, delta=self.delta) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
@@ -127,6 +127,10 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
             raise
 
+    def _database_urls(self) -> dict[str, str | None]:
+        """Connection → the URL of its database; None or empty if Airflow does not have the connection."""
+        return {name: database_url(name) for name in self.databases}
+
     def get_openlineage_facets_on_start(self) -> Lineage:
         """The datasets that the run reads and writes. Airflow's OpenLineage provider calls this method."""
         return self._lineage(get_current_context())
@@ -141,8 +145,11 @@ class SluiceOperator(SparkSubmitOperator):
         from sluice.orchestration.lineage import lineage  # the provider is optional
 
         action = (context.get("params") or {}).get("action", "run")
-        urls = {name: database_url(name) or os.environ.get(connection_variable(name), "") for name in self.databases}
-        databases = {name: url for name, url in urls.items() if url}
+        databases: dict[str, str] = {}
+        for name, url in self._database_urls().items():
+            address = url or os.environ.get(connection_variable(name))
+            if address:
+                databases[name] = address
         return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings(), databases)
 
     def _get_hook(self) -> SparkSubmitHook:
@@ -178,11 +185,11 @@ class SluiceOperator(SparkSubmitOperator):
 
 def _options(context: Context) -> tuple[str, ...]:
     """The program's options for the run's action. Fails without retries for another action, or a wrong point."""
-    given = context.get("params") or {}
-    action = given.get("action", "run")
+    parameters = context.get("params") or {}
+    action = parameters.get("action", "run")
     if not isinstance(action, str) or action not in ACTIONS:
         raise AirflowFailException(f"The run's action is not one of {', '.join(ACTIONS)}.")
-    points = {name: given[name] for name in POINTS if given.get(name)}
+    points = {name: parameters[name] for name in POINTS if parameters.get(name)}
     if not all(isinstance(text, str) and len(text) <= MOST for text in points.values()):
         raise AirflowFailException(f"The run's {' and '.join(points)} must be text of at most {MOST:,} characters.")
     if points and action != "replay":
@@ -196,14 +203,18 @@ def _options(context: Context) -> tuple[str, ...]:
 
 def _settings(context: Context) -> Settings:
     """The settings, changed by the run's parameters. Fails without retries if a parameter is outside its limits."""
-    given = context.get("params") or {}
+    parameters = context.get("params") or {}
     for name, (least, most) in LIMITS.items():
-        value = given.get(name)
+        value = parameters.get(name)
+        # A bool is an int in Python, but not a number to Airflow's form.
         if value is not None and not (type(value) is int and least <= value <= most):
             raise AirflowFailException(f"The run's {name} is not a whole number from {least:,} to {most:,}.")
-    own, linger, records = settings(), given.get("linger_seconds"), given.get("max_records")
-    own = own if linger is None else replace(own, linger_ms=linger * 1_000)
-    return own if records is None else replace(own, max_records=records)
+    configuration = settings()
+    if parameters.get("linger_seconds") is not None:
+        configuration = replace(configuration, linger_ms=parameters["linger_seconds"] * 1_000)
+    if parameters.get("max_records") is not None:
+        configuration = replace(configuration, max_records=parameters["max_records"])
+    return configuration
 
 
 def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
@@ -215,7 +226,10 @@ def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
 
 
 def _run(context: Context) -> str:
-    """DAG, run and task. All tries share this name, so that a retry recognizes a driver left by an earlier try."""
+    """The run's name in the ledger: DAG/RUN/TASK.
+
+    All tries share the name, so that a retry recognizes a driver that an earlier try has left behind.
+    """
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"
 

@@ -74,15 +74,15 @@ class Burst:
 
 
 @dataclass
-class Driving:
-    """Detects whether a driver is running the pipeline, by its lease, which the driver holds and renews."""
+class DriverWatch:
+    """Watches the lease of a pipeline to detect whether a driver is running, which holds and renews the lease."""
 
     silence_s: float
     """How long a lease counts as held after its last renewal."""
     _lease: LeaseRow | None = None
     _since: float = 0.0
 
-    def sees(self, lease: LeaseRow | None, now: float) -> bool:
+    def is_running(self, lease: LeaseRow | None, now: float) -> bool:
         """Whether a driver is running at `now`, in seconds of a monotonic clock."""
         if lease != self._lease:
             self._lease, self._since = lease, now
@@ -90,11 +90,11 @@ class Driving:
 
 
 def _reaches(positions: Offsets, ends: Offsets) -> bool:
-    return all(
-        positions.get(topic, {}).get(partition, 0) >= end
-        for topic, partitions in ends.items()
-        for partition, end in partitions.items()
-    )
+    for topic, partitions in ends.items():
+        read = positions.get(topic, {})
+        if any(read.get(partition, 0) < end for partition, end in partitions.items()):
+            return False
+    return True
 
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
@@ -143,7 +143,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each burst of records, forever."""
         burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
-        driving = Driving(PATIENCE.silence_s)
+        driver = DriverWatch(PATIENCE.silence_s)
         pause = self.poll_seconds
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
@@ -156,7 +156,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             if seen is not None:
                 is_first = False
                 now = time.monotonic()
-                if burst.due(seen.lag, now, driven=driving.sees(seen.lease, now)):
+                if burst.due(seen.lag, now, driven=driver.is_running(seen.lease, now)):
                     records, ends = seen.lag.readable, seen.lag.ends
                     log.info("records to read", pipeline=self.pipeline, records=records)
                     yield TriggerEvent(  # type: ignore[no-untyped-call]
@@ -185,7 +185,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         except (SluiceError, OSError) as error:
             self._wait(f"{type(error).__name__}: {error}")
             return None
-        if missing := sorted({*self.topics} - seen.lag.ends.keys()):
+        missing = sorted({*self.topics} - seen.lag.ends.keys())
+        if missing:
             self._wait(f"no topic {', '.join(missing)}")
             return None
         if self.trouble:

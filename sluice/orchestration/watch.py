@@ -1,4 +1,4 @@
-"""What all triggers of a triggerer watch, read once for all of them: end offsets, positions and leases."""
+"""End offsets, positions and leases, which all triggers of a triggerer watch. They are read once for all triggers."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Watch:
 
         Raises BrokersUnreachable, and StateError if the ledger cannot be reached.
         """
-        every = frozenset[str]().union(*self._topics.values())
-        shared = await self._rounds.get(every, lambda: self._read(every))
+        topics_of_all = frozenset[str]().union(*self._topics.values())
+        shared = await self._rounds.get(topics_of_all, lambda: self._read(topics_of_all))
         lag = shared.lag.of_pipeline(topics, shared.positions.get(pipeline, {}))
         return Seen(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
 
@@ -100,13 +100,11 @@ class Watch:
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions come before end offsets: positions beyond the end would look like a topic that was created again.
         snapshots = ledger.snapshots.of_all_pipelines()
-        positions = {
-            snapshot.pipeline: {
-                topic: {int(partition): offset for partition, offset in partitions.items()}
-                for topic, partitions in snapshot.positions.items()
-            }
-            for snapshot in snapshots
-        }
+        positions: dict[str, Offsets] = {}
+        for snapshot in snapshots:
+            offsets = positions[snapshot.pipeline] = {}
+            for topic, partitions in snapshot.positions.items():
+                offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
         with broker_errors(self._kafka):

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import run_figures
-from sluice.orchestration.trigger import Burst, Driving, last_run_began
+from sluice.orchestration.trigger import Burst, DriverWatch, last_run_began
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
@@ -108,10 +108,10 @@ def test_records_that_a_working_driver_may_read_make_no_event() -> None:
 
 
 def test_a_driver_works_while_it_renews_its_lease() -> None:
-    driving = Driving(silence_s=20)
-    assert not driving.sees(None, 0)
-    assert driving.sees(lease(1), 1)
-    assert driving.sees(lease(1), 20)
-    assert not driving.sees(lease(1), 22), "it died"
-    assert driving.sees(lease(2), 23), "the driver only paused"
-    assert not driving.sees(lease(2, held=False), 24), "the driver has ended"
+    driving = DriverWatch(silence_s=20)
+    assert not driving.is_running(None, 0)
+    assert driving.is_running(lease(1), 1)
+    assert driving.is_running(lease(1), 20)
+    assert not driving.is_running(lease(1), 22), "it died"
+    assert driving.is_running(lease(2), 23), "the driver only paused"
+    assert not driving.is_running(lease(2, held=False), 24), "the driver has ended"
