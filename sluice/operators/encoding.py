@@ -15,7 +15,6 @@ from msgspec import inspect
 from sluice.operators.exact_sums import Exact
 from sluice.values import contract_parts, contract_values
 from sluice.values.json_limits import (
-    MOST_DIGITS,
     MOST_LEVELS,
     MOST_UNTYPED_BYTES,
     Amounts,
@@ -27,6 +26,7 @@ from sluice.values.json_limits import (
     shortened,
 )
 from sluice.values.record_metadata import MOST_KEY_BYTES
+from sluice.values.sql_types import MOST_DIGITS
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},

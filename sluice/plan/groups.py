@@ -14,7 +14,7 @@ from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes, shape_columns
 from sluice.plan.steps import GlobalTableInput
 from sluice.plan.value_types import shape_after, types_after
-from sluice.sql.fallible import causes, may_fail, validated
+from sluice.sql.fallible import failure_causes, may_fail, with_utf8_checks
 from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
@@ -141,8 +141,8 @@ def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
     types = types_after(node.parent) | CHANGE_METADATA
     fields, errors = {}, []
     for name, text in node.columns.items():
-        text_checked = validated(text, types)
+        text_checked = with_utf8_checks(text, types)
         fields[name] = parse(text_checked).on(columns)
         if may_fail(text_checked, types):
-            errors += [(parse(part).on(columns), why) for part, why in causes(text_checked)]
+            errors += [(parse(part).on(columns), why) for part, why in failure_causes(text_checked)]
     return Select(named_struct(fields), node.number, tuple(errors))

@@ -26,7 +26,7 @@ from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, Tran
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
-from sluice.sql.fallible import causes, may_fail, validated
+from sluice.sql.fallible import failure_causes, may_fail, with_utf8_checks
 from sluice.sql.parsed_expression import parse
 from sluice.sql.types import Types
 from sluice.topology import nodes
@@ -260,7 +260,7 @@ class JobColumns:
 
         Failures without a report are left out silently.
         """
-        texts = {name: validated(text, types) for name, text in texts.items()}
+        texts = {name: with_utf8_checks(text, types) for name, text in texts.items()}
         key_column = self._key_column(scope, texts[key]) if key in texts else None
         sqls, fallible = {}, []
         for name, text in texts.items():
@@ -279,7 +279,7 @@ class JobColumns:
             condition,
             tuple(sqls[name] for name in fallible),
             fallible.index(key) if key in fallible else None,
-            tuple((self.sql(scope, part), why) for name in fallible for part, why in causes(texts[name])),
+            tuple((self.sql(scope, part), why) for name in fallible for part, why in failure_causes(texts[name])),
         )
         after, expression = self._add_fallible(scope, node, expression, reported_with=scope if reported else None)
         for number, name in enumerate(fallible):

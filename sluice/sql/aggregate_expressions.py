@@ -10,10 +10,9 @@ from sqlglot import exp
 from sluice.errors import TopologyError
 from sluice.sql.calls import Call, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
-from sluice.sql.types import precision_and_scale
 from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, AggregateFunction
 from sluice.values.sql_text import all_of, named_struct, value_if
-from sluice.values.sql_types import struct_fields
+from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fields
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,10 @@ def _function(call: Call) -> AggregateFunction | None:
     elif name == "median" and not more:
         name, parameters = "percentile", (0.5,)
     elif name in ("percentile", "approx_percentile") and len(more) == 1:
-        made, is_array = _percentages(more[0])
-        if not made:
+        percentages, is_array = _percentages(more[0])
+        if not percentages:
             return None
-        name, parameters = f"{name}s" if is_array else name, made
+        name, parameters = f"{name}s" if is_array else name, percentages
     elif name == "count" and more and not call.quantifier:
         argument = value_if(all_of(f"({part}) IS NOT NULL" for part in (first, *more)), "TRUE")
     elif name == "count_if" and not more:
@@ -143,7 +142,7 @@ _INSTEAD = {
 """Name of a function in other forms than Sluice has, or of one that it does not have → what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
-_SUM_DIGITS, _AVG_DIGITS, _MOST = 10, 4, 38
+_SUM_DIGITS, _AVG_DIGITS = 10, 4
 
 
 def result_type(function: str, argument: str) -> str:
@@ -162,7 +161,7 @@ def result_type(function: str, argument: str) -> str:
         precision, scale = precision_and_scale(argument)
         digits = _SUM_DIGITS if function == "sum" else _AVG_DIGITS
         scale += _AVG_DIGITS if function == "avg" else 0
-        return f"decimal({min(precision + digits, _MOST)},{min(scale, _MOST)})"
+        return f"decimal({min(precision + digits, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
     if function == "avg" or (function == "sum" and argument in ("float", "double")):
         return "double"
     return "bigint" if function == "sum" else argument

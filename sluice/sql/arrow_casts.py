@@ -12,24 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_numbers import longs
+from sluice.sql.arrow_numbers import java_longs
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, by_row, valid
-from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer, precision_and_scale
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, map_rows, valid_rows
+from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer
+from sluice.values.sql_types import precision_and_scale
 
 _RANGES = {"INT": (-(2**31), 2**31 - 1), "BIGINT": (-(2**63), 2**63 - 1)}
 _BLANK = "".join(map(chr, (*range(0x21), 0x7F)))
-"""What Spark removes around a text before it reads a number, a date or a Boolean."""
+"""The characters that Spark removes around a text before it reads a number, a date or a Boolean."""
 
 
-def converted(value: Value, of: str, to: str) -> Value:
-    """A value as one of a wider type, which no value exceeds."""
+def widen(value: Value, of: str, to: str) -> Value:
+    """A value as a wider type, which has every value of its own type."""
     if of == to or not isinstance(value, pa.Scalar):
-        return _widened(value, of, to)
-    return _widened(pa.repeat(value, 1), of, to)[0]
+        return _widened_array(value, of, to)
+    return _widened_array(pa.repeat(value, 1), of, to)[0]
 
 
-def _widened(values: Value, of: str, to: str) -> Value:
+def _widened_array(values: Value, of: str, to: str) -> Value:
     wanted = arrow_type(to)
     if of == to or values.type == wanted:
         return values
@@ -41,7 +42,8 @@ def _widened(values: Value, of: str, to: str) -> Value:
 
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Whole numbers as decimals. Arrow requires 19 digits for any of them."""
+    """Whole numbers as decimals."""
+    # Arrow casts a whole number only to a decimal with room for 19 digits, so the cast goes over wide decimals.
     return values.cast(pa.decimal128(38 - wanted.scale, 0)).cast(pa.decimal128(38, wanted.scale)).cast(wanted)
 
 
@@ -66,12 +68,18 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
         case "DATE", "TIMESTAMP":
             return Result(values.cast(arrow_type(to)))
         case _, "TIMESTAMP":
-            seconds, most = values.cast(pa.int64()), (2**63 - 1) // 10**6
-            kept = pc.max_element_wise(pc.min_element_wise(seconds, most, skip_nulls=False), -most, skip_nulls=False)
-            micros = pc.multiply(kept, 10**6)
-            large, small = pc.greater(seconds, most), pc.less(seconds, -most)
-            return Result(pc.case_when(pc.make_struct(large, small), 2**63 - 1, -(2**63), micros).cast(arrow_type(to)))
-    return Result(_widened(values, of, to))
+            return Result(_times_from_seconds(values.cast(pa.int64())))
+    return Result(_widened_array(values, of, to))
+
+
+def _times_from_seconds(seconds: pa.Array) -> pa.Array:
+    """Times from seconds since 1970. Like Java, it makes the first or the last time of seconds beyond these times."""
+    most = (2**63 - 1) // 10**6
+    is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
+    limited = pc.max_element_wise(pc.min_element_wise(seconds, most, skip_nulls=False), -most, skip_nulls=False)
+    micros = pc.multiply(limited, 10**6)
+    extremes = pc.case_when(pc.make_struct(is_late, is_early), 2**63 - 1, -(2**63), micros)
+    return extremes.cast(arrow_type("TIMESTAMP"))
 
 
 # -- To text
@@ -84,7 +92,8 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
         case "DATE":
             return date_text(values)
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:  # Arrow writes small numbers with an exponent
-        return pa.array([None if each is None else f"{each:f}" for each in values.to_pylist()], pa.string())
+        texts = [None if number is None else f"{number:f}" for number in values.to_pylist()]
+        return pa.array(texts, pa.string())
     return values.cast(pa.string())
 
 
@@ -101,13 +110,13 @@ def time_text(values: pa.Array) -> pa.Array:
 
 
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
-    """The text of times, corrected for years that do not have four digits, to which Java gives a sign."""
+    """The text of dates or times, corrected for years that do not have four digits, to which Java gives a sign."""
     if _has_usual_years(values):
         return text
     is_date = pa.types.is_date(values.type)
     numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
-    of_far = _far_date if is_date else _far_time
-    return pa.array([None if number is None else of_far(number) for number in numbers], pa.string())
+    far_text = _far_date if is_date else _far_time
+    return pa.array([None if number is None else far_text(number) for number in numbers], pa.string())
 
 
 def _has_usual_years(values: pa.Array) -> bool:
@@ -119,27 +128,29 @@ def _has_usual_years(values: pa.Array) -> bool:
 def _far_date(day: int) -> str:
     year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
     number = int(year)
-    sign = "-" if number < 0 else "+" if number > _LAST_YEAR else ""
+    sign = "+" if number > _LAST_YEAR else ""
+    if number < 0:
+        sign = "-"
     return f"{sign}{abs(number):04}-{month}-{of_month}"
 
 
 _LAST_YEAR = 9999
 
 
-def formatted(values: pa.Array, pattern: str) -> pa.Array:
-    """Times as text in a format of Java."""
+def format_times(values: pa.Array, pattern: str) -> pa.Array:
+    """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
     if _has_usual_years(values):
-        return pc.strftime(seconds, "".join(_IN_C.get(part, part.strip("'")) for part in _PARTS.findall(pattern)))
+        return pc.strftime(seconds, "".join(_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)))
     numbers = seconds.cast(pa.int64()).to_pylist()
-    return pa.array([None if number is None else _far(number, pattern) for number in numbers], pa.string())
+    return pa.array([None if number is None else _far_format(number, pattern) for number in numbers], pa.string())
 
 
-_IN_C = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+_STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
 _PARTS = re.compile(r"yyyy|MM|dd|HH|mm|ss|'[A-Za-z]+'|.", re.DOTALL)
 
 
-def _far(second: int, pattern: str) -> str:
+def _far_format(second: int, pattern: str) -> str:
     day, of_day = divmod(second, 86_400)
     year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
     of_era = int(year) if int(year) > 0 else 1 - int(year)
@@ -167,12 +178,12 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         try:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
         except pa.ArrowInvalid:
-            return by_row(lambda number: _in_range(int(number), to), [values], wanted, len(values))
+            return map_rows(lambda number: _in_range(int(number), to), [values], wanted, len(values))
     if of == "DOUBLE":
         least, most = _RANGES[to]
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
         fits = (np.floor(numbers) <= most) & (np.ceil(numbers) >= least)
-        return _kept(longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted), values, ~fits)
+        return _number_result(java_longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted), values, ~fits)
     if of == "TIMESTAMP":
         micros = values.cast(pa.int64())
         return Result(pa.array(np.floor_divide(_numbers(micros), 10**6), mask=_nulls(values)))
@@ -182,7 +193,7 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         least, most = _RANGES[to]
         numbers = _numbers(values)
         fits = (numbers >= least) & (numbers <= most)
-        return _kept(pa.array(np.where(fits, numbers, 0), wanted), values, ~fits)
+        return _number_result(pa.array(np.where(fits, numbers, 0), wanted), values, ~fits)
 
 
 def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
@@ -199,7 +210,7 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
             return Result(wide.cast(wanted))
     except pa.ArrowInvalid:
         pass
-    return by_row(lambda number: decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
+    return map_rows(lambda number: decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
@@ -216,10 +227,10 @@ def decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
     """The number as a decimal of a type. Raises ArithmeticError if it has too many digits."""
     if number.adjusted() > precision and number:
         raise InvalidOperation
-    made = _EXACT.quantize(number, Decimal(1).scaleb(-scale))
-    if made and made.adjusted() >= precision - scale:
+    rounded = _EXACT.quantize(number, Decimal(1).scaleb(-scale))
+    if rounded and rounded.adjusted() >= precision - scale:
         raise InvalidOperation
-    return made
+    return rounded
 
 
 def _in_range(number: int, kind: str) -> int:
@@ -234,25 +245,25 @@ def _numbers(values: pa.Array) -> Any:
 
 
 def _nulls(values: pa.Array) -> Mask:
-    return ~valid(values, len(values))
+    return ~valid_rows(values, len(values))
 
 
-def _kept(made: pa.Array, values: pa.Array, fails: Mask) -> Result:
-    """The numbers made of values, without nulls and failures."""
+def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
+    """The numbers computed from values: null where the value is null or the computation fails."""
     is_null = _nulls(values)
     failed = fails & ~is_null
-    gone = pa.array(failed | is_null)
-    return Result(pc.if_else(gone, pa.scalar(None, made.type), made), failed if failed.any() else None)
+    results = pc.if_else(pa.array(failed | is_null), pa.scalar(None, numbers.type), numbers)
+    return Result(results, failed if failed.any() else None)
 
 
-def times(values: pa.Array, micros: int) -> Result:
-    """Times from numbers of a unit with so many microseconds, since 1970."""
+def times_from_numbers(values: pa.Array, micros: int) -> Result:
+    """Times from whole units since 1970; a unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros
     fits = (numbers <= most) & (numbers >= -most - (1 if micros == 1 else 0))
-    made = np.where(fits, numbers, 0) * micros
-    return _kept(pa.array(made, pa.int64()).cast(kind), values, ~fits)
+    times = np.where(fits, numbers, 0) * micros
+    return _number_result(pa.array(times, pa.int64()).cast(kind), values, ~fits)
 
 
 # -- From text
@@ -266,10 +277,10 @@ def _to_whole(values: pa.Array, to: str) -> Result:
     is_number = pc.match_substring_regex(texts, _WHOLE)
     numbers = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
     try:
-        made = numbers.cast(arrow_type(to))
+        integers = numbers.cast(arrow_type(to))
     except pa.ArrowInvalid:
-        return by_row(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
-    return Result(made, _failures(values, is_number))
+        return map_rows(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
+    return Result(integers, _failures(values, is_number))
 
 
 def _whole(text: str) -> int:
@@ -281,7 +292,7 @@ def _whole(text: str) -> int:
 def _to_double(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _DOUBLE)).as_py() in (True, None):
         return Result(pc.utf8_ltrim(values, "+").cast(pa.float64()))
-    return by_row(java_double, [values], pa.float64(), len(values))
+    return map_rows(java_double, [values], pa.float64(), len(values))
 
 
 _JAVA_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?")
@@ -314,8 +325,8 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
 
     def read(text: str) -> Decimal:
         short = text.strip("".join(map(chr, range(0x21))))
-        found = _DECIMAL.fullmatch(short)
-        if found is None or (found[1] and len(found[1]) > 9):
+        match = _DECIMAL.fullmatch(short)
+        if match is None or (match[1] and len(match[1]) > 9):
             raise ValueError
         number = Decimal(short)
         if number.adjusted() < -scale - 2:
@@ -324,16 +335,16 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
 
     wanted, simple = arrow_type(to), rf"^-?[0-9]{{1,{precision - scale}}}(\.[0-9]{{1,{scale}}})?$"
     if precision == scale or not scale:
-        return by_row(read, [values], wanted, len(values))
+        return map_rows(read, [values], wanted, len(values))
     is_simple = pc.fill_null(pc.match_substring_regex(values, simple), True)
-    made = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
+    decimals = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
     if pc.all(is_simple).as_py() is not False:
-        return Result(made)
+        return Result(decimals)
     others = ~np.asarray(is_simple.to_numpy(zero_copy_only=False), bool)
-    slow = by_row(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
+    slow = map_rows(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
     failed = np.zeros(len(values), bool)
     failed[others] = False if slow.failed is None else slow.failed
-    return Result(pc.replace_with_mask(made, pa.array(others), slow.values), failed if failed.any() else None)
+    return Result(pc.replace_with_mask(decimals, pa.array(others), slow.values), failed if failed.any() else None)
 
 
 _TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
@@ -343,8 +354,8 @@ def _to_boolean(values: pa.Array, to: str) -> Result:
     texts = pc.ascii_lower(pc.utf8_trim(values, _BLANK))
     is_true = pc.is_in(texts, _TRUE)
     is_known = pc.or_(is_true, pc.is_in(texts, _FALSE))
-    made = pc.if_else(is_known, is_true, pa.scalar(None, pa.bool_()))
-    return Result(made, _failures(values, is_known))
+    booleans = pc.if_else(is_known, is_true, pa.scalar(None, pa.bool_()))
+    return Result(booleans, _failures(values, is_known))
 
 
 _DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
@@ -357,16 +368,16 @@ def _to_date(values: pa.Array, to: str) -> Result:
             return Result(values.cast(pa.date32()))
         except pa.ArrowInvalid:  # such as February 30
             pass
-    days = by_row(_days, [values], pa.int32(), len(values))
+    days = map_rows(_days, [values], pa.int32(), len(values))
     return Result(days.values.cast(pa.date32()), days.failed)
 
 
 def _days(text: str) -> int:
     """The days from 1970-01-01 to a date. Raises ValueError for any other text."""
-    found = _DATE.fullmatch(text.strip(_BLANK))
-    if found is None:
+    match = _DATE.fullmatch(text.strip(_BLANK))
+    if match is None:
         raise ValueError
-    sign, year, month, day = found.groups()
+    sign, year, month, day = match.groups()
     whole = int(year) * (-1 if sign == "-" else 1)
     # The calendar repeats every 400 years, of 146,097 days; `date` has only the years from 1 to 9999.
     eras, of_era = divmod(whole, 400)
@@ -377,13 +388,15 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times in their usual form, as only constants are."""
+    """Times from texts in the usual form. The table of rules has this cast for constants only."""
     return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
 
 
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
-    """The rows with a text that does not pass."""
-    failed = valid(values, len(values)) & ~np.asarray(pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool)
+    """The rows that have a text, but do not pass."""
+    failed = valid_rows(values, len(values)) & ~np.asarray(
+        pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool
+    )
     return failed if failed.any() else None
 
 

@@ -25,7 +25,7 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @cache
 def _conversion(kind: pa.DataType) -> Convert:
-    """Converts what the decoder makes of JSON to what Arrow takes for a type."""
+    """The function that converts a decoded JSON value to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in (kind.field(i) for i in range(kind.num_fields))]
         return lambda value: None if value is None else {name: of(value.get(name)) for name, of in fields}
@@ -52,7 +52,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """A text as it is, and any other value as its JSON, like Spark."""
+    """A text unchanged, and any other value as its JSON, as Spark reads a STRING from JSON."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 

@@ -9,13 +9,14 @@ import pyarrow.compute as pc
 
 from sluice.sql.arrow_casts import date_text, time_text
 from sluice.sql.arrow_values import Mask, mask_of
-from sluice.sql.types import PLAIN_SCALE, is_decimal, precision_and_scale
+from sluice.sql.types import PLAIN_SCALE, is_decimal
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import MOST_KEY_BYTES
+from sluice.values.sql_types import precision_and_scale
 
 
 def key_texts(values: pa.Array, kind: str) -> pa.Array:
-    """The text of each key; null for one with NaN or infinity."""
+    """The text of each key; null for a key with NaN or infinity."""
     match kind:
         case "STRING":
             return values
@@ -32,9 +33,9 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
 
 
 def plain_values(values: pa.Array) -> list[Any]:
-    """The values for Python, with maps as dictionaries."""
-    made: list[Any] = values.to_pylist(maps_as_pydicts="strict")
-    return made
+    """The values as Python's, with maps as dicts."""
+    python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
+    return python_values
 
 
 def _text(value: Any) -> str | None:

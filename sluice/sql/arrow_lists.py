@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, mask_of, valid
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, mask_of, valid_rows
 
 
-def made_of(values: list[pa.Array], count: int) -> pa.Array:
-    """A list of several values for each row."""
+def list_of(values: list[pa.Array], count: int) -> pa.Array:
+    """For each row, a list of the values that the arrays have in this row."""
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -25,9 +25,9 @@ def sizes(values: pa.Array) -> pa.Array:
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
-    """The element at an index, which counts from `offset`. Negative ones count from the end if that is 1."""
+    """The element at an index, which counts from `offset`. With offset 1, negative indices count from the end."""
     count = len(lists)
-    is_known = valid(lists, count) & valid(index, count)
+    is_known = valid_rows(lists, count) & valid_rows(index, count)
     places = pc.fill_null(array_of(index, count), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     is_zero = np.zeros(count, bool)
@@ -42,14 +42,15 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
 
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:
-    """What each map has for a key, or null."""
+    """The value that each map has for a key, or null."""
     pairs = as_lists(maps)
     names, items = pairs.flatten().flatten()
-    rows = parents(pairs)
+    rows = rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    found = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]  # of equal ones, the first one
+    # In reverse, so that of a repeated key's places the first overwrites the others.
+    matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
-    places[rows[found]] = found
+    places[rows[matching]] = matching
     return items.take(pa.array(np.where(places < 0, 0, places), mask=places < 0))
 
 
@@ -64,45 +65,45 @@ def map_part(maps: pa.Array, place: int) -> pa.Array:
     return _lists(pairs, pairs.flatten().flatten()[place])
 
 
-def without_nulls(lists: pa.Array) -> pa.Array:
+def drop_nulls(lists: pa.Array) -> pa.Array:
     """The lists without elements that are null."""
     elements = lists.flatten()
-    kept = elements.is_valid().to_numpy(zero_copy_only=False)
-    lengths = np.bincount(parents(lists)[kept], minlength=len(lists))
+    is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.bincount(rows_of_elements(lists)[is_valid], minlength=len(lists))
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(offsets),
-        elements.filter(pa.array(kept)),
+        elements.filter(pa.array(is_valid)),
         mask=pa.array(~lists.is_valid().to_numpy(zero_copy_only=False)),
     )
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Whether a list has an element; null if it has not, but has a null."""
-    count, rows, elements = len(lists), parents(lists), lists.flatten()
+    """Whether a list has an element. Null if no element is equal and one is null, since that might be equal."""
+    count, rows, elements = len(lists), rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
-    found, unknown = np.zeros(count, bool), np.zeros(count, bool)
-    found[rows[mask_of(pc.equal(elements, wanted.take(pa.array(rows))), len(elements))]] = True
-    unknown[rows[~elements.is_valid().to_numpy(zero_copy_only=False)]] = True
-    gone = ~valid(lists, count) | ~valid(wanted, count) | (unknown & ~found)
-    return pa.array(found, mask=gone)
+    is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)
+    is_contained[rows[mask_of(pc.equal(elements, wanted.take(pa.array(rows))), len(elements))]] = True
+    has_null[rows[~elements.is_valid().to_numpy(zero_copy_only=False)]] = True
+    is_null = ~valid_rows(lists, count) | ~valid_rows(wanted, count) | (has_null & ~is_contained)
+    return pa.array(is_contained, mask=is_null)
 
 
-def joined(lists: pa.Array, separator: Value) -> pa.Array:
-    """The texts of each list in one, without nulls."""
-    texts = without_nulls(lists)
+def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
+    """The texts of each list as one text, ignoring nulls."""
+    texts = drop_nulls(lists)
     return pc.binary_join(texts, array_of(separator, len(lists)))
 
 
-def parents(lists: pa.Array) -> Any:
+def rows_of_elements(lists: pa.Array) -> Any:
     """The row of each element."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of other elements."""
+    """Lists of the same lengths with other elements."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    gone: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)
-    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(gone))
+    is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=pa.array(is_null))

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Result, Value, array_of, by_row, valid
-from sluice.sql.types import is_decimal, precision_and_scale
+from sluice.sql.arrow_values import Result, Value, array_of, map_rows, valid_rows
+from sluice.sql.types import is_decimal
+from sluice.values.sql_types import precision_and_scale
 
 _LEAST = {"INT": -(2**31), "BIGINT": -(2**63)}
 _CHECKED: dict[str, tuple[Callable[..., Value], Callable[..., Value], Callable[[Any, Any], Any]]] = {
@@ -22,7 +23,7 @@ _CHECKED: dict[str, tuple[Callable[..., Value], Callable[..., Value], Callable[[
 }
 
 
-def calculated(sign: str, left: Value, right: Value, kind: str, count: int) -> Result:
+def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Result:
     """A sum, difference or product. Integers that are too large fail."""
     checked, plain, exact = _CHECKED[sign]
     wanted = arrow_type(kind)
@@ -31,7 +32,7 @@ def calculated(sign: str, left: Value, right: Value, kind: str, count: int) -> R
     try:
         return Result(checked(left, right))
     except pa.ArrowInvalid:
-        return by_row(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
+        return map_rows(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
 
 
 def _in_range(number: int, kind: str) -> int:
@@ -41,21 +42,21 @@ def _in_range(number: int, kind: str) -> int:
     return number
 
 
-def divided(left: Value, right: Value, count: int) -> Result:
+def divide(left: Value, right: Value, count: int) -> Result:
     """A quotient of doubles."""
     return _without_zero(np.divide, left, right, "DOUBLE", count)
 
 
-def divided_whole(left: Value, right: Value, count: int) -> Result:
+def divide_whole(left: Value, right: Value, count: int) -> Result:
     """A quotient of whole numbers, rounded towards zero."""
-    made = _without_zero(_quotient, left, right, "BIGINT", count)
+    result = _without_zero(_quotient, left, right, "BIGINT", count)
     overflows = np.asarray(
         pc.fill_null(pc.and_(pc.equal(array_of(left, count), _LEAST["BIGINT"]), pc.equal(right, -1)), False)
     ).astype(bool)
     if not overflows.any():
-        return made
-    failed = overflows if made.failed is None else made.failed | overflows
-    return Result(pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), made.values), failed)
+        return result
+    failed = overflows if result.failed is None else result.failed | overflows
+    return Result(pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), result.values), failed)
 
 
 def _quotient(left: Any, right: Any) -> Any:
@@ -84,64 +85,64 @@ def _positive_remainder(left: Any, right: Any) -> Any:
 
 
 def _without_zero(function: Callable[..., Any], left: Value, right: Value, kind: str, count: int) -> Result:
-    """The results of a division, which fails for a zero."""
-    is_known = valid(left, count) & valid(right, count)
+    """The results of a division, which fails where the divisor is 0."""
+    is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = (
         pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False) for value in (left, right)
     )
     failed = is_known & (divisors == 0)
     with np.errstate(all="ignore"):
-        made = function(dividends, np.where(divisors == 0, 1, divisors))
-    values = pa.array(made, arrow_type(kind), mask=~is_known | failed)
+        results = function(dividends, np.where(divisors == 0, 1, divisors))
+    values = pa.array(results, arrow_type(kind), mask=~is_known | failed)
     return Result(values, failed if failed.any() else None)
 
 
-def negated(value: Value, kind: str, count: int) -> Result:
+def negate(value: Value, kind: str, count: int) -> Result:
     """The negative of a number."""
     return _unsigned(pc.negate, value, kind, count)
 
 
-def absolute(value: Value, kind: str, count: int) -> Result:
-    """The number without its sign."""
+def absolute_value(value: Value, kind: str, count: int) -> Result:
+    """The absolute value of a number."""
     return _unsigned(pc.abs, value, kind, count)
 
 
 def _unsigned(function: Callable[..., Value], value: Value, kind: str, count: int) -> Result:
-    made = function(value)
+    results = function(value)
     if kind not in _LEAST:
-        return Result(made)
+        return Result(results)
     least = np.asarray(pc.fill_null(array_of(pc.equal(value, _LEAST[kind]), count), False)).astype(bool)
     if not least.any():
-        return Result(made)
-    return Result(pc.if_else(pa.array(least), pa.scalar(None, arrow_type(kind)), array_of(made, count)), least)
+        return Result(results)
+    return Result(pc.if_else(pa.array(least), pa.scalar(None, arrow_type(kind)), array_of(results, count)), least)
 
 
-def rounded(value: Value, places: int, kind: str, count: int) -> Result:
-    """A decimal rounded to a number of decimals, away from zero if it is in the middle."""
+def round_decimals(value: Value, places: int, kind: str, count: int) -> Result:
+    """Round decimals to a number of places; half-way values away from zero."""
     values = array_of(value, count)
     wide = values.cast(pa.decimal128(38, values.type.scale))
     return Result(pc.round(wide, places, "half_towards_infinity").cast(arrow_type(kind)))
 
 
-def whole(function: Callable[[Value], Value], value: Value, of: str, kind: str, count: int) -> Result:
-    """A number rounded up or down to a whole one."""
+def round_to_whole(function: Callable[[Value], Value], value: Value, of: str, kind: str, count: int) -> Result:
+    """Round numbers up or down to whole numbers."""
     if of == "INT" or of == kind == "BIGINT":
         return Result(value.cast(pa.int64()))
     values = array_of(value, count)
     if is_decimal(of):
         wide = values.cast(pa.decimal128(38, precision_and_scale(of)[1]))
         return Result(function(wide).cast(arrow_type(kind)))
-    return Result(longs(function(values)))
+    return Result(java_longs(function(values)))
 
 
-def longs(values: pa.Array) -> pa.Array:
-    """Doubles as whole numbers like Java converts them: NaN is 0, and what is too large the largest number."""
+def java_longs(values: pa.Array) -> pa.Array:
+    """Doubles as Java's longs: NaN becomes 0, and a number that is too large or too small the nearest long."""
     numbers = np.nan_to_num(
         pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False), nan=0.0, posinf=_MOST, neginf=-_MOST
     )
     is_large = numbers >= _MOST
-    made = np.where(is_large, 0, np.maximum(numbers, -_MOST)).astype(np.int64)
-    return pa.array(np.where(is_large, 2**63 - 1, made), pa.int64(), mask=~valid(values, len(values)))
+    integers = np.where(is_large, 0, np.maximum(numbers, -_MOST)).astype(np.int64)
+    return pa.array(np.where(is_large, 2**63 - 1, integers), pa.int64(), mask=~valid_rows(values, len(values)))
 
 
 _MOST = 2.0**63

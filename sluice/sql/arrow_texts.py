@@ -9,39 +9,40 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import Result, Value, array_of, by_row
+from sluice.sql.arrow_values import Result, Value, array_of, map_rows
 from sluice.sql.rules import is_plain_pattern, plain_pattern
 
 _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
-"""What `$` means for Java: the end of the text, or a line's end before it."""
+"""What `$` means for Java: the end of the text, or just before a line break at the end."""
 
 
-def changed_case(values: pa.Array, *, upper: bool) -> pa.Array:
-    """The texts in upper or lower case. Arrow does not know the letters that become several."""
+def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
+    """The texts in upper or lower case."""
+    # Arrow does not change letters that become several letters, such as ß, so texts beyond ASCII are changed in Python.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
     change, newer = (str.upper, _NEWER_UPPER) if upper else (str.lower, _NEWER_LOWER)
-    made = [None if text is None else change(text).translate(newer) for text in values.to_pylist()]
-    return pa.array(made, pa.string())
+    changed = [None if text is None else change(text).translate(newer) for text in values.to_pylist()]
+    return pa.array(changed, pa.string())
 
 
 _NEWER = (
     (0x019B, 0xA7DC, 1), (0x0264, 0xA7CB, 1), (0x1C8A, 0x1C89, 1), (0xA7CD, 0xA7CC, 1), (0xA7CF, 0xA7CE, 1),
     (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1), (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
 )  # fmt: skip
-"""Small letters, their capitals, and how many follow each other, that Spark knows and Python does not know yet."""
+"""Small letters, their capitals, and how many such pairs follow each other: those that Java knows, but not Python."""
 _NEWER_UPPER = {small + n: capital + n for small, capital, number in _NEWER for n in range(number)}
 _NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 
 
-def trimmed(values: Value, characters: str, position: str) -> Value:
+def trim(values: Value, characters: str, position: str) -> Value:
     """The texts without some characters at the beginning, the end, or both."""
     function = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}.get(position, pc.utf8_trim)
     return function(values, characters)
 
 
-def joined(separator: Value, values: list[Value], count: int) -> Value:
-    """The texts of each row in one, without nulls."""
+def join_texts(separator: Value, values: list[Value], count: int) -> Value:
+    """The texts of each row as one text, ignoring nulls."""
     arrays = [array_of(value, count) for value in values]
     # Arrow would leave out a row in which all texts are null.
     is_known = reduce(pc.or_, map(pc.is_valid, arrays))
@@ -50,7 +51,7 @@ def joined(separator: Value, values: list[Value], count: int) -> Value:
 
 
 def substring(arguments: list[Value], count: int) -> Result:
-    """A part of each text. It starts at 1, or before the end if the start is negative."""
+    """A part of each text. Positions start at 1; a negative start counts from the end."""
     values, start, *length = arguments
     if isinstance(start, pa.Scalar) and all(isinstance(each, pa.Scalar) for each in length):
         first = start.as_py()
@@ -59,11 +60,15 @@ def substring(arguments: list[Value], count: int) -> Result:
         if first >= 0:
             begin = max(first - 1, 0)
             return Result(pc.utf8_slice_codeunits(values, begin, max(begin, begin + length[0].as_py())))
-    return by_row(_substring, arguments, pa.string(), count)
+    return map_rows(_substring, arguments, pa.string(), count)
 
 
 def _substring(text: str, start: int, length: int = 2**31 - 1) -> str:
-    first = start - 1 if start > 0 else len(text) + start if start < 0 else 0
+    first = 0
+    if start > 0:
+        first = start - 1
+    elif start < 0:
+        first = len(text) + start
     return text[max(first, 0) : max(first + length, 0)]
 
 
@@ -75,11 +80,11 @@ def right(text: str, length: int) -> str:
     return text[-length:] if length > 0 else ""
 
 
-def left_padded(text: str, length: int, pad: str = " ") -> str:
+def pad_left(text: str, length: int, pad: str = " ") -> str:
     return _padding(text, length, pad) + text[: max(length, 0)]
 
 
-def right_padded(text: str, length: int, pad: str = " ") -> str:
+def pad_right(text: str, length: int, pad: str = " ") -> str:
     return text[: max(length, 0)] + _padding(text, length, pad)
 
 
@@ -89,7 +94,7 @@ def _padding(text: str, length: int, pad: str) -> str:
 
 
 def split(values: pa.Array, pattern: str) -> pa.Array:
-    """The parts of each text between what a pattern matches."""
+    """Split each text where a pattern matches."""
     if is_plain_pattern(pattern):
         return pc.split_pattern(values, plain_pattern(pattern))
     return pc.split_pattern_regex(values, pattern)
@@ -115,4 +120,4 @@ def digest(values: Value, name: str, count: int) -> Result:
     def of_text(value: Any) -> str:
         return hashlib.new(name, value.encode() if isinstance(value, str) else value, usedforsecurity=False).hexdigest()
 
-    return by_row(of_text, [array_of(values, count)], pa.string(), count)
+    return map_rows(of_text, [array_of(values, count)], pa.string(), count)

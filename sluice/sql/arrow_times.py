@@ -24,7 +24,7 @@ PARTS: dict[str, Callable[[Value], Value]] = {
     "Minute": pc.minute,
     "Second": pc.second,
 }
-"""The name of a function → the part of a time that it gives."""
+"""Name of a function → Arrow's function for the same part of a time."""
 
 
 def part(name: str, values: Value) -> Value:
@@ -32,29 +32,29 @@ def part(name: str, values: Value) -> Value:
     return PARTS[name](values).cast(pa.int32())
 
 
-def truncated(values: pa.Array, unit: str) -> pa.Array:
-    """The begin of the unit in which each time lies."""
+def truncate(values: pa.Array, unit: str) -> pa.Array:
+    """The start of the year, hour or other unit that contains each time."""
     unit = unit.lower()
     if unit in ("year", "quarter", "month", "week", "day"):
         days = values.cast(pa.timestamp("us"))
         return pc.floor_temporal(days, unit=unit).cast(pa.timestamp("us", tz="UTC"))
     micros = {"hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000, "microsecond": 1}
-    return pc.multiply(since_epoch(values, micros[unit]), micros[unit]).cast(values.type)
+    return pc.multiply(units_since_epoch(values, micros[unit]), micros[unit]).cast(values.type)
 
 
-def since_epoch(values: pa.Array, micros: int) -> pa.Array:
-    """The whole units, of so many microseconds, since 1970."""
+def units_since_epoch(values: pa.Array, micros: int) -> pa.Array:
+    """The number of whole units since 1970; a unit has `micros` microseconds."""
     numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return pa.array(
         np.floor_divide(numbers, micros), pa.int64(), mask=~values.is_valid().to_numpy(zero_copy_only=False)
     )
 
 
-def days_added(dates: Value, days: Value) -> Value:
-    """Dates some days later."""
+def add_days(dates: Value, days: Value) -> Value:
+    """The dates that are this many days later."""
     return pc.add(dates.cast(pa.int32()), days).cast(pa.date32())
 
 
 def days_between(later: Value, earlier: Value) -> Value:
-    """The days from one date to another one."""
+    """The number of days from the earlier to the later date."""
     return pc.subtract(later.cast(pa.int32()), earlier.cast(pa.int32()))

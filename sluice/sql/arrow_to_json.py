@@ -53,11 +53,11 @@ def java_text(number: float) -> str:
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
-    shown = "".join(map(str, digits)).rstrip("0")
-    if len(shown) == 1:  # Java chooses the nearest of the numbers with two digits
-        shown = f"{abs(number):.1e}"[:3].replace(".", "")
+    mantissa = "".join(map(str, digits)).rstrip("0")
+    if len(mantissa) == 1:  # Java writes at least two digits, and chooses the nearest number with two digits
+        mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
     power = len(digits) + int(exponent) - 1
-    return f"{'-' * sign}{shown[0]}.{shown[1:]}E{power}"
+    return f"{'-' * sign}{mantissa[0]}.{mantissa[1:]}E{power}"
 
 
 def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:

@@ -6,8 +6,8 @@ from functools import cache
 
 import pyarrow as pa
 
-from sluice.sql.types import VOID, is_decimal, precision_and_scale
-from sluice.values.sql_types import element_type, map_key_type, map_value_type, struct_fields
+from sluice.sql.types import VOID, is_decimal
+from sluice.values.sql_types import element_type, map_key_type, map_value_type, precision_and_scale, struct_fields
 
 _SIMPLE = {
     "TINYINT": pa.int8(),

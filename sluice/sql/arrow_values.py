@@ -18,7 +18,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Result:
-    """The values of an expression, and the rows for which it fails, which have no value."""
+    """The values of an expression, and the rows for which it fails, whose values are null."""
 
     values: Value
     failed: Mask | None = None
@@ -31,32 +31,32 @@ def array_of(value: Value, count: int) -> pa.Array:
 
 def mask_of(conditions: Value, count: int) -> Mask:
     """The rows for which a condition is true, neither false nor null."""
-    known = pc.fill_null(array_of(conditions, count), False)
-    return np.asarray(known.to_numpy(zero_copy_only=False), bool)
+    is_true = pc.fill_null(array_of(conditions, count), False)
+    return np.asarray(is_true.to_numpy(zero_copy_only=False), bool)
 
 
-def valid(value: Value, count: int) -> Mask:
+def valid_rows(value: Value, count: int) -> Mask:
     """The rows that have a value."""
     return mask_of(pc.is_valid(value), count)
 
 
-def either(*masks: Mask | None) -> Mask | None:
-    """The rows of any of the masks."""
-    found = [mask for mask in masks if mask is not None and mask.any()]
-    return np.logical_or.reduce(found) if found else None
+def any_of(*masks: Mask | None) -> Mask | None:
+    """The rows that are in any of the masks; None if there are none."""
+    present = [mask for mask in masks if mask is not None and mask.any()]
+    return np.logical_or.reduce(present) if present else None
 
 
-def without(values: pa.Array, rows: Mask) -> pa.Array:
-    """The values, null for some rows."""
+def null_at(values: pa.Array, rows: Mask) -> pa.Array:
+    """The values, with null in these rows."""
     return pc.if_else(pa.array(rows), pa.scalar(None, values.type), values)
 
 
-def by_row(function: Callable[..., Any], arguments: Iterable[Value], kind: pa.DataType, count: int) -> Result:
+def map_rows(function: Callable[..., Any], arguments: Iterable[Value], kind: pa.DataType, count: int) -> Result:
     """The results of a Python function for each row; null if an argument is null.
 
     A row fails if the function raises ArithmeticError or ValueError.
     """
-    made: list[Any] = []
+    results: list[Any] = []
     failed = np.zeros(count, bool)
     for row, values in enumerate(zip(*(array_of(value, count).to_pylist() for value in arguments), strict=True)):
         result = None
@@ -65,10 +65,10 @@ def by_row(function: Callable[..., Any], arguments: Iterable[Value], kind: pa.Da
                 result = function(*values)
             except (ArithmeticError, ValueError):
                 failed[row] = True
-        made.append(result)
-    return Result(pa.array(made, kind), failed if failed.any() else None)
+        results.append(result)
+    return Result(pa.array(results, kind), failed if failed.any() else None)
 
 
-def null_if_failed(result: Result) -> Result:
-    """The result of a function that is null where another one fails."""
+def ignore_failures(result: Result) -> Result:
+    """The result of a `try_` function: null where the function without `try_` fails."""
     return Result(result.values)

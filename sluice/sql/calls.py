@@ -100,17 +100,17 @@ def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
 def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
     """Each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
     tokens, closing = _tokens(text)
-    found = []
+    casts = []
     for i, name in enumerate(tokens[:-1]):
         if tokens[i + 1].token_type is not TokenType.L_PAREN:
             continue
         close = closing[i + 1]
         whole = _part(text, name.start, tokens[close].end + 1)
         if name.text.upper() == "STRING":
-            found.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close].start)))
+            casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close].start)))
         elif name.text.upper() in ("CAST", "TRY_CAST") and _words(tokens, close - 2) == ["AS", "STRING"]:
-            found.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close - 2].start)))
-    return tuple(found)
+            casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close - 2].start)))
+    return tuple(casts)
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:

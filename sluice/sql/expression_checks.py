@@ -25,7 +25,7 @@ from sluice.values.sql_types import struct_fields
 Need = Literal["condition", "array", "key", ""]
 """The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
 
-_OURS = frozenset({"top"})
+_ADDED_BY_SLUICE = frozenset({"top"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
 _ADDED_UP = exp.Sum | exp.Avg
 _OF_TEXT = (
@@ -54,7 +54,7 @@ _OF_ROWS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist", "row_nu
 _WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
 
 
-def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = "") -> None:
+def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
     tree = tree_of(text)
     where = f"{where}: {text!r}"
@@ -62,7 +62,7 @@ def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = 
         if isinstance(node, exp.Func):
             _require_repeatable(node, where)
             _require_of_record(node, where)
-        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, known):
+        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, types):
             raise TopologyError(
                 f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
                 next_step=_BATCH_TIME,
@@ -70,17 +70,17 @@ def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = 
         if isinstance(node, exp.Anonymous):
             _require_function(node, where)
         elif isinstance(node, exp.Column):
-            _path(node, known, where)
+            _require_fields(node, types, where)
         elif isinstance(node, _ADDED_UP):
-            _require_number(node, known, where)
+            _require_number(node, types, where)
         elif isinstance(node, _OF_TEXT) or (isinstance(node, exp.Cast) and _is_short_cast_to_text(node, text)):
-            _require_text(node, known, where)
+            _require_text(node, types, where)
         elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
             raise TopologyError(
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
-    _require_backticks(text, known, where)
+    _require_backticks(text, types, where)
     _require_fields_once(tree, where)
     for mistake in _misplaced(tree):
         raise TopologyError(f"{where} {mistake}.")
@@ -89,7 +89,7 @@ def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = 
             f"{where} uses the current time in an aggregate.",
             next_step='Make it a field of the record first, for example with select(at="current_timestamp()").',
         )
-    kind = _kind(tree, known)
+    kind = _kind(tree, types)
     if need == "condition" and kind not in ("", "BOOLEAN"):
         raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Write a comparison.")
     if need == "array" and kind and not kind.startswith("ARRAY"):
@@ -100,13 +100,13 @@ def require_valid(text: str, known: Mapping[str, str], where: str, need: Need = 
         raise TopologyError(f"{where} is always null: no record would have a key.")
 
 
-def _require_backticks(text: str, known: Mapping[str, str], where: str) -> None:
+def _require_backticks(text: str, types: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if a constant or a function without parentheses stands where a field has the same name."""
     tokens = tokens_of(text)
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
-        if token.token_type in _CONSTANTS and token.text in known and not is_condition and not is_call:
+        if token.token_type in _CONSTANTS and token.text in types and not is_condition and not is_call:
             raise TopologyError(
                 f"{where}: {token.text} is a constant or a function of SQL, and also a field.",
                 next_step=f"In other letters, as {token.text.swapcase()}, it keeps SQL's meaning.",
@@ -115,27 +115,33 @@ def _require_backticks(text: str, known: Mapping[str, str], where: str) -> None:
 
 def _require_fields_once(tree: exp.Expr, where: str) -> None:
     """Raise TopologyError if an object has two fields of a name, which JSON could not tell apart."""
-    for made in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
-        if not _is_compared(made):
-            parts = [part if isinstance(part, exp.PropertyEQ) else part.unnest() for part in made.expressions]
-            names = [part.name.lower() for part in parts if isinstance(part, exp.PropertyEQ | exp.Column)]
-            if twins := [name for number, name in enumerate(names) if name in names[:number]]:
+    for constructor in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
+        if _is_compared(constructor):
+            continue
+        names: set[str] = set()
+        for argument in constructor.expressions:
+            part = argument if isinstance(argument, exp.PropertyEQ) else argument.unnest()
+            if not isinstance(part, exp.PropertyEQ | exp.Column):
+                continue
+            name = part.name.lower()
+            if name in names:
                 raise TopologyError(
-                    f"{where} makes an object with two fields named {twins[0]}.",
+                    f"{where} makes an object with two fields named {name}.",
                     next_step="Write struct(... AS name, ...) to name them apart.",
                 )
+            names.add(name)
 
 
-def _is_compared(made: exp.Expr) -> bool:
-    """Whether an object is only compared with another one, so that its fields' names do not matter."""
-    return isinstance(made.parent, exp.Predicate) or made.find_ancestor(exp.In) is not None
+def _is_compared(constructor: exp.Expr) -> bool:
+    """Whether an object is only compared with another object, so that its fields' names do not matter."""
+    return isinstance(constructor.parent, exp.Predicate) or constructor.find_ancestor(exp.In) is not None
 
 
 _CONSTANTS = frozenset({TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS})
 
 
 def _require_repeatable(node: exp.Func, where: str) -> None:
-    """A batch that is repeated after a crash must have the same results."""
+    """Raise TopologyError for functions whose results change if a batch is repeated after a crash."""
     name = function_name(node)
     instead = _VARYING.get(name, "")
     if name == "aes_encrypt" and 2 <= len(node.expressions) < 5:
@@ -159,7 +165,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
         raise TopologyError(f"{where}: count needs an argument.", next_step="Write count(*).")
 
 
-def _is_time(node: exp.Literal, known: Mapping[str, str]) -> bool:
+def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
     """Whether Spark converts a text to a time, as far as that is known."""
     parent = node.parent
     match parent:
@@ -170,16 +176,16 @@ def _is_time(node: exp.Literal, known: Mapping[str, str]) -> bool:
         case exp.Anonymous():
             return parent.name.lower() in UNTRANSLATED
         case exp.Predicate():
-            return any(_kind(other, known).startswith(("TIMESTAMP", "DATE")) for other in parent.iter_expressions())
+            return any(_kind(other, types).startswith(("TIMESTAMP", "DATE")) for other in parent.iter_expressions())
     return False
 
 
 def _require_function(node: exp.Anonymous, where: str) -> None:
     name = node.name.lower()
-    if name in _OURS:
+    if name in _ADDED_BY_SLUICE:
         _require_top(node, where)
     elif name not in OF_SPARK_ALONE | UNTRANSLATED:
-        functions = [*OF_SPARK_ALONE, *_OURS, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
+        functions = [*OF_SPARK_ALONE, *_ADDED_BY_SLUICE, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
         close = get_close_matches(name, functions)
         raise TopologyError(
             f"{where}: unknown Spark SQL function {node.name}.",
@@ -195,8 +201,8 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
         )
 
 
-def _require_number(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
-    kind = _kind(node.this, known)
+def _require_number(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+    kind = _kind(node.this, types)
     if kind.startswith(_NOT_ADDED):
         name = type(node).__name__.lower()
         raise TopologyError(
@@ -210,9 +216,9 @@ def _is_short_cast_to_text(node: exp.Cast, text: str) -> bool:
     return "::" in text and node.to.this is exp.DType.TEXT
 
 
-def _require_text(node: exp.Expr, known: Mapping[str, str], where: str) -> None:
-    """Spark would convert bytes to text without a check, and replace those that are not UTF-8."""
-    kinds = {part: _kind(part, known) for part in node.iter_expressions() if not isinstance(part, exp.DataType)}
+def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if a function of texts takes bytes, of which Spark would replace those that are not UTF-8."""
+    kinds = {part: _kind(part, types) for part in node.iter_expressions() if not isinstance(part, exp.DataType)}
     if isinstance(node, exp.Concat) and set(kinds.values()) == {"BINARY"}:
         return
     for part, kind in kinds.items():
@@ -240,25 +246,24 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
         node = parent
 
 
-def _kind(node: exp.Expr, known: Mapping[str, str]) -> str:
+def _kind(node: exp.Expr, types: Mapping[str, str]) -> str:
     """The type of an expression's result if it is certain, otherwise empty."""
-    kind = type_expression(node, known).type
+    kind = type_expression(node, types).type
     if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
         return "NULL"
     return kind or ("a number or a time" if isinstance(node.unnest(), _NUMBERS) else "")
 
 
-def _path(column: exp.Column, known: Mapping[str, str], where: str) -> str:
-    """The type of a field, or of a field within it. Raises TopologyError for an unknown field of an object."""
+def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if a path such as `address.city` names an unknown field of an object."""
     first, *rest = (part.name for part in column.parts)
-    kind = known.get(first, "")
+    kind = types.get(first, "")
     for name in rest:
         if not kind or kind.startswith(("ARRAY", "MAP", "VARIANT")):
-            return ""
+            return
         fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}
         if name.lower() not in fields:
             known_fields = f"Its fields: {', '.join(struct_fields(kind))}." if fields else ""
             parent = first if fields else f"{first}, which is {kind}"
             raise TopologyError(f"{where} reads the unknown field {name} of {parent}.", next_step=known_fields)
         first, kind = name, fields[name.lower()]
-    return kind

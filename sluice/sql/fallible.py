@@ -20,12 +20,14 @@ from sluice.sql.types import Types
 _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
 
-def validated(text: str, types: Types) -> str:
+def with_utf8_checks(text: str, types: Types) -> str:
     """The expression, so that text made of bytes that are not UTF-8 is an error, or null if it uses TRY_CAST."""
-    of_bytes = [cast for cast, argument in casts_to_text(text) if _may_be_bytes(argument.tree(), types)]
-    opened = [(cast.start, f"{'try_' * cast.text.lower().startswith('try_')}validate_utf8(") for cast in of_bytes]
-    closed = [(cast.stop, ")") for cast in of_bytes]
-    return replace(text, [(TextPart("", at, at), added) for at, added in sorted(opened + closed)])
+    insertions = []
+    for cast, argument in casts_to_text(text):
+        if _may_be_bytes(argument.tree(), types):
+            prefix = "try_" if cast.text.lower().startswith("try_") else ""
+            insertions += [(cast.start, f"{prefix}validate_utf8("), (cast.stop, ")")]
+    return replace(text, [(TextPart("", place, place), added) for place, added in sorted(insertions)])
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:
@@ -33,7 +35,7 @@ def may_fail(expression: str | exp.Expr, types: Types) -> bool:
     return type_expression(expression, types).fails
 
 
-def causes(text: str) -> Iterator[tuple[str, str]]:
+def failure_causes(text: str) -> Iterator[tuple[str, str]]:
     """The parts of an expression that can fail, innermost first, each with its error message.
 
     Parts inside a lambda are skipped, because the lambda's names do not exist outside of it.

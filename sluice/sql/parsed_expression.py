@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 
 import sqlglot
 from sqlglot import exp
@@ -89,23 +90,28 @@ def parse(text: str) -> ParsedExpression:
     except RecursionError:
         raise _too_deep(text) from None
     except (SqlglotError, LookupError, TypeError, ValueError) as error:  # a call like date_part() can raise any of them
-        problem = (getattr(error, "errors", None) or [{}])[0]
-        where = f" (column {problem['col']})" if problem.get("col") else ""
-        description = str(problem.get("description") or error)
-        mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
-        quotes = next(_with_a_quoted_keyword(text), "")
-        raise TopologyError(
-            f"{text!r} is not a Spark SQL expression{where}: {mistake}.",
-            next_step=f"Fields whose names are SQL keywords need backticks: {quotes}" if quotes else "",
-        ) from None
+        raise _not_an_expression(text, error) from None
     if tree is None or more:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
-    if why := _refusal(tree):
-        raise TopologyError(f"{text!r} {why}.")
+    if reason := _reason_to_refuse(tree):
+        raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > MOST_BRACKETS:
         raise _too_deep(text)
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
     return ParsedExpression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
+
+
+def _not_an_expression(text: str, error: Exception) -> TopologyError:
+    """The error for a text that sqlglot cannot parse, with its description of the mistake."""
+    problem = (getattr(error, "errors", None) or [{}])[0]
+    where = f" (column {problem['col']})" if problem.get("col") else ""
+    description = str(problem.get("description") or error)
+    mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
+    corrected = next(_with_a_quoted_keyword(text), "")
+    return TopologyError(
+        f"{text!r} is not a Spark SQL expression{where}: {mistake}.",
+        next_step=f"Fields whose names are SQL keywords need backticks: {corrected}" if corrected else "",
+    )
 
 
 def _with_backticks(text: str) -> str:
@@ -132,7 +138,8 @@ def _levels(tree: exp.Expr) -> int:
     """The depth of a parsed expression. Each operator of a chain such as `a + b + c` adds a level."""
     depth, level = 0, [tree]
     while level:
-        depth, level = depth + 1, [child for node in level for child in node.iter_expressions()]
+        depth += 1
+        level = list(chain.from_iterable(node.iter_expressions() for node in level))
     return depth
 
 
@@ -173,8 +180,8 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
     `known` are the fields with their types, which tell the fields of nested objects.
     """
-    odd = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
-    bare = [name for name in odd if _in_backticks(text, [name]) != text]
+    quoted_names = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
+    bare = [name for name in quoted_names if _in_backticks(text, [name]) != text]
     if not _is_expression(_in_backticks(text, bare)):
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
     return f"Write names with signs and SQL's keywords in backticks: {', '.join(map(reference, bare))}." if bare else ""
@@ -184,7 +191,7 @@ def _in_backticks(text: str, names: Iterable[str]) -> str:
     """The text with backticks around these names where they have none."""
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
-    return re.sub(pattern, lambda found: found[0] if found[0].startswith("`") else reference(found[0]), text)
+    return re.sub(pattern, lambda match: match[0] if match[0].startswith("`") else reference(match[0]), text)
 
 
 def _is_expression(text: str) -> bool:
@@ -205,7 +212,7 @@ def names_within(types: Mapping[str, str]) -> Iterator[str]:
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 
 
-def _refusal(tree: exp.Expr) -> str:
+def _reason_to_refuse(tree: exp.Expr) -> str:
     """Why a tree is not an expression over one record's fields, or an empty string."""
     if isinstance(tree, _STATEMENTS):
         return "is a statement, not an expression"
@@ -251,15 +258,15 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
     """Raise TopologyError if a column is unknown."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
-        nested = [
-            f"{name}.{field}" for field in unknown for name, kind in known.items() if field in struct_fields(kind)
-        ]
-        meant = f"Did you mean {', '.join(nested)}? " if nested else ""
+        nested = []
+        for field_name in unknown:
+            nested += [f"{name}.{field_name}" for name, kind in known.items() if field_name in struct_fields(kind)]
+        advice = f"Did you mean {', '.join(nested)}? " if nested else ""
         if not METADATA.keys().isdisjoint(unknown):
-            meant = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
+            advice = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
         raise TopologyError(
             f"{where}: {expression.text!r} reads unknown fields: {', '.join(unknown)}.",
-            next_step=f"{meant}Known fields: {', '.join(sorted(known))}.",
+            next_step=f"{advice}Known fields: {', '.join(sorted(known))}.",
         )
 
 

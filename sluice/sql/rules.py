@@ -18,7 +18,6 @@ from sqlglot import exp
 
 from sluice.sql.dialect import text_of, tree_of
 from sluice.sql.types import (
-    MOST_DIGITS,
     VOID,
     common_type,
     decimal,
@@ -28,12 +27,20 @@ from sluice.sql.types import (
     is_exact,
     is_integer,
     is_number,
-    precision_and_scale,
     wide_decimal,
 )
 from sluice.values import row_order
 from sluice.values.sql_text import struct_json, value_json, value_of_json
-from sluice.values.sql_types import canonical, element_type, map_key_type, map_value_type, struct_fields, struct_type
+from sluice.values.sql_types import (
+    MOST_DIGITS,
+    canonical,
+    element_type,
+    map_key_type,
+    map_value_type,
+    precision_and_scale,
+    struct_fields,
+    struct_type,
+)
 
 Kinds: TypeAlias = tuple[str, ...]
 """The types of a function's arguments; empty if unknown."""
@@ -70,12 +77,12 @@ class Rule:
 
 def arguments_of(node: exp.Expr) -> list[exp.Expr]:
     """The arguments of a function, in their usual order."""
-    found: list[exp.Expr] = []
+    arguments: list[exp.Expr] = []
     for name in node.arg_types:
         value = node.args.get(name)
         parts = value if isinstance(value, list) else [value]
-        found += [part for part in parts if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)]
-    return found
+        arguments += [part for part in parts if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)]
+    return arguments
 
 
 _NO_ARGUMENTS = exp.DataType | exp.Var | exp.Identifier
@@ -155,7 +162,9 @@ def _literal_type(node: exp.Expr) -> str:
         return "STRING"
     text = node.name
     if re.fullmatch(r"\d+", text):
-        return "INT" if int(text) < 2**31 else "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
+        if int(text) < 2**31:
+            return "INT"
+        return "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
     if match := re.fullmatch(r"(\d*)\.(\d*)", text):
         return f"DECIMAL({max(1, len(match[1].lstrip('0')) + len(match[2]))},{len(match[2])})"
     return "DOUBLE" if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text) else ""
@@ -177,9 +186,9 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Spark compares a text with a number by casting the text to a number, which can fail.
     """
-    known = {kind for kind in kinds if kind != VOID}
-    fails = "" in known or not (len(known) <= 1 or all(map(is_number, known)))
-    kind = _compared_as(known)
+    different = {kind for kind in kinds if kind != VOID}
+    fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
+    kind = _comparison_type(different)
     # sqlglot has levels of precedence among comparisons, and Spark has none.
     is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in arguments_of(node))
     # More than ten options make a set for Spark, in which 0.0 and -0.0 are different.
@@ -190,7 +199,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
 
 
-def _compared_as(kinds: set[str]) -> str:
+def _comparison_type(kinds: set[str]) -> str:
     """The type as which values are compared; for exact numbers, one that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
@@ -205,26 +214,28 @@ def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _extreme(node: exp.Expr, kinds: Kinds) -> Signature:
-    made = _choice(node, kinds)
-    is_ordered = made.type in _COMPARABLE or is_exact(made.type)
-    return made if is_ordered and len(kinds) > 1 else Signature(made.type, None, made.fails)
+    choice = _choice(node, kinds)
+    is_ordered = choice.type in _COMPARABLE or is_exact(choice.type)
+    return choice if is_ordered and len(kinds) > 1 else Signature(choice.type, None, choice.fails)
 
 
 def _if(node: exp.Expr, kinds: Kinds) -> Signature:
     condition, *branches = kinds
     if len(branches) == 1:  # a branch of CASE, or IF without ELSE
         branches = [*branches, VOID]
-    made = _choice(node, tuple(branches))
-    usable = condition == "BOOLEAN" and made.operands is not None
-    return Signature(made.type, ("BOOLEAN", *(made.operands or ()))[: len(kinds)] if usable else None, made.fails)
+    choice = _choice(node, tuple(branches))
+    usable = condition == "BOOLEAN" and choice.operands is not None
+    return Signature(choice.type, ("BOOLEAN", *(choice.operands or ()))[: len(kinds)] if usable else None, choice.fails)
 
 
 def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     count = len(kinds) // 2
     conditions, results = kinds[:count], kinds[count:]
-    made = _choice(node, results if len(results) > count else (*results, VOID))
-    usable = set(conditions) == {"BOOLEAN"} and made.operands is not None
-    return Signature(made.type, (*conditions, *(made.operands or ())[: len(results)]) if usable else None, made.fails)
+    choice = _choice(node, results if len(results) > count else (*results, VOID))
+    usable = set(conditions) == {"BOOLEAN"} and choice.operands is not None
+    return Signature(
+        choice.type, (*conditions, *(choice.operands or ())[: len(results)]) if usable else None, choice.fails
+    )
 
 
 def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
@@ -241,7 +252,7 @@ def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
 # -- Numbers
 
 
-def _sum_of(node: exp.Expr, kinds: Kinds) -> Signature:
+def _addition(node: exp.Expr, kinds: Kinds) -> Signature:
     """Addition and subtraction."""
 
     def of_decimals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
@@ -261,10 +272,10 @@ def _arithmetic(
     kind = _numbers(kinds)
     if not kind or not is_decimal(kind):
         return Signature(kind, (kind, kind) if kind else None, fails=True)
-    sides = [_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True)]
-    precision, scale = of_decimals(*sides)
+    left, right = _operands_digits(node, kinds)
+    precision, scale = of_decimals(left, right)
     fits = precision <= MOST_DIGITS
-    operands = tuple(decimal(*side) for side in sides) if fits else None
+    operands = (decimal(*left), decimal(*right)) if fits else None
     return Signature(decimal(precision, scale), operands, fails=not fits)
 
 
@@ -279,9 +290,13 @@ def _numbers(kinds: Kinds) -> str:
     return common_type(kinds)
 
 
-def _operand_digits(node: exp.Expr, kind: str) -> tuple[int, int]:
-    """Precision and scale of a number as a decimal; an integer literal has only as many digits as its text."""
-    return (len(node.name), 0) if isinstance(node, exp.Literal) and is_integer(kind) else digits(kind)
+def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
+    """Precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
+    pairs = []
+    for argument, kind in zip(arguments_of(node), kinds, strict=True):
+        is_literal = isinstance(argument, exp.Literal) and is_integer(kind)
+        pairs.append((len(argument.name), 0) if is_literal else digits(kind))
+    return pairs
 
 
 def _division(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -289,7 +304,7 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
     if not kind or not is_decimal(kind):
         return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
-    (p1, s1), (p2, s2) = (_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True))
+    (p1, s1), (p2, s2) = _operands_digits(node, kinds)
     scale = max(6, s1 + p2 + 1)
     return Signature(decimal(p1 - s1 + s2 + scale, scale), (decimal(p1, s1), decimal(p2, s2)), fails=True)
 
@@ -298,7 +313,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _numbers(kinds)
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
     if kind and is_decimal(kind):
-        (p1, s1), (p2, s2) = (_operand_digits(part, of) for part, of in zip(arguments_of(node), kinds, strict=True))
+        (p1, s1), (p2, s2) = _operands_digits(node, kinds)
         scale = max(s1, s2)
         return Signature(decimal(min(p1 - s1, p2 - s2) + scale, scale), None, fails=True)
     return Signature(kind, (kind, kind) if kind else None, fails)
@@ -319,12 +334,12 @@ def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kind if is_known else "", (kind, kind) if is_known else None, fails=not is_known)
 
 
-def _shifted(node: exp.Expr, kinds: Kinds) -> Signature:
+def _shift(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = is_integer(kinds[0]) and kinds[1] == "INT" and isinstance(node.expression, exp.Literal)
     return Signature(kinds[0] if is_known else "", kinds if is_known else None, fails=not is_known)
 
 
-def _whole_division(node: exp.Expr, kinds: Kinds) -> Signature:
+def _integer_division(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _numbers(kinds)
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
     return Signature("BIGINT" if kind else "", ("BIGINT", "BIGINT") if is_integer(kind) else None, fails)
@@ -353,32 +368,37 @@ def _is_symmetric(kind: str) -> bool:
     return is_decimal(kind) or kind == "DOUBLE"
 
 
-def _tried(resolve: Resolve) -> Resolve:
+def _null_on_failure(resolve: Resolve) -> Resolve:
     """The rule of a function that is null where another one fails."""
 
-    def tried(node: exp.Expr, kinds: Kinds) -> Signature:
-        made = resolve(node, kinds)
+    def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
+        signature = resolve(node, kinds)
         # NaN and infinity are no failures, but cannot be written.
-        fails = made.operands is None or "DOUBLE" in (*made.operands, made.type)
-        return Signature(made.type, made.operands, fails)
+        fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
+        return Signature(signature.type, signature.operands, fails)
 
-    return tried
+    return resolve_or_null
 
 
-def _rounded(node: exp.Expr, kinds: Kinds) -> Signature:
+def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     """Rounding to a number of decimals; doubles depend on how Java writes them."""
-    places = node.args.get("decimals")
-    number = 0 if places is None else int(places.name) if isinstance(places, exp.Literal) and places.is_int else None
-    kind = kinds[0]
+    places, kind = node.args.get("decimals"), kinds[0]
+    number = None
+    if places is None:
+        number = 0
+    elif isinstance(places, exp.Literal) and places.is_int:
+        number = int(places.name)
     if number is None or not is_decimal(kind):
         return Signature(kind if is_number(kind) else "", None, fails=True)
     precision, scale = precision_and_scale(kind)
-    made = decimal(min(precision - scale + 1 + min(scale, number), MOST_DIGITS), min(scale, number))
+    new_scale = min(scale, number)
+    # Rounding up can need a digit more, as from 9.99 to 10.0.
+    new_precision = min(precision - scale + 1 + new_scale, MOST_DIGITS)
     fits = precision < MOST_DIGITS
-    return Signature(made, (kind, *kinds[1:]) if fits else None, fails=not fits)
+    return Signature(decimal(new_precision, new_scale), (kind, *kinds[1:]) if fits else None, fails=not fits)
 
 
-def _whole(node: exp.Expr, kinds: Kinds) -> Signature:
+def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
     """Rounding up or down to a whole number."""
     kind = kinds[0]
     if len(kinds) > 1 or not is_number(kind):
@@ -420,7 +440,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
         return Signature(to, kinds)
     pair = _family(of), _family(to)
-    fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widened(of, to))
+    fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widening(of, to))
     if is_tried:
         # TRY_CAST takes the texts NaN and Infinity.
         fails = fails and to in ("DOUBLE", "FLOAT")
@@ -447,7 +467,7 @@ def _family(kind: str) -> str:
     return "DECIMAL" if is_decimal(kind) else kind
 
 
-def _is_widened(of: str, to: str) -> bool:
+def _is_widening(of: str, to: str) -> bool:
     """Whether each number of a type is also of a decimal type."""
     if not is_exact(of) or not is_decimal(to):
         return False
@@ -494,7 +514,7 @@ def _element(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(map_value_type(of), kinds if is_known else None, fails=not is_known)
 
 
-def _contained(node: exp.Expr, kinds: Kinds) -> Signature:
+def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
     of, value = kinds
     is_known = element_type(of) == value and (value in _COMPARABLE or is_exact(value)) and value != "DOUBLE"
     return Signature("BOOLEAN", kinds if is_known else None, fails=not is_known)
@@ -507,8 +527,8 @@ def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
-    made = _choice(node, kinds)
-    return Signature(f"ARRAY<{made.type}>" if made.operands else "", made.operands, made.fails)
+    choice = _choice(node, kinds)
+    return Signature(f"ARRAY<{choice.type}>" if choice.operands else "", choice.operands, choice.fails)
 
 
 _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
@@ -549,7 +569,7 @@ def _parts_of(kind: str) -> list[str]:
 _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE", "BINARY")
 
 
-def _written_json(node: exp.Expr, kinds: Kinds) -> Signature:
+def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
     """The value of JSON that Sluice has written, of exactly this type. Only Spark reads that of others."""
     kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
     is_known = kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
@@ -576,7 +596,9 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     of_bytes = bool(kinds) and set(kinds) == {"BINARY"}
     arrays = any(kind.startswith("ARRAY") for kind in kinds)
     is_known = of_bytes or set(kinds) == {"STRING"}
-    return Signature("" if arrays else "BINARY" if of_bytes else "STRING", kinds if is_known else None)
+    if arrays:
+        return Signature()
+    return Signature("BINARY" if of_bytes else "STRING", kinds if is_known else None)
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -598,8 +620,8 @@ def _of_text(result: str, *operands: str) -> Resolve:
 
 
 def _position_arguments(node: exp.Expr) -> list[exp.Expr]:
-    found = (node.this, node.args.get("substr"), node.args.get("position"))
-    return [part for part in found if part is not None]
+    arguments = (node.this, node.args.get("substr"), node.args.get("position"))
+    return [part for part in arguments if part is not None]
 
 
 def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -607,36 +629,38 @@ def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature("STRING", kinds if is_known else None, fails=not is_known)
 
 
-def _trimmed(node: exp.Expr, kinds: Kinds) -> Signature:
+def _trim(node: exp.Expr, kinds: Kinds) -> Signature:
     characters = node.args.get("expression")
     is_known = characters is None or (isinstance(characters, exp.Literal) and characters.name != "")
     return Signature("STRING", kinds if is_known and set(kinds) == {"STRING"} else None)
 
 
-def _joined(node: exp.Expr, kinds: Kinds) -> Signature:
+def _concat_ws(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = len(kinds) > 1 and set(kinds) == {"STRING"}
     return Signature("STRING", kinds if is_known else None, fails=not is_known)
 
 
-def _replaced(node: exp.Expr, kinds: Kinds) -> Signature:
-    made = _of_text("STRING", "STRING", "STRING")(node, kinds)
-    return made if made.operands and node.expression.name else Signature("STRING", None, fails=made.fails)
+def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
+    signature = _of_text("STRING", "STRING", "STRING")(node, kinds)
+    return (
+        signature if signature.operands and node.expression.name else Signature("STRING", None, fails=signature.fails)
+    )
 
 
-def _matched(node: exp.Expr, kinds: Kinds) -> Signature:
+def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     """A regular expression of which Arrow's library and Java's have the same opinion."""
-    made = _of_text("BOOLEAN", "STRING")(node, kinds)
-    is_known = made.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
+    signature = _of_text("BOOLEAN", "STRING")(node, kinds)
+    is_known = signature.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
     if not is_known or not is_common_pattern(node.expression.name):
-        return Signature("BOOLEAN", None, fails=not (made.operands and is_common_pattern(node.expression.name)))
-    return made
+        return Signature("BOOLEAN", None, fails=not (signature.operands and is_common_pattern(node.expression.name)))
+    return signature
 
 
 def _split(node: exp.Expr, kinds: Kinds) -> Signature:
-    made = _of_text("ARRAY<STRING>", "STRING")(node, kinds)
-    pattern = node.expression.name if made.operands else ""
-    is_known = bool(made.operands) and len(kinds) == 2 and (pattern == " +" or is_plain_pattern(pattern))
-    return made if is_known else Signature("ARRAY<STRING>", None, fails=True)
+    signature = _of_text("ARRAY<STRING>", "STRING")(node, kinds)
+    pattern = node.expression.name if signature.operands else ""
+    is_known = bool(signature.operands) and len(kinds) == 2 and (pattern == " +" or is_plain_pattern(pattern))
+    return signature if is_known else Signature("ARRAY<STRING>", None, fails=True)
 
 
 _SIGNS = r"\\[\\.\[\](){}*+?^$|/-]"
@@ -681,7 +705,7 @@ _UNITS = frozenset(
 )
 
 
-def _truncated(node: exp.Expr, kinds: Kinds) -> Signature:
+def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds == ("TIMESTAMP",) and node.args["unit"].name.upper() in _UNITS
     return Signature("TIMESTAMP", kinds if is_known else None, fails=not is_known)
 
@@ -692,7 +716,7 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature("DATE", kinds if is_known and is_constant else None, fails=not (is_known and is_constant))
 
 
-def _formatted(node: exp.Expr, kinds: Kinds) -> Signature:
+def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
     """A time as text, in a format of numbers that need no locale."""
     pattern = node.expressions[1] if len(kinds) == 2 else None
     is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
@@ -704,8 +728,8 @@ _FORMAT = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:., ]|'[A-Za-z]+')+")
 
 
 def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
-    made = _exactly("INT", ("DATE", "DATE"))(node, kinds)
-    return made if node.args.get("unit") is None else Signature(fails=True)
+    signature = _exactly("INT", ("DATE", "DATE"))(node, kinds)
+    return signature if node.args.get("unit") is None else Signature(fails=True)
 
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -717,7 +741,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
 # -- Aggregates, of which this table has only the types
 
 
-def _total(node: exp.Expr, kinds: Kinds) -> Signature:
+def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = kinds[0] if kinds else ""
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
@@ -730,15 +754,15 @@ def _average(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kind and ("DECIMAL(38,18)" if is_decimal(kind) else "DOUBLE"), fails=True)
 
 
-def _chosen(node: exp.Expr, kinds: Kinds) -> Signature:
+def _same_as_first(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kinds[0] if kinds else "", fails=True)
 
 
-def _unchanged(node: exp.Expr, kinds: Kinds) -> Signature:
+def _filter(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kinds[0] if kinds else "")
 
 
-def _compacted(node: exp.Expr, kinds: Kinds) -> Signature:
+def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature(kinds[0], kinds if element_type(kinds[0]) else None)
 
 
@@ -755,7 +779,7 @@ _UNKNOWN = Rule(_unknown, "NO_RESULT")
 _UNKNOWN_PART = Rule(_unknown)
 _NEVER = Rule(_nothing)
 _OVERFLOW = "ARITHMETIC_OVERFLOW"
-_COMPARED = "CAST_INVALID_INPUT"
+_COMPARISON = "CAST_INVALID_INPUT"
 
 RULES: dict[RuleKey, Rule] = {
     # Parts of other nodes
@@ -777,42 +801,42 @@ RULES: dict[RuleKey, Rule] = {
     exp.Or: Rule(_conditions),
     exp.Not: Rule(_conditions),
     exp.Is: Rule(_is_null),
-    exp.EQ: Rule(_comparison, _COMPARED),
-    exp.NEQ: Rule(_comparison, _COMPARED),
-    exp.GT: Rule(_comparison, _COMPARED),
-    exp.GTE: Rule(_comparison, _COMPARED),
-    exp.LT: Rule(_comparison, _COMPARED),
-    exp.LTE: Rule(_comparison, _COMPARED),
-    exp.NullSafeEQ: Rule(_comparison, _COMPARED, order="all"),
-    exp.In: Rule(_comparison, _COMPARED),
-    exp.Between: Rule(_comparison, _COMPARED),
+    exp.EQ: Rule(_comparison, _COMPARISON),
+    exp.NEQ: Rule(_comparison, _COMPARISON),
+    exp.GT: Rule(_comparison, _COMPARISON),
+    exp.GTE: Rule(_comparison, _COMPARISON),
+    exp.LT: Rule(_comparison, _COMPARISON),
+    exp.LTE: Rule(_comparison, _COMPARISON),
+    exp.NullSafeEQ: Rule(_comparison, _COMPARISON, order="all"),
+    exp.In: Rule(_comparison, _COMPARISON),
+    exp.Between: Rule(_comparison, _COMPARISON),
     exp.If: Rule(_if, "CAST_INVALID_INPUT", _if_arguments),
     exp.Case: Rule(_case, "CAST_INVALID_INPUT", _case_arguments),
     exp.Coalesce: Rule(_choice, "CAST_INVALID_INPUT"),
     exp.Greatest: Rule(_extreme, "NO_RESULT", order="all"),
     exp.Least: Rule(_extreme, "NO_RESULT", order="all"),
     # Numbers
-    exp.Add: Rule(_sum_of, _OVERFLOW),
-    exp.Sub: Rule(_sum_of, _OVERFLOW),
+    exp.Add: Rule(_addition, _OVERFLOW),
+    exp.Sub: Rule(_addition, _OVERFLOW),
     exp.Mul: Rule(_product, _OVERFLOW),
     exp.Div: Rule(_division, _OVERFLOW, order="backwards"),
     exp.Mod: Rule(_remainder, _OVERFLOW, order="backwards"),
-    exp.IntDiv: Rule(_whole_division, _OVERFLOW, order="backwards"),
+    exp.IntDiv: Rule(_integer_division, _OVERFLOW, order="backwards"),
     exp.Neg: Rule(_negative, _OVERFLOW),
     exp.Abs: Rule(_absolute, _OVERFLOW),
-    exp.SafeAdd: Rule(_tried(_sum_of), "NO_RESULT"),
-    exp.SafeSubtract: Rule(_tried(_sum_of), "NO_RESULT"),
-    exp.SafeMultiply: Rule(_tried(_product), "NO_RESULT"),
-    exp.SafeDivide: Rule(_tried(_division), "NO_RESULT", order="backwards"),
-    exp.Round: Rule(_rounded, "NO_RESULT"),
-    exp.Floor: Rule(_whole, "NO_RESULT"),
-    exp.Ceil: Rule(_whole, "NO_RESULT"),
+    exp.SafeAdd: Rule(_null_on_failure(_addition), "NO_RESULT"),
+    exp.SafeSubtract: Rule(_null_on_failure(_addition), "NO_RESULT"),
+    exp.SafeMultiply: Rule(_null_on_failure(_product), "NO_RESULT"),
+    exp.SafeDivide: Rule(_null_on_failure(_division), "NO_RESULT", order="backwards"),
+    exp.Round: Rule(_rounding, "NO_RESULT"),
+    exp.Floor: Rule(_floor_or_ceil, "NO_RESULT"),
+    exp.Ceil: Rule(_floor_or_ceil, "NO_RESULT"),
     exp.Sqrt: Rule(_always("DOUBLE", "DOUBLE", fails=True), "NO_RESULT"),
     exp.BitwiseAnd: Rule(_bits),
     exp.BitwiseOr: Rule(_bits),
     exp.BitwiseXor: Rule(_bits),
-    exp.BitwiseRightShift: Rule(_shifted, "NO_RESULT"),
-    exp.BitwiseLeftShift: Rule(_shifted, "NO_RESULT"),
+    exp.BitwiseRightShift: Rule(_shift, "NO_RESULT"),
+    exp.BitwiseLeftShift: Rule(_shift, "NO_RESULT"),
     "pmod": Rule(_modulus, "DIVIDE_BY_ZERO", order="backwards"),
     # Casts
     exp.Cast: Rule(_cast, "CAST_INVALID_INPUT"),
@@ -821,14 +845,14 @@ RULES: dict[RuleKey, Rule] = {
     exp.Struct: Rule(_struct, arguments=_struct_arguments, order="all"),
     exp.Dot: Rule(_field, arguments=lambda node: (node.this,)),
     exp.Array: Rule(_array, "NO_RESULT", order="all"),
-    exp.ArrayCompact: Rule(_compacted, "NO_RESULT"),
+    exp.ArrayCompact: Rule(_array_compact, "NO_RESULT"),
     exp.Bracket: Rule(_element, "INVALID_ARRAY_INDEX"),
     exp.ArraySize: Rule(_size, "NO_RESULT"),
-    exp.ArrayContains: Rule(_contained, "NO_RESULT"),
+    exp.ArrayContains: Rule(_array_contains, "NO_RESULT"),
     exp.ArrayToString: Rule(_exactly("STRING", ("ARRAY<STRING>", "STRING")), "NO_RESULT"),
     exp.MapKeys: Rule(_map_part, "NO_RESULT"),
     "map_values": Rule(_map_part, "NO_RESULT"),
-    exp.FromJson: Rule(_written_json, "NO_RESULT", arguments=lambda node: (node.this,)),
+    exp.FromJson: Rule(_from_json, "NO_RESULT", arguments=lambda node: (node.this,)),
     PYTHON: Rule(_exactly(PYTHON_RESULT, ("BOOLEAN", "STRING", "STRING"))),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
     exp.Substring: Rule(_substring, "NO_RESULT"),
@@ -836,16 +860,16 @@ RULES: dict[RuleKey, Rule] = {
     exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
     exp.Upper: Rule(_always("STRING", "STRING", of_any=True)),
     exp.Lower: Rule(_always("STRING", "STRING", of_any=True)),
-    exp.Trim: Rule(_trimmed),
+    exp.Trim: Rule(_trim),
     exp.Length: Rule(_always("INT", "STRING", of_any=True)),
     exp.Reverse: Rule(_exactly("STRING", ("STRING",)), "NO_RESULT"),
     exp.Left: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
     exp.Right: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
     exp.Pad: Rule(_of_text("STRING", "INT", "STRING"), "NO_RESULT"),
     exp.Repeat: Rule(_of_text("STRING", "INT"), "NO_RESULT"),
-    exp.ConcatWs: Rule(_joined, "NO_RESULT", order="all"),
-    exp.Replace: Rule(_replaced, "NO_RESULT"),
-    exp.RegexpLike: Rule(_matched, "NO_RESULT"),
+    exp.ConcatWs: Rule(_concat_ws, "NO_RESULT", order="all"),
+    exp.Replace: Rule(_replace, "NO_RESULT"),
+    exp.RegexpLike: Rule(_regexp_like, "NO_RESULT"),
     exp.RegexpSplit: Rule(_split, "NO_RESULT"),
     exp.StrPosition: Rule(_exactly("INT", ("STRING", "STRING")), "NO_RESULT", _position_arguments),
     exp.StartsWith: Rule(_always("BOOLEAN", "STRING", "STRING"), "NO_RESULT"),
@@ -870,8 +894,8 @@ RULES: dict[RuleKey, Rule] = {
     exp.Minute: Rule(_TIME_OF_DAY, "NO_RESULT"),
     exp.Second: Rule(_TIME_OF_DAY, "NO_RESULT"),
     exp.TsOrDsToDate: Rule(_to_day, "NO_RESULT"),
-    "date_format": Rule(_formatted, "NO_RESULT"),
-    exp.TimestampTrunc: Rule(_truncated, "NO_RESULT"),
+    "date_format": Rule(_date_format, "NO_RESULT"),
+    exp.TimestampTrunc: Rule(_truncation, "NO_RESULT"),
     exp.TsOrDsAdd: Rule(_days_added, "NO_RESULT"),
     exp.DateDiff: Rule(_difference, "NO_RESULT"),
     exp.UnixMillis: Rule(_always("BIGINT", "TIMESTAMP"), "NO_RESULT"),
@@ -884,12 +908,12 @@ RULES: dict[RuleKey, Rule] = {
     exp.DPipe: Rule(_concat, order="all"),
     exp.Like: Rule(_like),
     # Aggregates
-    exp.Filter: Rule(_unchanged, arguments=lambda node: (node.this,)),
+    exp.Filter: Rule(_filter, arguments=lambda node: (node.this,)),
     exp.Count: Rule(lambda node, kinds: Signature("BIGINT", fails=True), "NO_RESULT"),
-    exp.Sum: Rule(_total, "NO_RESULT"),
+    exp.Sum: Rule(_sum, "NO_RESULT"),
     exp.Avg: Rule(_average, "NO_RESULT"),
-    exp.Min: Rule(_chosen, "NO_RESULT"),
-    exp.Max: Rule(_chosen, "NO_RESULT"),
-    exp.First: Rule(_chosen, "NO_RESULT"),
-    exp.Last: Rule(_chosen, "NO_RESULT"),
+    exp.Min: Rule(_same_as_first, "NO_RESULT"),
+    exp.Max: Rule(_same_as_first, "NO_RESULT"),
+    exp.First: Rule(_same_as_first, "NO_RESULT"),
+    exp.Last: Rule(_same_as_first, "NO_RESULT"),
 }

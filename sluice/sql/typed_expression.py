@@ -58,17 +58,19 @@ class TypedExpression:
     @cached_property
     def why_spark(self) -> str:
         """The first part that only Spark computes; empty if Arrow computes the expression."""
-        of_part = next(filter(None, (part.why_spark for part in self.parts)), "")
-        if of_part or self.signature.operands is not None:
-            return of_part
+        for part in self.parts:
+            if part.why_spark:
+                return part.why_spark
+        if self.signature.operands is not None:
+            return ""
         return self.signature.problem or _shortened(text_of(self.node))
 
     @cached_property
     def columns(self) -> frozenset[str]:
         """The columns that the expression reads."""
-        of_parts = (part.columns for part in self.parts)
-        own = [self.node.parts[0].name] if isinstance(self.node, exp.Column) else []
-        return frozenset(own).union(*of_parts)
+        if isinstance(self.node, exp.Column):
+            return frozenset({self.node.parts[0].name})
+        return frozenset[str]().union(*(part.columns for part in self.parts))
 
 
 def _shortened(text: str) -> str:
@@ -76,7 +78,7 @@ def _shortened(text: str) -> str:
 
 
 def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression:
-    """An expression over columns of these types."""
+    """Give an expression over columns of these types, and each of its parts, its type."""
     node = tree_of(expression) if isinstance(expression, str) else expression
     if isinstance(node, exp.Column):
         return _column(node, types)
@@ -84,18 +86,18 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
         return _json_value(node, type_expression(value, types))
     if isinstance(node, exp.Unhex) and (position := path_element(node)) is not None:
         part = type_expression(position, types)
-        return TypedExpression(
-            node, PATH_ELEMENT, Signature("BINARY", ("INT",) if part.type == "INT" else None), (part,)
-        )
+        operands = ("INT",) if part.type == "INT" else None
+        return TypedExpression(node, PATH_ELEMENT, Signature("BINARY", operands), (part,))
     rule = rule_of(node)
     parts = tuple(type_expression(part, types) for part in rule.arguments(node))
     if isinstance(node, _COMPARISONS):
         parts = _with_times(parts)
-    if (made := _rewritten(node, parts)) is not None:
-        return made
+    if (equivalent := _equivalent(node, parts)) is not None:
+        return equivalent
     signature = rule.resolve(node, tuple(part.type for part in parts))
-    if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _MADE and parts[0].fails:
-        # Of an object that is only made for this, Spark does not compute the other parts.
+    if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _CONSTRUCTORS and parts[0].fails:
+        # Spark's optimizer takes the one part out of `struct(a, b).a` and does not compute the others, so that they
+        # cannot fail.
         signature = Signature(signature.type, None, signature.fails)
     return TypedExpression(node, rule_key(node), signature, parts)
 
@@ -104,21 +106,19 @@ _COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.Null
 
 
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:
-    """The sides of a comparison of times with texts, which are constants, as times."""
+    """The sides of a comparison. Where times are compared with constant texts, the texts are cast to times."""
     texts = [part for part in parts if isinstance(part.node, exp.Literal) and part.type == "STRING"]
     kinds = {part.type for part in parts if part not in texts and part.type != VOID}
     kind = kinds.pop() if len(kinds) == 1 else ""
     if not texts or not all(is_plain_time(text.node.name, kind) for text in texts):
         return parts
-    made = exp.DataType.build(kind)
-    return tuple(
-        TypedExpression(
-            exp.Cast(this=part.node.copy(), to=made.copy()), exp.Cast, Signature(kind, ("STRING",)), (part,)
-        )
-        if part in texts
-        else part
-        for part in parts
-    )
+    sides = []
+    for part in parts:
+        if part in texts:
+            cast = exp.Cast(this=part.node.copy(), to=exp.DataType.build(kind))
+            part = TypedExpression(cast, exp.Cast, Signature(kind, ("STRING",)), (part,))
+        sides.append(part)
+    return tuple(sides)
 
 
 def _unwrapped(expression: TypedExpression) -> TypedExpression:
@@ -128,13 +128,13 @@ def _unwrapped(expression: TypedExpression) -> TypedExpression:
     return expression
 
 
-_MADE = (exp.Struct, exp.Array, exp.VarMap)
+_CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
-def _rewritten(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """An expression as others that do the same, as Spark's analyzer writes it: `nullif(a, b)` is an IF."""
+def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
+    """The expressions with which Spark's analyzer replaces an expression, if any: `nullif(a, b)` becomes an IF."""
 
-    def made(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
+    def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))
         return TypedExpression(node, kind, signature, parts)
 
@@ -144,22 +144,22 @@ def _rewritten(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpre
     match node:
         case exp.Between():
             value, low, high = parts
-            return made(exp.And, made(exp.GTE, value, low), made(exp.LTE, value, high))
+            return build(exp.And, build(exp.GTE, value, low), build(exp.LTE, value, high))
         case exp.Case() if node.this is not None:
             value, *rest = parts
             count = len(node.args["ifs"])
-            return made(exp.Case, *(made(exp.EQ, value, option) for option in rest[:count]), *rest[count:])
+            return build(exp.Case, *(build(exp.EQ, value, option) for option in rest[:count]), *rest[count:])
         case exp.Nullif():
             value, other = parts
-            return made(exp.If, made(exp.EQ, value, other), _NULL, value)
+            return build(exp.If, build(exp.EQ, value, other), _NULL, value)
         case exp.Nvl2() if len(parts) == 3:
             value, if_valid, if_null = parts
-            return made(exp.If, is_null(value), if_null, if_valid)
+            return build(exp.If, is_null(value), if_null, if_valid)
         case exp.Is() if isinstance(node.expression, exp.Boolean):
-            return made(exp.NullSafeEQ, *parts)
+            return build(exp.NullSafeEQ, *parts)
         case exp.Anonymous() if len(parts) == 1 and node.name.lower() in ("isnull", "isnotnull"):
             condition = is_null(parts[0])
-            return condition if node.name.lower() == "isnull" else made(exp.Not, condition)
+            return condition if node.name.lower() == "isnull" else build(exp.Not, condition)
     return None
 
 

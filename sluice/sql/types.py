@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from sqlglot import exp
 
 from sluice.sql.dialect import text_of
-from sluice.values.sql_types import canonical
+from sluice.values.sql_types import MOST_DIGITS, canonical, precision_and_scale
 
 Types: TypeAlias = Mapping[str, str]
 """Name → type; empty if unknown."""
 
 VOID = "VOID"
 """The type of NULL."""
-MOST_DIGITS = 38
 PLAIN_SCALE = 6
 """The largest scale of decimals that Spark and Arrow always write without an exponent."""
 _INTEGERS = {"INT": (10, 0), "BIGINT": (20, 0)}
 _FEWEST_DECIMALS = 6
-"""Spark keeps so many decimals of a result with more digits than a decimal has."""
+"""Where a result has more digits than a decimal can have, Spark keeps at least this many decimals."""
 
 
 def is_integer(kind: str) -> bool:
@@ -44,12 +42,6 @@ def is_number(kind: str) -> bool:
 def digits(kind: str) -> tuple[int, int]:
     """Precision and scale of an exact number."""
     return _INTEGERS.get(kind) or precision_and_scale(kind)
-
-
-def precision_and_scale(kind: str) -> tuple[int, int]:
-    """Precision and scale of a DECIMAL type."""
-    found = [int(number) for number in re.findall(r"\d+", kind)]
-    return (found[0], found[1]) if len(found) == 2 else (10, 0) if not found else (found[0], 0)
 
 
 def decimal(precision: int, scale: int) -> str:

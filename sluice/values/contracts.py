@@ -10,8 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.json_limits import MOST_DIGITS
-from sluice.values.sql_types import struct_type
+from sluice.values.sql_types import MOST_DIGITS, struct_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)

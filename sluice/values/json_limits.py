@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded, localcontext
 
+from sluice.values.sql_types import MOST_DIGITS
+
 LONGEST_NAME = 50_000
 """Maximum length of a name in an object, in UTF-16 code units, as Java counts."""
 LONGEST_STRING = 20_000_000
 """Maximum length of a string, in UTF-16 code units."""
 LONGEST_NUMBER = 1_000
 """Maximum length of a number."""
-MOST_DIGITS = 38
-"""Maximum digits of an exact number, and of those after its point."""
 MOST_UNTYPED_BYTES = 40_000_000
 """Maximum size of JSON without a declared type. Spark stores it in up to three times as many bytes, at most 128 MiB."""
 MOST_LEVELS = 100

@@ -8,6 +8,9 @@ from itertools import islice
 
 from sluice.values.sql_text import quoted
 
+MOST_DIGITS = 38
+"""The largest precision, and the largest scale, of a decimal."""
+
 
 def struct_type(fields: Mapping[str, str]) -> str:
     """The type of an object with these fields; a field of an unknown type has an empty type."""
@@ -91,4 +94,5 @@ def _unquoted(name: str) -> str:
 def precision_and_scale(kind: str) -> tuple[int, int]:
     """Precision and scale of a DECIMAL type."""
     digits = [int(number) for number in re.findall(r"\d+", kind)]
-    return (digits[0], digits[1]) if len(digits) == 2 else (10, 0) if not digits else (digits[0], 0)
+    precision = digits[0] if digits else 10
+    return precision, digits[1] if len(digits) == 2 else 0

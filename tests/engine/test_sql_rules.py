@@ -19,7 +19,7 @@ from sluice.engine.steps.arrow_steps import ArrowSteps, is_same
 from sluice.engine.steps.fallible_expressions import share_subexpressions, with_columns
 from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.fallible import causes
+from sluice.sql.fallible import failure_causes
 from sluice.sql.rules import key_problem
 from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import struct_json, value_json
@@ -244,7 +244,7 @@ def attempt(number: int, sql: str) -> FallibleExpression:
     """An attempt of an expression; if it is a column, also as a key."""
     is_key = sql in COLUMNS and not key_problem(COLUMNS[sql])
     return FallibleExpression(
-        f"t{number}", 0, "true", (sql,), 0 if is_key else None, () if "to_json" in sql else tuple(causes(sql))
+        f"t{number}", 0, "true", (sql,), 0 if is_key else None, () if "to_json" in sql else tuple(failure_causes(sql))
     )
 
 

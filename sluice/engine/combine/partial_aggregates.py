@@ -14,8 +14,8 @@ from sluice.plan import Combinable, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.types import PLAIN_SCALE, precision_and_scale
-from sluice.values.sql_types import canonical
+from sluice.sql.types import PLAIN_SCALE
+from sluice.values.sql_types import canonical, precision_and_scale
 
 WINDOWED = ("key", "window_start", "window_end", "time")
 """The columns of windowed records before those that aggregates read."""

@@ -31,7 +31,6 @@ from sluice.plan import Source, SourceField
 from sluice.values import contract_parts, epochs
 from sluice.values.json_limits import (
     LONGEST_NAME,
-    MOST_DIGITS,
     Amounts,
     refuse_long,
     refuse_long_strings,
@@ -40,6 +39,7 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
+from sluice.values.sql_types import MOST_DIGITS
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from sluice.plan.arrow_support import (
 from sluice.sql.arrow_evaluation import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, array_of, either, mask_of
+from sluice.sql.arrow_values import Mask, Result, any_of, array_of, mask_of
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
 NOT_FINITE = "NOT_FINITE: NaN or infinity, which JSON cannot express"
@@ -152,7 +152,7 @@ def _fallible_columns(
         array_of(result.values, number).cast(arrow_type(column.type))
         for result, column in zip(made, fallible.columns, strict=True)
     ]
-    failed = either(*(result.failed for result in made))
+    failed = any_of(*(result.failed for result in made))
     failed = np.zeros(number, bool) if failed is None else failed
     key = fallible.planned.key
     keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
@@ -203,7 +203,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
     if pa.types.is_floating(kind):
         return mask_of(pc.invert(pc.is_finite(values)), len(values))
     if pa.types.is_struct(kind):
-        return either(*(_is_not_finite(part) for part in values.flatten()))
+        return any_of(*(_is_not_finite(part) for part in values.flatten()))
     if pa.types.is_map(kind):
         pairs = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
         return _any(pairs, _is_not_finite(pairs.flatten().field(1)))
