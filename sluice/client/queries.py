@@ -30,7 +30,7 @@ from sluice.answers import (
     WorkerStatus,
 )
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SettingsError, SluiceError, StateError
-from sluice.values.keys import queried_key
+from sluice.values.keys import lookup_key
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Queries:
 
         A key that is not a str, such as a number, a date or a dict, is looked up by its text as a key.
         """
-        text = queried_key(key)
+        text = lookup_key(key)
         if "\n" not in text and "\r" not in text:
             return await self._send(_query(_path(store, "keys", text), Entries, moment))
         # Airflow's router accepts no line break in a path.
@@ -127,7 +127,7 @@ class Queries:
 
         Sends several requests if the keys make one too long; all answers are from one snapshot.
         """
-        first, *others = _requested_keys([*dict.fromkeys(map(queried_key, keys))])
+        first, *others = _requested_keys([*dict.fromkeys(map(lookup_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
         if not others:
             return answers[0]
@@ -140,7 +140,7 @@ class Queries:
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
-        return await self._send(_query(_path(store, "keys", queried_key(key)), Entries, part))
+        return await self._send(_query(_path(store, "keys", lookup_key(key)), Entries, part))
 
     async def page(
         self,

@@ -87,7 +87,7 @@ class Declared:
         self._is_known = kind is not Any and kind is not None
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
-        self._encode = _encode_fields if self._is_known and contract_values.needs_by_name(kind) else _encode_json
+        self._encode = _encode_fields if self._is_known and contract_values.needs_plain_data(kind) else _encode_json
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
         parts = contract_parts.parts_of(kind) if self._is_known else []
         self._check_amounts = contract_parts.amount_check(kind) if self._is_known else None
@@ -206,7 +206,7 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 def _encode_fields(value: Any) -> bytes:
     """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
-    return _encode_json(contract_values.by_name(value))
+    return _encode_json(contract_values.plain_data(value))
 
 
 def _encode_hook(value: Any) -> Any:

@@ -26,7 +26,7 @@ from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
-from sluice.values.replay_span import MOST, PATTERN
+from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 
 OWNER = "sluice"
 RETRIES = 2
@@ -161,7 +161,9 @@ def _parameters() -> dict[str, Param]:
         least, most = LIMITS[name]
         parameters[name] = Param(None, type=["null", "integer"], minimum=least, maximum=most, description=text)
     for name, text in _POINTS.items():
-        parameters[name] = Param(None, type=["null", "string"], maxLength=MOST, pattern=PATTERN, description=text)
+        parameters[name] = Param(
+            None, type=["null", "string"], maxLength=LONGEST_POINT, pattern=POINT_PATTERN, description=text
+        )
     return parameters
 
 

@@ -35,7 +35,7 @@ from sluice.spark_submit import (
 )
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_killed, now
-from sluice.values.replay_span import MOST, Span
+from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
 
 if TYPE_CHECKING:
@@ -190,8 +190,10 @@ def _options(context: Context) -> tuple[str, ...]:
     if not isinstance(action, str) or action not in ACTIONS:
         raise AirflowFailException(f"The run's action is not one of {', '.join(ACTIONS)}.")
     points = {name: parameters[name] for name in POINTS if parameters.get(name)}
-    if not all(isinstance(text, str) and len(text) <= MOST for text in points.values()):
-        raise AirflowFailException(f"The run's {' and '.join(points)} must be text of at most {MOST:,} characters.")
+    if not all(isinstance(text, str) and len(text) <= LONGEST_POINT for text in points.values()):
+        raise AirflowFailException(
+            f"The run's {' and '.join(points)} must be text of at most {LONGEST_POINT:,} characters."
+        )
     if points and action != "replay":
         raise AirflowFailException(f"Only a replay takes {' and '.join(points)}.")
     try:

@@ -75,11 +75,11 @@ class Edge:
     @property
     def constant_path(self) -> bytes | None:
         """The path from the record if it is the same for all records, else None."""
-        return row_order.constant(self.path, rekeyed=self.rekeyed)
+        return row_order.constant_path(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
         """SQL of the path; `base` is SQL for the path of the stage's record or result."""
-        return row_order.sql(base, self.path, rekeyed=self.rekeyed)
+        return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Scopes:
                     inputs.append((node.number, number))
         if len(inputs) <= 1:
             return scope
-        return replace(scope, path=(*scope.path, row_order.turn(inputs.index((child.number, side)))))
+        return replace(scope, path=(*scope.path, row_order.turn_sql(inputs.index((child.number, side)))))
 
     def null_as_missing(self, scope: Scope) -> Scope:
         """The scope in which a value that is not an object, and is null, counts as a missing value."""
@@ -259,7 +259,7 @@ class Scopes:
         return replace(
             scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=scope.metadata | shape_columns(shape, name),
             scalar=shape.scalar, is_null="false", unchanged_result=None, exploded=(*scope.exploded, node.number),
-            path=(*scope.path, row_order.element(f"{name}_pos")),
+            path=(*scope.path, row_order.element_sql(f"{name}_pos")),
         )  # fmt: skip
 
     def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
@@ -290,7 +290,7 @@ class Scopes:
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
         """The scope after a function, with the returned value and, if the function returns it, the key."""
         name = result_column(node.number)
-        scope = self._next_layer_with(scope, Column(name, node.shape.parsed(f"{result}.value"), node.number))
+        scope = self._next_layer_with(scope, Column(name, node.shape.value_sql(f"{result}.value"), node.number))
         metadata = scope.metadata
         scope = _with_value_in(name, scope, node.shape)
         fields = {field: scope.columns[field] for field in scope.fields}
@@ -337,7 +337,7 @@ class Scopes:
         for side, scope in enumerate(scopes):
             exploded |= dict.fromkeys(scope.exploded)
             results_of |= scope.results_of
-            paths[side] = row_order.sql("X''", scope.path, rekeyed=False)
+            paths[side] = row_order.path_sql("X''", scope.path, rekeyed=False)
         exploded[node.number] = None
         return replace(
             rows, depth=rows.depth + 1, columns=columns, scalar=first.scalar, is_null=is_null,

@@ -50,7 +50,7 @@ class Target:
     @property
     def identity(self) -> dict[str, str]:
         """The columns that identify a row, with the Spark SQL types of those that Sluice fills itself."""
-        return self.table.identity(is_windowed=self.is_windowed)
+        return self.table.identity_columns(is_windowed=self.is_windowed)
 
     @property
     def wanted(self) -> dict[str, str]:

@@ -772,7 +772,7 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
         position: exp.Expr = node.this.this.this.this
     except AttributeError:
         return None
-    return position if node == tree_of(row_order.element(text_of(position))) else None
+    return position if node == tree_of(row_order.element_sql(text_of(position))) else None
 
 
 _UNKNOWN = Rule(_unknown, "NO_RESULT")

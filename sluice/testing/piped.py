@@ -56,7 +56,7 @@ def _bytes(value: Any) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    return msgspec.json.Encoder(decimal_format="number").encode(epochs.in_numbers(value))
+    return msgspec.json.Encoder(decimal_format="number").encode(epochs.with_epoch_numbers(value))
 
 
 def _base64(value: bytes | None) -> str | None:

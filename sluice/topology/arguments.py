@@ -7,19 +7,19 @@ from typing import Any, get_args
 from sluice.errors import TopologyError
 
 
-def choice(where: str, name: str, value: Any, literal: Any) -> None:
+def require_choice(where: str, name: str, value: Any, literal: Any) -> None:
     """Raise TopologyError unless `value` is one of the choices of `literal`, a Literal type."""
     if value not in (choices := get_args(literal)):
         raise TopologyError(f"{where}: unknown {name}={value!r}.", next_step=f"Choose {', '.join(map(repr, choices))}.")
 
 
-def instance(where: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
+def require_instance(where: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
     """Raise TopologyError unless `value` is an instance of one of the types."""
     if not isinstance(value, types):
         raise TopologyError(f"{where}: expected {expected}, got {type(value).__name__}: {value!r}.")
 
 
-def at_least(where: str, name: str, value: int | None, minimum: int) -> None:
+def require_at_least(where: str, name: str, value: int | None, minimum: int) -> None:
     """Raise TopologyError if `value` is below `minimum`; None is allowed."""
     if value is not None and value < minimum:
         raise TopologyError(f"{where}: {name} is {value}; it must be at least {minimum}.")

@@ -23,7 +23,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
-from sluice.topology.window_definitions import Duration, kept_for, milliseconds
+from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
 from sluice.values import contracts
 from sluice.values.function_wrappers import Not, Print
 from sluice.values.json_text import encode_text
@@ -78,18 +78,20 @@ class Handle(Generic[V]):
         if other.pipeline is not self.pipeline:
             raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
 
-    def _returned(self, step: str, returns: type | None, argument: str = "returns") -> Shape:
+    def _result_shape(self, step: str, returns: type | None, argument: str = "returns") -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
             return shape_of(returns)
         except TopologyError as error:
             raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
 
-    def _check(self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False) -> None:
+    def _require_expression(
+        self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False
+    ) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
-        arguments.instance(where, text, str, "an SQL expression (str)")
+        arguments.require_instance(where, text, str, "an SQL expression (str)")
         try:
             try:
                 expression = parsed_expression.parse(text)
@@ -111,23 +113,25 @@ class Handle(Generic[V]):
         """The SQL of every column, and its type. Nested mappings become structs."""
         columns: dict[str, Column] = {}
         for names in (*picked, named):
-            arguments.instance(self._where(step), names, (str, Mapping), "the name of a field (str), or a mapping")
+            arguments.require_instance(
+                self._where(step), names, (str, Mapping), "the name of a field (str), or a mapping"
+            )
             columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
         if not columns:
             raise TopologyError(f"{self._where(step)} needs at least one column.")
-        self._check_columns(step, columns)
+        self._require_columns(step, columns)
         return (
             {name: column_sql(column) for name, column in columns.items()},
             {name: self._type(column) for name, column in columns.items()},
         )
 
-    def _check_columns(self, step: str, columns: Mapping[str, Column]) -> None:
+    def _require_columns(self, step: str, columns: Mapping[str, Column]) -> None:
         self._require_names(step, columns)
         for column in columns.values():
             if isinstance(column, Mapping):
-                self._check_columns(step, column)
+                self._require_columns(step, column)
             else:
-                self._check(column, step)
+                self._require_expression(column, step)
 
     def _type(self, column: Column) -> str:
         if isinstance(column, Mapping):
@@ -144,12 +148,12 @@ class Handle(Generic[V]):
     def _require_names(self, step: str, columns: Mapping[str, Column]) -> None:
         """Raise TopologyError unless each field of an object has a name that Spark SQL can tell from the others."""
         for name in columns:
-            arguments.instance(self._where(step), name, str, "the name of a column (str)")
+            arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
                 raise TopologyError(f"{self._where(step)}: a column has no name.")
             if any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.")
-        if twins := _twins(columns, str.lower):
+        if twins := _first_twins(columns, str.lower):
             raise TopologyError(
                 f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, which Spark SQL ignores.",
                 next_step="Rename one of them.",
@@ -165,8 +169,8 @@ class Handle(Generic[V]):
         for name, function in (("value", encode), ("key", key)):
             if function is not None:
                 require_callable(where, function, name)
-        arguments.choice(where, "delivery", options["delivery"], Delivery)
-        arguments.choice(where, "emit", options.get("emit", "every"), Emit)
+        arguments.require_choice(where, "delivery", options["delivery"], Delivery)
+        arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
         self.pipeline.add(nodes.Sink, parent=self.node, topic=to, encode=encode, encode_key=key, **options)
 
     def _table_sink(
@@ -196,15 +200,15 @@ class Handle(Generic[V]):
                 next_step="Declare the type of the value with returns=, or choose fields with select(...).",
             )
         is_windowed = nodes.window_of(self.node) is not None
-        identity = table.identity(is_windowed=is_windowed)
+        identity = table.identity_columns(is_windowed=is_windowed)
         own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
         names = [*self.fields] if table.key is None else [table.key, *self.fields]
-        if wrong := [name for name in names if table.folded(name) in own]:
+        if wrong := [name for name in names if table.folded_name(name) in own]:
             raise TopologyError(
                 f"{where}: Sluice writes the column {wrong[0]} itself.",
                 next_step="Use another name, for example with select(...).",
             )
-        if twins := _twins(names, table.folded):
+        if twins := _first_twins(names, table.folded_name):
             raise TopologyError(
                 f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
                 next_step="Give the key's column another name.",
@@ -245,7 +249,7 @@ class Handle(Generic[V]):
         return serde.encode or encode_text
 
 
-def _twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
+def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
     """Two different names that are the same when folded, if there are any."""
     known: dict[str, str] = {}
     for name in names:
@@ -299,7 +303,7 @@ class Stream(Handle[V]):
         """Keep the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
             return self._apply("filter", where, "condition", on_error=on_error)
-        self._check(where, "filter", "condition")
+        self._require_expression(where, "filter", "condition")
         return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
 
     @overload
@@ -311,7 +315,7 @@ class Stream(Handle[V]):
         if not isinstance(where, str):
             negated = Not(self._function("filter_not", where))
             return self._add_function(negated, "condition", on_error=on_error)
-        self._check(where, "filter_not", "condition")
+        self._require_expression(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
@@ -366,10 +370,10 @@ class Stream(Handle[V]):
         SQL cannot read fields. In SQL, a value that is not an object is named `value`.
         """
         if not isinstance(function, str):
-            shape = self._returned("map_values", returns)
+            shape = self._result_shape("map_values", returns)
             return self._apply("map_values", function, "value", shape, returns, on_error=on_error)
         self._require_no_returns("map_values", returns)
-        self._check(function, "map_values")
+        self._require_expression(function, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=function, on_error=on_error)
         return self._next(node, Shape.single(self.fields.get(function, "")))
 
@@ -381,7 +385,7 @@ class Stream(Handle[V]):
         An error in the function ends the run.
         """
         require_callable(self._where("transform"), function, "frame")
-        shape = self._returned("transform", returns)
+        shape = self._result_shape("transform", returns)
         if shape.scalar:
             raise TopologyError(
                 f"{self._where('transform')}: returns={returns!r} has no columns.", next_step="Give a Struct."
@@ -415,7 +419,7 @@ class Stream(Handle[V]):
 
         The SQL equivalent is `select(_key="...", ...)`.
         """
-        return self._apply("map", function, "record", self._returned("map", returns), returns, on_error=on_error)
+        return self._apply("map", function, "record", self._result_shape("map", returns), returns, on_error=on_error)
 
     @overload
     def flat_map_values(
@@ -442,10 +446,10 @@ class Stream(Handle[V]):
         of the items that the function returns.
         """
         if not isinstance(items, str):
-            shape = self._returned("flat_map_values", returns)
+            shape = self._result_shape("flat_map_values", returns)
             return self._apply("flat_map_values", items, "values", shape, returns, on_error=on_error)
         self._require_no_returns("flat_map_values", returns)
-        self._check(items, "flat_map_values", "array")
+        self._require_expression(items, "flat_map_values", "array")
         element = element_type(self.fields.get(items, ""))
         fields = struct_fields(element)
         return self._elements(items, Shape(fields) if fields else Shape.single(element), on_error)
@@ -482,10 +486,10 @@ class Stream(Handle[V]):
         An SQL expression must be an array of structs with the fields `key` and `value`.
         """
         if not isinstance(items, str):
-            shape = self._returned("flat_map", returns)
+            shape = self._result_shape("flat_map", returns)
             return self._apply("flat_map", items, "records", shape, returns, on_error=on_error)
         self._require_no_returns("flat_map", returns)
-        self._check(items, "flat_map", "array")
+        self._require_expression(items, "flat_map", "array")
         elements = self._elements(items, Shape({"key": "", "value": ""}), on_error)
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
 
@@ -497,7 +501,7 @@ class Stream(Handle[V]):
         """Replace the key with the value of an SQL expression, as text, or with a Python function's result."""
         if not isinstance(key, str):
             return self._apply("select_key", key, "key", on_error=on_error)
-        self._check(key, "select_key")
+        self._require_expression(key, "select_key")
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
     @overload
@@ -541,7 +545,7 @@ class Stream(Handle[V]):
         """
         where = self._where("merge")
         for other in others:
-            arguments.instance(where, other, Stream, "a stream")
+            arguments.require_instance(where, other, Stream, "a stream")
             self._require_same_pipeline(where, other)
             if other.fields.keys() != self.fields.keys() or other.shape.scalar != self.shape.scalar:
                 raise TopologyError(
@@ -584,7 +588,7 @@ class Stream(Handle[V]):
         """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates."""
         if not isinstance(key, str):
             return self._apply("group_by", key, "key", on_error=None).group_by_key()
-        self._check(key, "group_by", "key")
+        self._require_expression(key, "group_by", "key")
         return GroupedStream(self, key, None)
 
     @overload
@@ -611,8 +615,8 @@ class Stream(Handle[V]):
         is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
         """
         where = self._where("join")
-        arguments.instance(where, other, (Stream, Table), "a stream or a table")
-        arguments.choice(where, "how", how, How)
+        arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
+        arguments.require_choice(where, "how", how, How)
         self._require_same_pipeline(where, other)
         if isinstance(other, Stream):
             if not isinstance(window, JoinWindow) or on is not None:
@@ -630,7 +634,7 @@ class Stream(Handle[V]):
                 raise TopologyError(
                     f"{where}: on= needs a global table.", next_step="Change the stream's key with select_key first."
                 )
-            self._check(on, "join")
+            self._require_expression(on, "join")
         return self._joined(other, "stream-table", how, on=on, on_error=on_error)
 
     def left_join(self, other: Stream[Any] | Table[Any], *window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
@@ -683,12 +687,12 @@ class Stream(Handle[V]):
         key's entries.
         """
         where = self._where("process")
-        _check_processor(where, processor, self.contract)
+        _require_processor(where, processor, self.contract)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
-            arguments.instance(where, declared, Mapping, f"{name}={{name: type}}")
-        self._returned("process", returns)
+            arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
+        self._result_shape("process", returns)
         for name, kind in (outputs or {}).items():
-            self._returned("process", kind, f"outputs[{name!r}]")
+            self._result_shape("process", kind, f"outputs[{name!r}]")
         types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
         for name, (kind, _) in types.items():
             contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
@@ -708,9 +712,9 @@ class Stream(Handle[V]):
         An id is forgotten `within` after its first record, in stream time. A record that comes even later than that
         passes again.
         """
-        self._check(by, "deduplicate")
+        self._require_expression(by, "deduplicate")
         within_ms = milliseconds(within)
-        arguments.at_least(self._where("deduplicate"), "within", within_ms, 0)
+        arguments.require_at_least(self._where("deduplicate"), "within", within_ms, 0)
         node = self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms, on_error=on_error)
         return self._next(node)
 
@@ -792,7 +796,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
     return kind, None if ttl is None else milliseconds(ttl)
 
 
-def _check_processor(where: str, processor: Any, value_type: type | None) -> None:
+def _require_processor(where: str, processor: Any, value_type: type | None) -> None:
     process = getattr(processor, "process", None)
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
@@ -849,13 +853,13 @@ class Table(Handle[V]):
 
     def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is true; delete a row when the condition becomes false."""
-        self._check(where, "filter", "condition")
+        self._require_expression(where, "filter", "condition")
         node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
         return Table(self.pipeline, node, self.shape, self.contract)
 
     def filter_not(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is not true."""
-        self._check(where, "filter_not", "condition")
+        self._require_expression(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
@@ -869,13 +873,13 @@ class Table(Handle[V]):
 
     def map_values(self, value: str, *, on_error: OnError | None = None) -> Table[Any]:
         """Replace the value with the result of an SQL expression; later SQL reads it as `value`."""
-        self._check(value, "map_values")
+        self._require_expression(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def group_by(self, key: str) -> GroupedTable[V]:
         """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group."""
-        self._check(key, "group_by", "key")
+        self._require_expression(key, "group_by", "key")
         if nodes.window_of(self.node) is not None:
             raise TopologyError(
                 f"{self._where('group_by')}: the table is windowed.",
@@ -892,14 +896,14 @@ class Table(Handle[V]):
         value for the key of the other table's row. A global table is looked up only when a row of this table changes.
         """
         where = self._where("join")
-        arguments.instance(where, other, Table, "a table, such as stream.to_table() makes")
-        arguments.choice(where, "how", how, How)
+        arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
+        arguments.require_choice(where, "how", how, How)
         self._require_same_pipeline(where, other)
         for table in (self, other):
             if nodes.window_of(table.node) is not None:
                 raise TopologyError(f"{where}: {table.node.name!r} is windowed; windowed tables cannot be joined.")
         if on is not None:
-            self._check(on, "join")
+            self._require_expression(on, "join")
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
@@ -960,10 +964,10 @@ class Table(Handle[V]):
         when_full: Literal["emit_early", "shut_down"],
     ) -> Table[V]:
         where = self._where("suppress")
-        arguments.choice(where, "when_full", when_full, Literal["emit_early", "shut_down"])
-        arguments.at_least(where, "max_records", max_records, 1)
-        arguments.at_least(where, "max_bytes", max_bytes, 1)
-        arguments.at_least(where, "limit", limit_ms, 0)
+        arguments.require_choice(where, "when_full", when_full, Literal["emit_early", "shut_down"])
+        arguments.require_at_least(where, "max_records", max_records, 1)
+        arguments.require_at_least(where, "max_bytes", max_bytes, 1)
+        arguments.require_at_least(where, "limit", limit_ms, 0)
         node = self.pipeline.add(
             nodes.Suppress, parent=self.node, until=until, limit_ms=limit_ms, max_records=max_records,
             max_bytes=max_bytes, when_full=when_full,
@@ -990,19 +994,19 @@ class Grouped(Generic[V]):
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
         """Count the records of each group."""
         columns = {"count": "count(*)"}
-        return self._add(store, columns, Shape.single("BIGINT"), on_error=on_error)
+        return self._add_store(store, columns, Shape.single("BIGINT"), on_error=on_error)
 
-    def _sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
+    def _aggregate_sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
         step = f"aggregate into {store!r}"
         if not columns:
             raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
         self.parent._require_names(step, columns)
         self.parent._refuse_reserved_names(step, columns)
         for text in columns.values():
-            self.parent._check(text, step, aggregate=True)
-        return self._add(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)
+            self.parent._require_expression(text, step, aggregate=True)
+        return self._add_store(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)
 
-    def _python(
+    def _aggregate_python(
         self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
         on_error: OnError | None,
     ) -> Table[Any]:  # fmt: skip
@@ -1023,12 +1027,12 @@ class Grouped(Generic[V]):
                 called[name] = with_key(
                     f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name], value_type=value_type
                 )
-        shape = self.parent._returned(step, returns)
+        shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
             self.parent.contract, returns, shape,
         )  # fmt: skip
-        return self._add(store, {}, shape, returns, python=python, on_error=on_error)
+        return self._add_store(store, {}, shape, returns, python=python, on_error=on_error)
 
     def _reduce(self, store: str, reducer: Function, subtractor: Function | None, on_error: OnError | None) -> Table[V]:
         where = self.parent._where(f"reduce into {store!r}")
@@ -1041,9 +1045,9 @@ class Grouped(Generic[V]):
         # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, shape)
-        return self._add(store, {}, shape, contract, python=python, on_error=on_error)
+        return self._add_store(store, {}, shape, contract, python=python, on_error=on_error)
 
-    def _add(
+    def _add_store(
         self, store: str, columns: dict[str, str], shape: Shape, contract: type | None = None, **options: Any
     ) -> Table[Any]:
         pipeline = self.parent.pipeline
@@ -1076,10 +1080,10 @@ class GroupedStream(Grouped[V]):
         past its end; without `retention`, forever.
         """
         where = self.parent._where("windowed_by")
-        arguments.instance(where, window, get_args(AnyWindow), 'a window, such as tumbling("1 minute")')
+        arguments.require_instance(where, window, get_args(AnyWindow), 'a window, such as tumbling("1 minute")')
         windowed = WindowedStream(self.parent, self.key, window)
         if retention is not None:
-            windowed.retention_ms = kept_for(window, retention)
+            windowed.retention_ms = retention_in_ms(window, retention)
         if late is not None:
             self.parent.pipeline.claim("topic", late)
             windowed.late = self.parent.pipeline.add(nodes.Late, parent=self.parent.node, topic=late)
@@ -1132,11 +1136,11 @@ class GroupedStream(Grouped[V]):
         `adder` may return None to remove the aggregate. The next value then starts with a new initial one.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
-            return self._sql(store, {**(initializer or {}), **columns}, on_error)
+            return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)
         functions = {"initializer": initializer, "adder": adder}
         if isinstance(self.window, SessionWindow):
             functions["merger"] = merger
-        return self._python(store, functions, returns, columns, on_error)
+        return self._aggregate_python(store, functions, returns, columns, on_error)
 
     @overload
     def reduce(self, reducer: Callable[[V, V], V], *, store: str, on_error: OnError | None = None) -> Table[V]: ...
@@ -1197,9 +1201,9 @@ class GroupedTable(Grouped[V]):
         `initializer()`, `adder(aggregate, value)` and `subtractor(aggregate, value)`.
         """
         if adder is None and subtractor is None and (initializer is None or isinstance(initializer, Mapping)):
-            return self._sql(store, {**(initializer or {}), **columns}, on_error)
+            return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)
         functions = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
-        return self._python(store, functions, returns, columns, on_error)
+        return self._aggregate_python(store, functions, returns, columns, on_error)
 
     @overload
     def reduce(

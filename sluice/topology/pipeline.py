@@ -86,28 +86,28 @@ class Pipeline(Graph):
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
     ) -> None:
-        _check_name(name)
+        _require_name(name)
         super().__init__(name, on_error)
         self.at = source_line()
         where = f"{name} at {self.at}"
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(f"{where}: workers={workers!r} must be 1 to 1024.")
         self.workers = workers
-        self.zone = _zone(where, zone)
+        self.zone = _valid_zone(where, zone)
         self.max_future_skew_ms = milliseconds(max_future_skew)
         self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
         self.linger_ms = milliseconds(linger)
-        arguments.at_least(where, "linger", self.linger_ms, 0)
-        arguments.at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
-        arguments.at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
-        self.max_failures = _max_failures(where, max_failures)
-        self.schedule = _schedule(where, schedule)
+        arguments.require_at_least(where, "linger", self.linger_ms, 0)
+        arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
+        arguments.require_at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
+        self.max_failures = _valid_max_failures(where, max_failures)
+        self.schedule = _valid_schedule(where, schedule)
         self.min_interval_ms = milliseconds(min_interval)
-        arguments.at_least(where, "min_interval", self.min_interval_ms, 0)
+        arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
         if self.min_interval_ms and self.schedule != ON_RECORDS:
             raise TopologyError(f'{where}: min_interval= needs schedule="{ON_RECORDS}".')
         self.deadline_ms = None if deadline is None else milliseconds(deadline)
-        arguments.at_least(where, "deadline", self.deadline_ms, 1_000)
+        arguments.require_at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
         self.file: Path | None = None
         self.claim("topic", self.dead_letters)
@@ -228,10 +228,10 @@ class Pipeline(Graph):
         self.claim("topic", topic)
         where = f"{self.name}: {topic} at {source_line()}"
         serde = serde_of(value)
-        arguments.choice(where, "nulls", nulls, OnNull)
+        arguments.require_choice(where, "nulls", nulls, OnNull)
         is_timed_by_clock = event_time == WALL_CLOCK
         on_time = "clock" if is_timed_by_clock else on_time or on_error or self.on_error
-        arguments.choice(where, "invalid_time", on_time, OnTime)
+        arguments.require_choice(where, "invalid_time", on_time, OnTime)
         if key is not None and not isinstance(key, str):
             require_callable(where, key, "key")
         if serde.decode is not None:
@@ -280,7 +280,7 @@ def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> 
     raise TopologyError(f"{where}: event_time={event_time!r} is {kind}, not {wanted}.", next_step=next_step)
 
 
-def _check_name(name: str) -> None:
+def _require_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TopologyError(
             f"{name!r} at {source_line()} is not a valid pipeline name.", next_step="Use letters, digits, '_', '-'."
@@ -291,7 +291,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _schedule(where: str, schedule: str | None) -> str | None:
+def _valid_schedule(where: str, schedule: str | None) -> str | None:
     is_text = isinstance(schedule, str)
     if schedule is None or (is_text and (schedule in (ON_RECORDS, CONTINUOUS) or _CRON.fullmatch(schedule))):
         return schedule
@@ -301,7 +301,7 @@ def _schedule(where: str, schedule: str | None) -> str | None:
     )
 
 
-def _zone(where: str, zone: str) -> str:
+def _valid_zone(where: str, zone: str) -> str:
     try:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError):
@@ -311,7 +311,7 @@ def _zone(where: str, zone: str) -> str:
     return zone
 
 
-def _max_failures(where: str, value: float) -> float:
+def _valid_max_failures(where: str, value: float) -> float:
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(

@@ -20,7 +20,7 @@ _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000
 
 def tumbling(size: Duration, grace: Duration = "0 s") -> Window:
     """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`."""
-    return _checked(Window(milliseconds(size), milliseconds(grace)))
+    return _valid_window(Window(milliseconds(size), milliseconds(grace)))
 
 
 def hopping(size: Duration, *, advance: Duration, grace: Duration = "0 s") -> Window:
@@ -28,12 +28,12 @@ def hopping(size: Duration, *, advance: Duration, grace: Duration = "0 s") -> Wi
     window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
     if not 0 < window.advance_ms <= window.size_ms:
         raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
-    return _checked(window)
+    return _valid_window(window)
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
     """Windows that slide over time: one for each distinct set of a key's records within `size`."""
-    return _checked(SlidingWindow(milliseconds(size), milliseconds(grace)))
+    return _valid_window(SlidingWindow(milliseconds(size), milliseconds(grace)))
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
@@ -64,7 +64,7 @@ def within(
     return window
 
 
-def kept_for(window: AnyWindow, retention: Duration) -> int:
+def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
     """Return the retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
     retention_ms = milliseconds(retention)
     needed = window.open_ms
@@ -80,7 +80,7 @@ def kept_for(window: AnyWindow, retention: Duration) -> int:
 W = TypeVar("W", Window, SlidingWindow)
 
 
-def _checked(window: W) -> W:
+def _valid_window(window: W) -> W:
     if window.size_ms <= 0 or window.grace_ms < 0:
         raise TopologyError(f"{window} at {source_line()}: the size must be above 0 and grace at least 0.")
     return window
@@ -89,7 +89,7 @@ def _checked(window: W) -> W:
 def milliseconds(duration: Duration) -> int:
     """A duration in whole milliseconds. Raises TopologyError for anything else, such as a number without a unit."""
     if isinstance(duration, timedelta):
-        return _limited(duration, duration // timedelta(milliseconds=1))
+        return _within_limit(duration, duration // timedelta(milliseconds=1))
     text = str(duration).strip().lower()
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
@@ -98,7 +98,7 @@ def milliseconds(duration: Duration) -> int:
             f"{duration!r} at {source_line()} is not a duration.",
             next_step=f'Write for example "{number} seconds" or "{number} ms".',
         )
-    return _limited(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])
+    return _within_limit(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])
 
 
 _LONGEST_DAYS = 100_000_000
@@ -107,7 +107,7 @@ _DIGITS = 30
 """Digits after which a number is too large in every unit; Python refuses to parse thousands of digits."""
 
 
-def _limited(duration: Duration, ms: int) -> int:
+def _within_limit(duration: Duration, ms: int) -> int:
     if abs(ms) > _LONGEST_DAYS * _UNITS["day"]:
         raise TopologyError(
             f"{str(duration)[:100]!r} at {source_line()} is too long.",

@@ -26,11 +26,11 @@ _DIGITS = 16
 
 def code_fingerprint(function: Callable[..., Any]) -> str:
     """The hash of a function, a class, or a callable object."""
-    description = "\n".join(_described(function, set()))
+    description = "\n".join(_descriptions(function, set()))
     return hashlib.sha256(description.encode()).hexdigest()[:_DIGITS]
 
 
-def _described(value: Any, seen: set[int]) -> Iterator[str]:
+def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -38,79 +38,83 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
         case functools.partial():
             yield "partial"
             for part in (value.func, *value.args, *(item for pair in sorted(value.keywords.items()) for item in pair)):
-                yield from _described(part, seen)
+                yield from _descriptions(part, seen)
         case Wrapper():
             yield type(value).__name__
-            yield from _described(value.function, seen)
+            yield from _descriptions(value.function, seen)
         case MethodType():
-            yield from _described(value.__func__, seen)
+            yield from _descriptions(value.__func__, seen)
         case FunctionType():
-            yield _tree(value)
-            yield from _used(value, seen)
+            yield _syntax_text(value)
+            yield from _descriptions_of_used_values(value, seen)
         case type():
-            yield _tree(value)
+            yield _syntax_text(value)
             for member in vars(value).values():
                 function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
                 if isinstance(function, FunctionType):
-                    yield from _used(function, seen)
+                    yield from _descriptions_of_used_values(function, seen)
         case list() | tuple() | dict():
             yield type(value).__name__
             for item in value.items() if isinstance(value, dict) else value:
-                yield from _described(item, seen)
+                yield from _descriptions(item, seen)
         case _ if isinstance(value, _PLAIN):
             yield repr(value)
         case _ if inspect.isbuiltin(value) or inspect.ismodule(value):
             yield getattr(value, "__qualname__", value.__name__)
         case _:
-            yield from _described(type(value), seen)
+            yield from _descriptions(type(value), seen)
 
 
-def _used(function: FunctionType, seen: set[int]) -> Iterator[str]:
+def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iterator[str]:
     """Describe the values that a function uses from its own module and from enclosing functions."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
         try:
-            yield from _described(cells[name].cell_contents, seen)
+            yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
             continue  # the name is not bound yet
-    for name in sorted(set(_names(function.__code__))):
+    for name in sorted(set(_names_in(function.__code__))):
         value = function.__globals__.get(name)
         is_own = getattr(value, "__module__", None) == function.__module__
         if isinstance(value, FunctionType | type) and not is_own:
             yield f"{value.__module__}.{value.__qualname__}"
         elif name in function.__globals__ and (is_own or isinstance(value, (*_PLAIN, list, tuple, dict))):
             yield name
-            yield from _described(value, seen)
+            yield from _descriptions(value, seen)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _names_in(constant)
 
 
-def _tree(value: FunctionType | type) -> str:
+def _syntax_text(value: FunctionType | type) -> str:
     """The syntax tree of a function or class as text, or its names and constants if the source is unavailable."""
     try:
-        node = _lambda(value) if isinstance(value, FunctionType) and value.__name__ == "<lambda>" else _parsed(value)
+        node = (
+            _lambda_tree(value)
+            if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
+            else _syntax_tree(value)
+        )
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
             return "\n".join(
-                [name, *(_tree(member) for member in vars(value).values() if isinstance(member, FunctionType))]
+                [name, *(_syntax_text(member) for member in vars(value).values() if isinstance(member, FunctionType))]
             )
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
-    return _text(node)
+    return _node_text(node)
 
 
-def _parsed(value: FunctionType | type) -> ast.AST:
+def _syntax_tree(value: FunctionType | type) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
 
 
-def _lambda(function: FunctionType) -> ast.AST:
+def _lambda_tree(function: FunctionType) -> ast.AST:
     """The syntax tree of a lambda.
 
     `inspect.getsource` cannot be used: it returns whole lines, which may not parse or may contain several lambdas.
@@ -128,7 +132,7 @@ def _lambda(function: FunctionType) -> ast.AST:
     )
 
 
-def _text(node: ast.AST) -> str:
+def _node_text(node: ast.AST) -> str:
     """A syntax tree as text, without docstrings and without empty fields, which differ between versions of Python."""
     fields = []
     for name, value in ast.iter_fields(node):
@@ -140,17 +144,17 @@ def _text(node: ast.AST) -> str:
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:
             continue
-        fields.append(f"{name}={_field(value)}")
+        fields.append(f"{name}={_field_text(value)}")
     return f"{type(node).__name__}({', '.join(fields)})"
 
 
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def _field(value: Any) -> str:
+def _field_text(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_field, value))}]"
-    return _text(value) if isinstance(value, ast.AST) else repr(value)
+        return f"[{', '.join(map(_field_text, value))}]"
+    return _node_text(value) if isinstance(value, ast.AST) else repr(value)
 
 
 def _has_docstring(body: list[ast.stmt]) -> bool:

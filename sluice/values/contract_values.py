@@ -8,10 +8,10 @@ import msgspec
 from msgspec import inspect
 
 from sluice.values.contracts import types_within
-from sluice.values.keys import in_order
+from sluice.values.keys import sorted_items
 
 
-def needs_by_name(kind: Any) -> bool:
+def needs_plain_data(kind: Any) -> bool:
     """Whether `by_name` makes other data of a value of this type than msgspec.
 
     msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
@@ -32,19 +32,19 @@ def has_dicts(kind: Any) -> bool:
     return any(isinstance(part, inspect.DictType) for part in types_within(kind))
 
 
-def by_name(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """The value with a dict of all fields by name, and of its tag, in place of each Struct, and sets in order."""
     match value:
         case msgspec.Struct():
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            named = {name: by_name(getattr(value, attribute)) for name, attribute in fields}
+            named = {name: plain_data(getattr(value, attribute)) for name, attribute in fields}
             config = value.__struct_config__
             return named if config.tag_field is None else {config.tag_field: config.tag, **named}
         case list() | tuple():
-            return [*map(by_name, value)]
+            return [*map(plain_data, value)]
         case set() | frozenset():
-            return in_order(map(by_name, value))
+            return sorted_items(map(plain_data, value))
         case dict():
-            return {name: by_name(inner) for name, inner in value.items()}
+            return {name: plain_data(inner) for name, inner in value.items()}
         case _:
             return value

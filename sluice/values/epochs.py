@@ -30,15 +30,15 @@ class Unit(Enum):
         return {Unit.SECONDS: "epoch_s", Unit.MILLISECONDS: "epoch_ms", Unit.MICROSECONDS: "epoch_us"}[self]
 
 
-def _declared(unit: Unit) -> msgspec.Meta:
+def _annotation(unit: Unit) -> msgspec.Meta:
     return msgspec.Meta(extra={"epoch": unit})
 
 
-EpochSeconds = Annotated[datetime, _declared(Unit.SECONDS)]
+EpochSeconds = Annotated[datetime, _annotation(Unit.SECONDS)]
 """A datetime that JSON has as a whole number of seconds since 1970."""
-EpochMillis = Annotated[datetime, _declared(Unit.MILLISECONDS)]
+EpochMillis = Annotated[datetime, _annotation(Unit.MILLISECONDS)]
 """A datetime that JSON has as a whole number of milliseconds since 1970."""
-EpochMicros = Annotated[datetime, _declared(Unit.MICROSECONDS)]
+EpochMicros = Annotated[datetime, _annotation(Unit.MICROSECONDS)]
 """A datetime that JSON has as a whole number of microseconds since 1970."""
 
 
@@ -71,10 +71,10 @@ def epoch_us(field: str) -> EpochTime:
 
 def decoder(contract: Any) -> Callable[[bytes], Any]:
     """The function that decodes JSON of a contract, in which EpochMillis and the like are whole numbers."""
-    written = _as_written(contract)
+    written = _json_type(contract)
     if written is contract:
         return msgspec.json.Decoder(contract).decode
-    decode = msgspec.json.Decoder(written, dec_hook=_time).decode
+    decode = msgspec.json.Decoder(written, dec_hook=_time_from_number).decode
 
     def decode_numbers(text: bytes) -> Any:
         return msgspec.convert(decode(text), contract, from_attributes=True)
@@ -82,13 +82,13 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
     return decode_numbers
 
 
-def in_numbers(value: Any) -> Any:
-    """The value as a producer writes it: with a number in place of each time that its contract declares as one."""
+def with_epoch_numbers(value: Any) -> Any:
+    """The value as a producer writes it: with a number in place of each time that its contract declares as member."""
     contract: Any = type(value)
-    written = _as_written(contract)
+    written = _json_type(contract)
     if written is contract:
         return value
-    return msgspec.convert(value, written, from_attributes=True, dec_hook=_number)
+    return msgspec.convert(value, written, from_attributes=True, dec_hook=_number_from_time)
 
 
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
@@ -107,7 +107,7 @@ class _Times(type):
 _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for unit in Unit}
 
 
-def _time(kind: Any, number: Any) -> datetime:
+def _time_from_number(kind: Any, number: Any) -> datetime:
     """The time that a number in JSON stands for. msgspec adds the field to the messages of errors."""
     if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
@@ -118,14 +118,14 @@ def _time(kind: Any, number: Any) -> datetime:
         raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
 
 
-def _number(kind: Any, time: datetime) -> int:
+def _number_from_time(kind: Any, time: datetime) -> int:
     elapsed = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970
     unit: Unit = kind.unit
     return elapsed // timedelta(microseconds=1) * unit.value // 1_000_000
 
 
 @cache
-def _as_written(kind: Any) -> Any:
+def _json_type(kind: Any) -> Any:
     """The type of a value's JSON: `kind` itself, or the same type with a number in place of each time of an epoch."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -133,18 +133,18 @@ def _as_written(kind: Any) -> Any:
             if isinstance(mark, msgspec.Meta) and (unit := unit_of(mark.extra)) is not None:
                 return _NUMBERS[unit]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return _struct_as_written(kind)
-    written = tuple(argument if argument is ... else _as_written(argument) for argument in arguments)
-    if origin is None or all(one is other for one, other in zip(written, arguments, strict=True)):
+        return _struct_in_json(kind)
+    written = tuple(argument if argument is ... else _json_type(argument) for argument in arguments)
+    if origin is None or all(member is other for member, other in zip(written, arguments, strict=True)):
         return kind
     if origin is Annotated:
         return Annotated[(written[0], *arguments[1:])]
     return reduce(or_, written) if origin in (Union, UnionType) else origin[written]
 
 
-def _struct_as_written(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     fields = msgspec.structs.fields(contract)
-    written = {field.name: _as_written(field.type) for field in fields}
+    written = {field.name: _json_type(field.type) for field in fields}
     if all(written[field.name] is field.type for field in fields):
         return contract
     config = contract.__struct_config__

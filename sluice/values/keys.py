@@ -39,7 +39,7 @@ def key_text(value: Any) -> str | None:
     return _json(value) if plain is None else plain
 
 
-def queried_key(value: Any) -> str:
+def lookup_key(value: Any) -> str:
     """The text of a key to look up. Raises QueryError for a value that cannot be a key."""
     try:
         text = key_text(value)
@@ -111,7 +111,7 @@ def _json(value: Any) -> str:
         case list() | tuple():
             return _list(map(_json, value))
         case set() | frozenset():
-            return _list(map(_json, in_order(value)))
+            return _list(map(_json, sorted_items(value)))
         case dict():
             return _object(value.items())
         case msgspec.Struct():
@@ -124,7 +124,7 @@ def _json(value: Any) -> str:
     return text if isinstance(value, int | float | Decimal) else json_string(text)
 
 
-def in_order(items: Iterable[Any]) -> list[Any]:
+def sorted_items(items: Iterable[Any]) -> list[Any]:
     """The items of a set in the order in which a key has them, so that equal sets are written in the same way."""
     return sorted(items, key=_json)
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from sluice.errors import QueryError
 
 BEGINNING = "beginning"
-MOST = 2_000
+LONGEST_POINT = 2_000
 """The longest text of a point."""
-PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
+POINT_PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
 """A pattern that every point matches."""
 _PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 _NEXT_STEP = (

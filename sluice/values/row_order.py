@@ -33,7 +33,7 @@ _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63
 
 
-def result(path: bytes, number: int) -> bytes:
+def result_path(path: bytes, number: int) -> bytes:
     """The path of the operator's result with this number for a row."""
     return path + _element(number)
 
@@ -43,17 +43,17 @@ def _element(number: int) -> bytes:
     return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
 
 
-def release(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
+def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + _text(key)
+    return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + _escaped(key)
 
 
-def event(path: bytes, operator: str, timer: str, cause: int) -> bytes:
+def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
     """The path of a release that no record has caused: of an operator's timer, or of results that were held back.
 
     `cause` is the number of what has set the timer.
     """
-    return path + _EVENT + _text(operator) + _text(timer) + _text(str(cause))
+    return path + _EVENT + _escaped(operator) + _escaped(timer) + _escaped(str(cause))
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
@@ -64,22 +64,22 @@ def event_of(path: bytes) -> tuple[int, bytes]:
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):
         return -1, path
-    end = _end(base, 1 + _RANK_BYTES)
+    end = _end_of_text(base, 1 + _RANK_BYTES)
     if base[end : end + 1] == _EVENT:
-        end = _end(base, _end(base, _end(base, end + 1)))
+        end = _end_of_text(base, _end_of_text(base, _end_of_text(base, end + 1)))
     return int.from_bytes(base[1 : 1 + _RANK_BYTES], "big") - _SIGN, base[:end]
 
 
-def hashed(content: bytes) -> int:
+def hash_of(content: bytes) -> int:
     """A hash of at least 0 that fits a BIGINT."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
-def _text(text: str) -> bytes:
+def _escaped(text: str) -> bytes:
     return text.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
 
 
-def _end(path: bytes, start: int) -> int:
+def _end_of_text(path: bytes, start: int) -> int:
     """Where the text ends that starts there."""
     end = path.index(b"\x00", start)
     while path[end + 1 : end + 2] == b"\xff":
@@ -87,34 +87,34 @@ def _end(path: bytes, start: int) -> int:
     return end + 1
 
 
-def rekeyed(path: bytes) -> bytes:
+def after_rekeying(path: bytes) -> bytes:
     """The path of a row after a re-keying."""
     return _REKEYED + path
 
 
-def turn(number: int) -> str:
+def turn_sql(number: int) -> str:
     """SQL for the turn to the child with this number."""
     return f"X'{number:04X}'"
 
 
-def element(position: str) -> str:
+def element_sql(position: str) -> str:
     """SQL for the index of an array's element; `position` is SQL."""
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 
 
-def sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
+def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
     """SQL for a path that begins with `base`, also SQL."""
     parts = [*(["X'FF'"] if rekeyed else []), base, *elements]
     return parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
 
 
-def constant(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
+def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
     """The path that all rows of a record share; None if it differs from row to row."""
-    parts = around(elements, rekeyed=rekeyed)
+    parts = bytes_around_base(elements, rekeyed=rekeyed)
     return None if parts is None else START.join(parts)
 
 
-def around(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
+def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
     """What precedes and follows the base in a path; None if it differs from row to row."""
     if not all(element.startswith("X'") for element in elements):
         return None

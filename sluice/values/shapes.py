@@ -32,7 +32,7 @@ class Shape:
             return self.fields[TEXT_FIELD]
         return struct_type(self.fields) if self.fields else ""
 
-    def parsed(self, text: str) -> str:
+    def value_sql(self, text: str) -> str:
         """SQL that parses JSON as a value of this shape; as a VARIANT if it is a single value of an unknown type."""
         if not self.scalar:
             return value_of_json(text, self.kind)

@@ -53,11 +53,11 @@ class PostgresTable:
     types: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self, "table", self.name, _TABLE, "shop.totals")
-        _check(self, "connection", self.connection, _CONNECTION, "warehouse")
-        _check_column(self, self.key)
+        _require_match(self, "table", self.name, _TABLE, "shop.totals")
+        _require_match(self, "connection", self.connection, _CONNECTION, "warehouse")
+        _require_column_name(self, self.key)
         for kind in self.types.values():
-            _check(self, "type", kind, _TYPE, "numeric(12,2)")
+            _require_match(self, "type", kind, _TYPE, "numeric(12,2)")
 
     @property
     def output(self) -> str:
@@ -82,13 +82,13 @@ class PostgresTable:
             return "PostgreSQL's names cannot contain NUL"
         return f"PostgreSQL's names have at most {_MOST_BYTES} bytes" if len(name.encode()) > _MOST_BYTES else ""
 
-    def folded(self, name: str) -> str:
+    def folded_name(self, name: str) -> str:
         """The same text for all names that the table takes for the same column."""
         return name
 
-    def identity(self, *, is_windowed: bool) -> dict[str, str]:
+    def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
-        return _identity(self.key, is_windowed)
+        return _identity_columns(self.key, is_windowed)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class DeltaTable:
     types: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
+        _require_match(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
         if _LOG_IN.search(self.name):
             raise TopologyError(
                 "DeltaTable: a location must not contain a password.",
@@ -127,9 +127,9 @@ class DeltaTable:
                 f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
                 next_step=f"Write {normal!r}, so that two outputs cannot be the same table.",
             )
-        _check_column(self, self.key)
+        _require_column_name(self, self.key)
         for kind in self.types.values():
-            _check(self, "type", kind, _SPARK_TYPE, "DECIMAL(12,2)")
+            _require_match(self, "type", kind, _SPARK_TYPE, "DECIMAL(12,2)")
 
     @property
     def output(self) -> str:
@@ -151,16 +151,16 @@ class DeltaTable:
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
 
-    def folded(self, name: str) -> str:
+    def folded_name(self, name: str) -> str:
         """The same text for all names that the table takes for the same column."""
         return name.lower()
 
-    def identity(self, *, is_windowed: bool) -> dict[str, str]:
+    def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
         """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
-        return _identity(self.key, is_windowed)
+        return _identity_columns(self.key, is_windowed)
 
 
-def _check_column(table: OutputTable, name: str | None) -> None:
+def _require_column_name(table: OutputTable, name: str | None) -> None:
     if name is not None and not (isinstance(name, str) and name):
         raise TopologyError(f"{type(table).__name__}: {name!r} is not the name of a column.")
     if name is not None and (why := table.refusal(name)):
@@ -171,7 +171,7 @@ OutputTable: TypeAlias = PostgresTable | DeltaTable
 """A table outside Kafka to which a pipeline writes."""
 
 
-def _check(table: OutputTable, what: str, value: str | None, pattern: re.Pattern[str], example: str) -> None:
+def _require_match(table: OutputTable, what: str, value: str | None, pattern: re.Pattern[str], example: str) -> None:
     if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
         raise TopologyError(
             f"{type(table).__name__}: {value!r} is not a valid name of a {what}.",
@@ -179,7 +179,7 @@ def _check(table: OutputTable, what: str, value: str | None, pattern: re.Pattern
         )
 
 
-def _identity(key: str | None, is_windowed: bool) -> dict[str, str]:
+def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
     if key is None:
         return POSITION
     return {key: "", **(WINDOW if is_windowed else {})}

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from sluice import Context, Decimal2, Pipeline, Record
 from sluice.errors import TopologyError
 from sluice.values.contract_parts import parts_of, quote_counter
-from sluice.values.contract_values import needs_by_name
+from sluice.values.contract_values import needs_plain_data
 from sluice.values.contracts import Digits, attributes, fields, sql_type
 
 
@@ -167,7 +167,7 @@ def test_a_generic_struct_is_a_contract_once_its_types_are_known() -> None:
     with pytest.raises(TopologyError, match="AnyType has no Spark SQL type"):
         fields(Page)
     assert fields(Numbers) == {"kind": "STRING", "rows": "ARRAY<BIGINT>"}
-    assert not needs_by_name(Pages)
+    assert not needs_plain_data(Pages)
 
 
 class Kept:

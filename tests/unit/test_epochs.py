@@ -174,9 +174,9 @@ class Plain(Struct):
 
 def test_a_test_writes_the_numbers_of_a_value() -> None:
     visit = Visit(AT, datetime(2024, 1, 1), [AT], {"x": AT})
-    assert msgspec.json.decode(msgspec.json.encode(epochs.in_numbers(visit))) == {
+    assert msgspec.json.decode(msgspec.json.encode(epochs.with_epoch_numbers(visit))) == {
         "type": "visit", "at": AT_MS, "ended-at": 1_704_067_200, "steps": [1_700_000_042_123_456],
         "days": {"x": 1_700_000_042},
     }  # fmt: skip
     view = View(1)
-    assert epochs.in_numbers(view) is view
+    assert epochs.with_epoch_numbers(view) is view

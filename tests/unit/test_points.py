@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sluice.errors import QueryError
-from sluice.values.replay_span import PATTERN, Point, Span
+from sluice.values.replay_span import POINT_PATTERN, Point, Span
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +28,7 @@ EIGHT = 1_795_248_000_000
 )
 def test_a_point_is_the_beginning_a_time_or_offsets(text: str, point: Point) -> None:
     assert Point.parse("from", text) == point
-    assert re.search(PATTERN, text)
+    assert re.search(POINT_PATTERN, text)
 
 
 @pytest.mark.attack("S8", "points of a replay that are none")

@@ -33,7 +33,7 @@ from sluice.query.time_texts import parse_time
 from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
-from sluice.values.keys import queried_key
+from sluice.values.keys import lookup_key
 
 T = TypeVar("T")
 
@@ -69,19 +69,19 @@ class Stores:
 
     async def get(self, store: str, key: Any) -> Entry | None:
         """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""
-        answer = await self._reader.get(await self._pin(store), queried_key(key))
+        answer = await self._reader.get(await self._pin(store), lookup_key(key))
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None
 
     async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
         """The entries of up to 1,000 keys, in the given order. Keys without a value are omitted."""
-        answer = await self._reader.multi_get(await self._pin(store), map(queried_key, keys))
+        answer = await self._reader.multi_get(await self._pin(store), map(lookup_key, keys))
         return self._entries(answer.entries, answer.workers)
 
     async def windows(self, store: str, key: Any, start: Time = None, end: Time = None) -> list[Entry]:
         """The windows of a key that start between `start` and `end`, in order."""
         answer = await self._reader.windows(
-            await self._pin(store), queried_key(key), _ms("start", start), _ms("end", end)
+            await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
         return self._entries(answer.entries, answer.workers)
 
@@ -119,7 +119,7 @@ class Stores:
     async def owner(self, store: str, key: Any) -> Address:
         """The address of the worker that owns a key."""
         workers = (await self._pin(store)).workers
-        return self._address(workers[owner(queried_key(key), len(workers))])
+        return self._address(workers[owner(lookup_key(key), len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
         """Compute and encode an expensive response. The route must return the result unchanged.

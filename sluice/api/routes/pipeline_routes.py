@@ -23,7 +23,7 @@ from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
-from sluice.values.replay_span import MOST, Span
+from sluice.values.replay_span import LONGEST_POINT, Span
 
 router = Router("pipelines", "/v1/pipelines", 404)
 
@@ -74,7 +74,7 @@ class Action(StrEnum):
     """Remove the generation that a replay has built."""
 
 
-Point = Annotated[str, Meta(max_length=MOST)]
+Point = Annotated[str, Meta(max_length=LONGEST_POINT)]
 
 
 class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

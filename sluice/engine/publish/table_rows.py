@@ -37,7 +37,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
     written, deleted = list[Row](), list[Row]()
     errors: dict[int, str] = {}
     key_column = columns[0]
-    others = columns[len(sink.table.identity(is_windowed=sink.is_windowed)) :]
+    others = columns[len(sink.table.identity_columns(is_windowed=sink.is_windowed)) :]
     keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
     for number, (key, value, place) in enumerate(zip(keys, values, _places(sink, table), strict=True)):
         try:
@@ -131,7 +131,7 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
             number_of[place] += 1
         else:
             due, event = row_order.event_of(path)
-            places.append(("", -1, due, row_order.hashed(b"%d/%b" % (number_of[due, event], event))))
+            places.append(("", -1, due, row_order.hash_of(b"%d/%b" % (number_of[due, event], event))))
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):

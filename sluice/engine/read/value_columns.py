@@ -46,7 +46,7 @@ class ValueColumns:
         kinds = {TEXT_FIELD: self.source.value_class}
         if self.source.is_object:
             kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self.source.value_class)}
-        return frozenset(name for name, kind in kinds.items() if contract_values.needs_by_name(kind))
+        return frozenset(name for name, kind in kinds.items() if contract_values.needs_plain_data(kind))
 
     def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
@@ -68,7 +68,7 @@ class ValueColumns:
         plain = fields
         if sql != "TIMESTAMP" and (is_nested or _has_enums(fields)):
             if is_nested and name in self._by_name:
-                plain = contract_values.by_name(fields)
+                plain = contract_values.plain_data(fields)
             plain = msgspec.to_builtins(plain, builtin_types=ARROW_TYPES)
         if self.source.zone != "UTC" and "TIMESTAMP" in sql:
             plain = _in_zone(plain, ZoneInfo(self.source.zone))

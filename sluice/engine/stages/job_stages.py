@@ -187,7 +187,7 @@ def parsed(operator: PlannedOperator, kind: str) -> str:
         return f"parse_json({result})"
     if struct_fields(kind):
         return f"from_json({result}, {literal(kind)})"
-    return Shape.single(kind).parsed(result)
+    return Shape.single(kind).value_sql(result)
 
 
 def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:

@@ -51,7 +51,7 @@ class ShuffleTarget:
     @classmethod
     def of(cls, edge: Edge) -> Self:
         foreign = None if edge.foreign is None else edge.foreign_column
-        path = edge.path_column or row_order.around(edge.path, rekeyed=edge.rekeyed)
+        path = edge.path_column or row_order.bytes_around_base(edge.path, rekeyed=edge.rekeyed)
         assert path is not None, "an edge whose path differs from row to row has a column for it"
         return cls(edge.target, edge.side, edge.column, edge.key_column, edge.value_column, foreign, path)
 

@@ -29,7 +29,7 @@ from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
 from sluice.values import row_order
-from sluice.values.row_order import hashed
+from sluice.values.row_order import hash_of
 from sluice.values.windows import Bounds
 
 
@@ -121,7 +121,7 @@ class StageOutput:
         sequence, origin, path = self.position
         if self.released is None and has_origin(sequence):
             return origin
-        return hashed(repr((path, self.released)).encode())
+        return hash_of(repr((path, self.released)).encode())
 
     def start_row(self, position: Position, stream_time: int, released: Released | None = None) -> None:
         """Start the results of the next row or release."""
@@ -174,14 +174,14 @@ class StageOutput:
         start, end = window or _NO_BOUNDS
         if (released := self.released) is not None:
             rank = released.due if rank is None else rank
-            path = row_order.release(path, rank, released.key, before=released.before_row)
+            path = row_order.release_path(path, rank, released.key, before=released.before_row)
             # A result at the end of the batch comes from no record. The timer tells it apart from other results there.
             if not has_origin(sequence):
-                path = row_order.event(path, self.operator.plan.name, released.timer, released.cause)
-        path = row_order.result(path, self._results)
+                path = row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
+        path = row_order.result_path(path, self._results)
         # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
         if self.operator.rekeys_results:
-            path = row_order.rekeyed(path)
+            path = row_order.after_rekeying(path)
         row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
         self._rows.append(row)
         self._results += 1
