@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "an aggregate of nothing": (lambda: sales().group_by("shop").aggregate(store="s"), r"'s' .*at least one column"),
     "two stores of a name": (
         lambda: (g := sales().group_by("shop"), g.count(store="n"), g.count(store="n")),
-        r"store 'n' at test_topology_pipeline\.py:\d+ is already used at test_topology_pipeline\.py:\d+",
+        r"store 'n' at test_pipeline_definitions\.py:\d+ is already used at test_pipeline_definitions\.py:\d+",
     ),
     "two sinks of a name": (
         lambda: [stream.to("out") for stream in 2 * [sales()]],  # type: ignore[func-returns-value]
@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     **{
         f"{text}, which a repeated batch computes differently": (
             lambda text=text: sales().select(x=text),  # type: ignore[misc]
-            rf"select at test_topology_pipeline.py:\d+: .*: {name} would have another result if a batch is repeated "
+            rf"select at test_pipeline_definitions.py:\d+: .*: {name} would have another result if a batch is repeated "
             rf"after a crash\. .*{instead}",
         )
         for text, name, instead in (
@@ -274,7 +274,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     **{
         f"{kind} that is nested too deeply": (
             lambda text=text: sales().select(x=text),  # type: ignore[misc]
-            r"select at test_topology_pipeline.py:\d+: .*\.\.\. is nested too deeply: .*Compute parts of it",
+            r"select at test_pipeline_definitions.py:\d+: .*\.\.\. is nested too deeply: .*Compute parts of it",
         )
         for kind, text in (
             ("a chain", "+".join(["amount"] * 600)),
@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a duration that is a fraction": (lambda: tumbling(1.5), r"1\.5 at .* is not a duration"),  # type: ignore[arg-type]
     "a window whose ends leave 64 bits": (
         lambda: tumbling("100000001 days"),
-        r"'100000001 days' at .*test_topology_pipeline\.py:\d+ is too long\. A duration has at most 100000000 days",
+        r"'100000001 days' at .*test_pipeline_definitions\.py:\d+ is too long\. A duration has at most 100000000 days",
     ),
     "a timedelta whose ends leave 64 bits": (lambda: tumbling(timedelta.max), r"at .* is too long"),
     "a duration of 5,000 digits": (lambda: tumbling("9" * 5_000 + " ms"), r"at .* is too long"),
@@ -511,7 +511,7 @@ AT_FAULT: list[Callable[[], object]] = [
 def test_every_error_names_the_authors_line(write: Callable[[], object]) -> None:
     with pytest.raises(TopologyError) as said:
         write()
-    line = re.search(r"test_topology_pipeline\.py:(\d+)", str(said.value))
+    line = re.search(r"test_pipeline_definitions\.py:(\d+)", str(said.value))
     assert line is not None, said.value
     source = Path(__file__).read_text().splitlines()
     assert "lambda" in source[int(line[1]) - 1] or "table.join" in source[int(line[1]) - 1]
