@@ -110,7 +110,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
 def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
     """Print a pipeline's plan, and the tasks of a run on the session's master."""
-    from sluice.engine.run.tasks import describe_tasks
+    from sluice.engine.run.task_description import describe_tasks
     from sluice.kafka.brokers import require_brokers
     from sluice.plan import explain, load_plan
 

@@ -36,8 +36,8 @@ def check(
 ) -> None:
     """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records."""
     from sluice.engine.read.java_settings import java_settings
-    from sluice.engine.run.check import Findings
-    from sluice.engine.run.check import check as check_with_spark
+    from sluice.engine.run.pipeline_check import Findings
+    from sluice.engine.run.pipeline_check import check as check_with_spark
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 

@@ -19,15 +19,15 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
-from sluice.engine.run.check import NoRecords
 from sluice.engine.run.compatibility import StoreChanges, is_compatible, means_the_same
 from sluice.engine.run.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
-from sluice.engine.run.replay import Step
+from sluice.engine.run.pipeline_check import NoRecords
+from sluice.engine.run.replay import ReplayStep
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
 from sluice.operations.fill_generation import Merge, Part, processors_of
+from sluice.operations.interrupted_batch import require_complete
 from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
-from sluice.operations.unfinished import require_complete
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
@@ -129,7 +129,7 @@ class ChangedStores:
         )
         require_complete(ledger, state.published, output.last, next_step=next_step)
 
-    def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[Step]]:
+    def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[ReplayStep]]:
         """Register a generation of the changed stores, or continue that of a call that was killed.
 
         Returns also its rebuild, and the batches published so far. From then on, runs of the changed pipeline leave the

@@ -20,11 +20,11 @@ from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
 from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
-from sluice.engine.run.batch_loop import divided
+from sluice.engine.run.batch_loop import divide_records
 from sluice.engine.run.compatibility import means_the_same
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.engine.run.job_run import JobRun
-from sluice.engine.run.replay import Step, steps_of
+from sluice.engine.run.replay import ReplayStep, replay_steps
 from sluice.errors import EngineError, StateError
 from sluice.plan import Job
 from sluice.settings import Settings
@@ -102,7 +102,7 @@ class Rebuild:
 
     def begin_beside(
         self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING
-    ) -> tuple[GenerationRef, Sequence[Step]]:
+    ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Remove other generations. Returns a new one, and the batches to `build` it with when the lease is released.
 
         `lease` is that of the current generation.
@@ -116,7 +116,7 @@ class Rebuild:
         ledger.sources.replace(new, sources, lease.row)
         return new, history.published
 
-    def build(self, ref: GenerationRef, steps: Sequence[Step]) -> None:
+    def build(self, ref: GenerationRef, steps: Sequence[ReplayStep]) -> None:
         """Run batches of a generation that is not the current one, without output."""
         JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
 
@@ -154,8 +154,8 @@ class Rebuild:
             raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
         return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
 
-    def _divided(self, begin: Positions, target: Positions) -> list[Step]:
-        return divided(self.job, self.settings.kafka, begin, target, self.settings.max_records)
+    def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
+        return divide_records(self.job, self.settings.kafka, begin, target, self.settings.max_records)
 
     @property
     def _streams(self) -> list[str]:
@@ -233,7 +233,7 @@ class Rebuild:
         latest = ledger.snapshots.latest(old.pipeline)
         read = within(ends, {**(latest.positions if latest else {}), **added})
         batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
-        steps = [*steps_of([*batches, *unpublished])]
+        steps = [*replay_steps([*batches, *unpublished])]
         published = [replace(step, ends=within(ends, {**step.ends, **first})) for step in steps[: len(batches)]]
         rest = [replace(step, ends=within(ends, {**step.ends, **added})) for step in steps[len(batches) :]]
         if not latest or (published and published[-1].ends == read):
@@ -246,7 +246,7 @@ class Rebuild:
         else:
             log.warning("new topics", pipeline=old.pipeline, topics=sorted(added), note=_NEW_TOPICS)
         begin = {topic: {str(number): start for number, (start, _) in enumerate(ends[topic])} for topic in ends}
-        published = [replace(step, ends={**step.ends, **first}) for step in self._divided(begin, read)]
+        published = [replace(step, ends={**step.ends, **first}) for step in self._divide_records(begin, read)]
         return History(published, rest, complete=False)
 
     def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
@@ -309,8 +309,8 @@ class Rebuild:
 class History:
     """The batches to replay: the published batches, and possibly one with output but without a snapshot."""
 
-    published: Sequence[Step]
-    unpublished: Sequence[Step]
+    published: Sequence[ReplayStep]
+    unpublished: Sequence[ReplayStep]
     complete: bool
     """Whether the ledger has all batches. If not, the same records are divided into other batches."""
 

@@ -23,8 +23,8 @@ from sluice.engine.publish.transaction import Writer, fence
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
+from sluice.operations.interrupted_batch import require_complete
 from sluice.operations.rebuild import drop_others
-from sluice.operations.unfinished import require_complete
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger

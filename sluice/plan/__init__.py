@@ -5,7 +5,7 @@ stages, `groups` plans all other aggregates, `scopes` and `job_columns` add the 
 `job`, `steps`, `layers`, `aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
 """
 
-from sluice.plan.aggregation_groups import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableSink
+from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Combinable, Lookup, Select, StoreColumn
 from sluice.plan.explain import explain
 from sluice.plan.job import Job, Plan, PlannedPipeline, PlanOf
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
@@ -17,6 +17,7 @@ from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, So
 __all__ = [
     "STORE",
     "AggregationGroup",
+    "ChangeSink",
     "Column",
     "Combinable",
     "Edge",
@@ -38,7 +39,6 @@ __all__ = [
     "SourceField",
     "Step",
     "StoreColumn",
-    "TableSink",
     "Transformation",
     "explain",
     "is_of_processor",

@@ -105,7 +105,7 @@ class Select:
 
 
 @dataclass(frozen=True)
-class TableSink:
+class ChangeSink:
     """Writes a store's changes to a topic, after `steps`."""
 
     sink: Sink

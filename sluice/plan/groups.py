@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.plan.aggregation_groups import AggregationGroup, Combinable, Lookup, Select, StoreColumn, TableSink
+from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Combinable, Lookup, Select, StoreColumn
 from sluice.plan.combinable import CombinableFunction, combinable_function
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.job_columns import JobColumns
@@ -103,12 +103,12 @@ def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColu
     return StoreColumn(node.store, node.number, tuple(columns), node.scalar, definition)
 
 
-def table_sink(
+def change_sink(
     sink: nodes.Sink,
     chain: Sequence[nodes.Node],
     groups: Sequence[AggregationGroup],
     tables: Sequence[GlobalTableInput],
-) -> TableSink:
+) -> ChangeSink:
     """The output after a group; `chain` has the nodes from the group's aggregate to the sink."""
     aggregate = chain[0]
     assert isinstance(aggregate, nodes.Aggregate)
@@ -123,7 +123,7 @@ def table_sink(
         elif isinstance(node, nodes.Select):
             steps.append(_select(node, columns))
             columns = shape_columns(shape_after(node), "v")
-    return TableSink(sink_of(sink), group, store_column, tuple(steps), scalar=aggregate.scalar and not steps)
+    return ChangeSink(sink_of(sink), group, store_column, tuple(steps), scalar=aggregate.scalar and not steps)
 
 
 def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice.plan.aggregation_groups import AggregationGroup, Lookup, Select, TableSink
+from sluice.plan.aggregation_groups import AggregationGroup, Lookup, Select, ChangeSink
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
 from sluice.plan.operator_parameters import Process, PythonAggregate
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
@@ -60,7 +60,7 @@ class Job:
     """The topics and tables to which single records are written."""
     groups: tuple[AggregationGroup, ...]
     """The combinable aggregates, which need no order of records."""
-    table_sinks: tuple[TableSink, ...]
+    change_sinks: tuple[ChangeSink, ...]
     """The topics and tables to which the changes of groups are written."""
     operators: tuple[PlannedOperator, ...]
     """The operators, which process each key's records in order, in stages."""
@@ -90,7 +90,7 @@ class Job:
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
-        return (*self.stream_sinks, *(table.sink for table in self.table_sinks), *late, *self.operator_sinks)
+        return (*self.stream_sinks, *(table.sink for table in self.change_sinks), *late, *self.operator_sinks)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Job:
         """Whether any expression of the job can fail."""
         if any(isinstance(column, FallibleExpression) for column in self.columns):
             return True
-        return any(isinstance(step, Select) and step.causes for step in self._table_steps)
+        return any(isinstance(step, Select) and step.causes for step in self._change_steps)
 
     @property
     def columns(self) -> Iterator[Column | FallibleExpression]:
@@ -173,7 +173,7 @@ class Job:
     @property
     def looked_up_groups(self) -> frozenset[int]:
         """The group numbers of the global tables that outputs of groups look up."""
-        return frozenset(step.table.group for step in self._table_steps if isinstance(step, Lookup))
+        return frozenset(step.table.group for step in self._change_steps if isinstance(step, Lookup))
 
     @property
     def groups_by_number(self) -> Mapping[int, AggregationGroup]:
@@ -222,9 +222,9 @@ class Job:
         yield from self.edges
 
     @property
-    def _table_steps(self) -> Iterator[Lookup | Select]:
+    def _change_steps(self) -> Iterator[Lookup | Select]:
         """The steps between groups and their outputs."""
-        for sink in self.table_sinks:
+        for sink in self.change_sinks:
             yield from sink.steps
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sluice.plan.definitions import functions_of
-from sluice.plan.groups import plan_groups, table_sink
+from sluice.plan.groups import change_sink, plan_groups
 from sluice.plan.job import Job, Plan, PlannedPipeline
 from sluice.plan.node_steps import LateSinks, sink_of, source_of, step_of
 from sluice.plan.operator_nodes import combinable_aggregates
@@ -89,7 +89,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     operators, edges = stages.finished()
     stream_sinks = tuple(_stream_sink(scopes, sink) for sink in outputs.of_records)
     tables = _global_tables(pipeline)
-    table_sinks = tuple(table_sink(sink, chain, groups, tables) for sink, chain in outputs.of_groups.items())
+    change_sinks = tuple(change_sink(sink, chain, groups, tables) for sink, chain in outputs.of_groups.items())
     late = [operator.late for operator in operators if operator.late is not None]
 
     columns = scopes.columns
@@ -107,7 +107,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
         failures=tuple(columns.failures()),
         stream_sinks=stream_sinks,
         groups=groups,
-        table_sinks=table_sinks,
+        change_sinks=change_sinks,
         operators=operators,
         edges=edges,
         later_layers=columns.layers_after_operators(),

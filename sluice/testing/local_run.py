@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.engine.batch.batch_start import running
+from sluice.engine.batch.batch_start import batch_context
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.shard_writer import RESULT, ShardWriter
 from sluice.engine.run.arrow_query import ArrowQuery, RowBatches
@@ -18,7 +18,7 @@ from sluice.engine.run.registration import generation_info
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.settings import Settings
-from sluice.testing.piped import OnlyWriter
+from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.piped_run import PipedRun
 
 PIPED = pa.schema([
@@ -40,7 +40,7 @@ def why_not_local(job: Job, settings: Settings) -> str:
 def local_query(job: Job, settings: Settings, partitions: Mapping[str, int]) -> ArrowQuery:
     """The query of a pipeline under test. Raises NeedsSparkError if only Spark can run a part of it."""
     counts = dict.fromkeys(job.topics, 1) | dict(partitions)
-    return ArrowQuery.of(job, Storage.of(job, 1, settings), counts, OnlyWriter().epoch, interleaved=True)
+    return ArrowQuery.of(job, Storage.of(job, 1, settings), counts, UncontestedLease().epoch, interleaved=True)
 
 
 class LocalRun(PipedRun):
@@ -52,21 +52,21 @@ class LocalRun(PipedRun):
         self._failed: BaseException | None = None
         self.begin(generation_info(self.storage, query.types), query.types)
 
-    def take(self, records: list[str]) -> None:
+    def process(self, records: list[str]) -> None:
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)
         start = self.plan(self.batch + 1)
         try:
-            with running(start):
-                self.publish(computed(self._query, records), start.number)
+            with batch_context(start):
+                self.publish(compute_batch(self._query, records), start.number)
         except BaseException as error:
             self._failed = error
             raise
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedRows:
     """The row batches of a batch for the shards."""
 
     row_batches: RowBatches
@@ -77,11 +77,11 @@ class Computed:
         return pa.Table.from_batches(written, RESULT)
 
 
-def computed(query: ArrowQuery, records: Sequence[str]) -> Computed:
+def compute_batch(query: ArrowQuery, records: Sequence[str]) -> ComputedRows:
     """What a batch of piped records gives."""
     decoded = [decode_piped(record) for record in records]
     streams, tables = ([each for each in decoded if each["topic"] in of] for of in (query.streams, query.tables))
-    return Computed(query.run(_batches(streams), _batches(tables)))
+    return ComputedRows(query.run(_batches(streams), _batches(tables)))
 
 
 def decode_piped(record: str) -> dict[str, Any]:

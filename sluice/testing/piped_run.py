@@ -19,7 +19,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.testing.empty_databases import create_empty_shards, open_empty_ledger
-from sluice.testing.piped import KeptOutput, KeptRows, OnlyWriter
+from sluice.testing.piped_records import OutputInMemory, TablesInMemory, UncontestedLease
 
 
 class PipedRun:
@@ -29,10 +29,10 @@ class PipedRun:
         self.job = job
         self._ahead_ms = 0
         self.storage = Storage.of(job, 1, settings)
-        self.output = KeptOutput()
+        self.output = OutputInMemory()
         self.counts: Counter[str] = Counter()
         self.batch = -1
-        self.lease = OnlyWriter()
+        self.lease = UncontestedLease()
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
@@ -47,7 +47,9 @@ class PipedRun:
         for destination, sinks in self.job.written_tables.items():
             from sluice.engine.publish.target_tables import declared_columns  # needs the clients of databases
 
-            table_sinks[destination] = KeptRows(self.output, {sink.topic: declared_columns(sink) for sink in sinks})
+            table_sinks[destination] = TablesInMemory(
+                self.output, {sink.topic: declared_columns(sink) for sink in sinks}
+            )
         self._publisher = Publisher(
             storage=self.storage,
             types=types,
@@ -63,7 +65,7 @@ class PipedRun:
         planned = PlannedBatch(number=batch, begun=time.time_ns() // 1_000_000 + self._ahead_ms)
         return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}))
 
-    def take(self, records: list[str]) -> None:
+    def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""
         raise NotImplementedError
 

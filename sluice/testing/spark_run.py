@@ -84,7 +84,7 @@ class SparkRun(PipedRun):
         tell_tasks_by_file(spark.sparkContext, self._start)
         self._query = query.start(self._publish, str(settings.home / "checkpoint"))
 
-    def take(self, records: list[str]) -> None:
+    def process(self, records: list[str]) -> None:
         self.keep_headers(records)
         write_start(self._start, self.plan(self.batch + 1))
         self._input.add(records)

@@ -32,7 +32,7 @@ from sluice.spark_submit import DELTA_CONF, QUICK_JVM, archive_file
 from sluice.state.model import StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.testing.local_run import LocalRun, local_query
-from sluice.testing.piped import Headers, PipedRecords
+from sluice.testing.piped_records import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
@@ -146,7 +146,7 @@ class TopologyTestDriver:
         waiting, self._waiting = self._waiting, []
         if waiting:
             before = len(self._dead_letters())
-            self._run.take(waiting)
+            self._run.process(waiting)
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, Self, cast, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.batch.batch_start import BatchStart, running, tell_tasks
+from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
@@ -38,8 +38,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.state.shard.shard import Checksums
-from sluice.testing.local_run import PIPED, computed, decode_piped, why_not_local
-from sluice.testing.piped import OnlyWriter
+from sluice.testing.local_run import PIPED, compute_batch, decode_piped, why_not_local
+from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.topology_test_driver import shared_session
 from sluice.topology.pipeline import Pipeline
 
@@ -57,7 +57,7 @@ class Interrupted(EngineError):
 
 
 @dataclass
-class Written(OnlyWriter):
+class Written(UncontestedLease):
     """The output of a run, by batch; as the lease and the output of its publisher, it can interrupt a batch."""
 
     batches: dict[int, Records] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class OnSpark:
         self.storage = storage
         self._input = FileInput(path)
         self._query = JobQuery(
-            shared_session(), storage, self._input, partitions, epoch=OnlyWriter().epoch, checked=True
+            shared_session(), storage, self._input, partitions, epoch=UncontestedLease().epoch, checked=True
         )
         self._rows = PlannedRows(self._query.rows)
         self.info = self._query.info
@@ -313,15 +313,15 @@ class InProcess:
     def __init__(self, storage: Storage, partitions: Mapping[str, int]) -> None:
         self.storage = storage
         self._partitions = partitions
-        self._query = ArrowQuery.of(storage.job, storage, partitions, OnlyWriter().epoch, interleaved=True)
+        self._query = ArrowQuery.of(storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True)
         self.info = generation_info(storage, self._query.types)
 
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
         return publisher_of(self.storage, self._query.types, self._partitions, ledger, written, published)
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
-        with running(start):
-            publisher.publish(computed(self._query, records), start.number)
+        with batch_context(start):
+            publisher.publish(compute_batch(self._query, records), start.number)
 
 
 class _Run:

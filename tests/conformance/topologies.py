@@ -28,7 +28,7 @@ from sluice import Pipeline
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.testing.local_run import why_not_local
-from sluice.testing.piped import PipedRecords
+from sluice.testing.piped_records import PipedRecords
 from sluice.testing.topology_test_driver import shared_session
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes
@@ -164,7 +164,7 @@ class Trial:
         self.topologies, self.inputs, self.partitions = topologies, inputs, partitions
         self._pipeline = Pipeline("topologies", workers=2)
         add_topologies(self._pipeline, topologies)
-        self._merged = frozenset(output.sink.topic for output in plan(self._pipeline).job.table_sinks)
+        self._merged = frozenset(output.sink.topic for output in plan(self._pipeline).job.change_sinks)
         """The topics that get only the last update of each key in a batch."""
 
     def problems(self) -> Iterator[tuple[Topology, str]]:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sluice import Context, Pipeline, Record, tumbling
 from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.engine.run.replay import Step
+from sluice.engine.run.replay import ReplayStep
 from sluice.errors import EngineError
 from sluice.operations.changed_stores import ChangedStores
 from sluice.operations.rebuild import Rebuild
@@ -438,7 +438,7 @@ def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.
         changing.run()
     assert "--changed-only" in caught.value.next_step
 
-    def go_on(rebuild: Rebuild, ref: GenerationRef, steps: Sequence[Step]) -> None:
+    def go_on(rebuild: Rebuild, ref: GenerationRef, steps: Sequence[ReplayStep]) -> None:
         for records in islice(rest, 1):
             for each in (fresh, changing):
                 each.send("sales", *records)

@@ -16,8 +16,8 @@ from sqlglot import exp
 
 from sluice import Context, Pipeline, Record, session, within
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.check import NoRecords, check_job
 from sluice.engine.run.compatibility import CompatibilityError
+from sluice.engine.run.pipeline_check import NoRecords, check_job
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import TopologyError
 from sluice.plan import plan

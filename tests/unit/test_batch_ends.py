@@ -9,7 +9,7 @@ from threading import Event, get_ident
 import pytest
 
 from sluice.engine.read.batch_ends import Offsets
-from sluice.engine.run.batch_loop import ahead
+from sluice.engine.run.batch_loop import prefetch
 
 
 def test_the_next_end_is_found_while_a_batch_runs() -> None:
@@ -21,7 +21,7 @@ def test_the_next_end_is_found_while_a_batch_runs() -> None:
         found.set()
         yield {("clicks", 0): 20}
 
-    with closing(ahead(ends())) as batches:
+    with closing(prefetch(ends())) as batches:
         assert next(batches) == {("clicks", 0): 10}
         assert found.wait(10)
         assert get_ident() not in threads
@@ -33,7 +33,7 @@ def test_an_error_ends_the_run_after_the_batches_before_it() -> None:
         yield {("clicks", 0): 10}
         raise ConnectionError("the broker is gone")
 
-    batches = ahead(ends())
+    batches = prefetch(ends())
     assert next(batches) == {("clicks", 0): 10}
     with pytest.raises(ConnectionError, match="gone"):
         next(batches)
@@ -49,7 +49,7 @@ def test_nothing_is_still_being_found_after_a_batch_has_failed() -> None:
         done.set()
         yield {("clicks", 0): 20}
 
-    batches = ahead(ends())
+    batches = prefetch(ends())
     next(batches)
     assert begun.wait(10)
     batches.close()

@@ -11,7 +11,7 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.job_run import query_errors
+from sluice.engine.run.query_errors import query_errors
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings

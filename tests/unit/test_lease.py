@@ -109,7 +109,7 @@ def test_a_live_holder_that_proc_hides_is_not_taken_for_ended(
 ) -> None:
     if hidden:  # as for another user if /proc is mounted with hidepid
         monkeypatch.setattr("sluice.engine.run.driver_lease._is_visible", lambda _: False)
-        monkeypatch.setattr("sluice.engine.run.driver_lease._started", lambda _: "")
+        monkeypatch.setattr("sluice.engine.run.driver_lease._start_time", lambda _: "")
     with _driver(database) as process:
         row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None

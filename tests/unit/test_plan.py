@@ -258,7 +258,7 @@ def test_a_tables_changes_are_joined_mapped_and_written() -> None:
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
     total.join(shops, how="left").select(amount="left.amount", city="right.city", shop="_key").to("out")
     made = job(stream)
-    (sink,) = made.table_sinks
+    (sink,) = made.change_sinks
     lookup, select = sink.steps
     assert isinstance(lookup, Lookup)
     assert (lookup.how, lookup.table.source.topic, lookup.table.group) == ("left", "shops", shops.node.number)
@@ -272,7 +272,7 @@ def test_a_scalar_is_written_unchanged_unless_mapped() -> None:
     count = stream.group_by("shop").count(store="n")
     count.to("n")
     count.select(n="value", twice="2 * value").to("n_mapped")
-    plain, mapped = job(stream).table_sinks
+    plain, mapped = job(stream).change_sinks
     assert (plain.scalar, plain.steps) == (True, ())
     (select,) = mapped.steps
     assert isinstance(select, Select)

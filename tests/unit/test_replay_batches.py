@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.run.replay import Step, evenly, joined, steps_of
+from sluice.engine.run.replay import ReplayStep, divide_evenly, join_steps, replay_steps
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
 
@@ -32,7 +32,7 @@ HISTORY = [
 
 
 def test_batches_are_repeated_with_the_same_ends() -> None:
-    steps = list(steps_of(HISTORY))
+    steps = list(replay_steps(HISTORY))
     assert [dict(step.ends["items"]) for step in steps[:3]] == [
         {"0": 5, "1": 0}, {"0": 5, "1": 7}, {"0": 9, "1": 7},
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def ends_of(build: Callable[[Pipeline], None], most: int = 100, **how: str) -> l
     pipeline = Pipeline("shop", workers=1, **how)  # type: ignore[arg-type]
     build(pipeline)
     job = plan(pipeline).job
-    steps = joined(job, {"n": "bigint"}, list(steps_of(HISTORY)), {"items": {"0": 0, "1": 0}}, most)
+    steps = join_steps(job, {"n": "bigint"}, list(replay_steps(HISTORY)), {"items": {"0": 0, "1": 0}}, most)
     return [sum(step.ends["items"].values()) for step in steps]
 
 
@@ -78,9 +78,9 @@ def test_batches_with_idle_partitions_are_not_merged() -> None:
 
 
 def test_without_history_batches_are_even() -> None:
-    steps = evenly({"items": {"0": 2}}, {"items": {"0": 12, "1": 10}}, 8)
+    steps = divide_evenly({"items": {"0": 2}}, {"items": {"0": 12, "1": 10}}, 8)
     assert [step.ends for step in steps] == [
         {"items": {"0": 6, "1": 4}}, {"items": {"0": 9, "1": 7}}, {"items": {"0": 12, "1": 10}},
     ]  # fmt: skip
-    assert evenly({"items": {"0": 12}}, {"items": {"0": 12}}, 8) == []
-    assert steps[0] == Step({"items": {"0": 6, "1": 4}})
+    assert divide_evenly({"items": {"0": 12}}, {"items": {"0": 12}}, 8) == []
+    assert steps[0] == ReplayStep({"items": {"0": 6, "1": 4}})

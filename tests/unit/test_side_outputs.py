@@ -18,7 +18,7 @@ from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
-from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutputs, Written, part_name
+from sluice.engine.batch.side_outputs import BatchStats, Collected, DirectOutput, SideOutputs, part_name
 
 
 def records(*keys: str) -> pa.Table:
@@ -74,7 +74,7 @@ def test_names_that_look_like_each_other_are_different() -> None:
 def test_records_that_a_task_writes_itself_are_only_counted() -> None:
     task = replace(
         SideOutputs(),
-        direct=lambda topic, _: Written({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None,
+        direct=lambda topic, _: DirectOutput({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None,
     )
     assert task.add_records("out", "part-a-00000", records("x")) == {"sent": 1}
     assert task.add_records("letters", "part-a-00000", records("own")) == {}

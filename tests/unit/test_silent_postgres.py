@@ -146,7 +146,7 @@ def test_requests_and_renewals_end_while_postgresql_is_frozen(
         is_over.set()
         for each in asking:
             each.result()
-        lease.require()
+        lease.require_in_ledger()
     assert {code for codes in statuses.values() for code in codes} == {200, 503}
     assert max(longest.values()) < IMMEDIATELY, longest
 

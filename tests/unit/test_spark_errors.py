@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from sluice.engine.run.job_run import query_errors
+from sluice.engine.run.query_errors import query_errors
 from sluice.errors import EngineError
 from sluice.plan import Step
 

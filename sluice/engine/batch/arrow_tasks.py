@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+BatchTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """The Python function of a Spark task, which takes and yields record batches."""
 
 
@@ -17,7 +17,7 @@ Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 class Chain:
     """Chains several tasks: each takes the batches that the previous one yields."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[BatchTask, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reduce(lambda made, task: task(made), self.tasks, batches)

@@ -53,7 +53,7 @@ def write_start(file: Path, start: BatchStart) -> None:
 
 
 @contextmanager
-def running(start: BatchStart) -> Iterator[None]:
+def batch_context(start: BatchStart) -> Iterator[None]:
     """Run the tasks of a batch in this thread, without Spark."""
     token = _HERE.set(start)
     try:

@@ -39,7 +39,7 @@ class BatchStats(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Written:
+class DirectOutput:
     """The result of a task that has written records to a topic itself."""
 
     counts: Mapping[str, int]
@@ -69,7 +69,7 @@ class SideOutput(NamedTuple):
 class SideOutputs:
     """Collects the side outputs of the tasks of a chain, until the chain's last task takes them."""
 
-    direct: Callable[[str, pa.Table], Written | None] | None = None
+    direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
     """If set, writes a topic's records from the task instead of collecting them; returns None for other topics."""
     _collected: list[SideOutput] = field(default_factory=list, init=False, repr=False, compare=False)
 

@@ -41,7 +41,7 @@ class Totals:
     def of(cls, job: Job, types: Mapping[str, str]) -> Self:
         """The totals of a job. `types` are the SQL types of the columns that its groups read."""
         groups = {group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups}
-        return cls(groups, frozenset(sink.group for sink in job.table_sinks))
+        return cls(groups, frozenset(sink.group for sink in job.change_sinks))
 
     def rows(self, group: int, records: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The state rows of a group's windowed records."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
-from sluice.engine.batch.side_outputs import Written
+from sluice.engine.batch.side_outputs import DirectOutput
 from sluice.engine.publish.encode import UNWRITTEN, accepted_records, encode_records
 from sluice.engine.publish.transaction import send_at_least_once
 from sluice.plan import Job, Sink
@@ -45,7 +45,7 @@ class AtLeastOnce:
         streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
         return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
 
-    def __call__(self, topic: str, table: pa.Table) -> Written | None:
+    def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
         """Write a task's records for one of `streams`; None for other topics."""
         if topic not in self.streams:
             return None
@@ -56,7 +56,7 @@ class AtLeastOnce:
         counts = {f"output/{topic}": sent.get(topic, 0)}
         counts |= {f"{UNWRITTEN}{name}": number for name, number in rejected.counts.items()}
         dead_letters = rejected.dead_letters
-        return Written(counts, {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {})
+        return DirectOutput(counts, {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {})
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write the encoded records for these topics. Returns their number per topic, and the other topics' records."""

@@ -75,13 +75,13 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
         filtered=counts["filtered"],
         late=counts["late_everywhere"],
         passed_over={name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)},
-        dropped=_below("dropped/", counts),
-        dead_letters=_below("dead_letter/", counts),
+        dropped=_counts_under("dropped/", counts),
+        dead_letters=_counts_under("dead_letter/", counts),
     )
 
 
 _PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
 
 
-def _below(prefix: str, counts: Counter[str]) -> dict[str, int]:
+def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:
     return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.publish.lookup_tables import right_column
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import AggregationGroup, Column, FallibleExpression, Job, Lookup, Select, TableSink
+from sluice.plan import AggregationGroup, ChangeSink, Column, FallibleExpression, Job, Lookup, Select
 from sluice.plan.arrow_support import NeedsSparkError, types_of
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_to_json import json_values
@@ -48,13 +48,13 @@ Columns = tuple[Column | FallibleExpression, ...]
 class ChangeSteps:
     """The steps of one output of a store."""
 
-    sink: TableSink
+    sink: ChangeSink
     group: AggregationGroup
     store_types: Mapping[str, str]
     """Store → the type of its values."""
 
     @classmethod
-    def of(cls, job: Job, sink: TableSink, store_types: Mapping[str, str]) -> Self:
+    def of(cls, job: Job, sink: ChangeSink, store_types: Mapping[str, str]) -> Self:
         return cls(sink, job.groups_by_number[sink.group], store_types)
 
     @cached_property

@@ -84,7 +84,7 @@ class ShardWriter:
         job = storage.job
         return cls(
             storage.locations,
-            wanted=job.looked_up_groups.union(sink.group for sink in job.table_sinks),
+            wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
             events=frozenset([REJECTED, *(sink.number for sink in job.operator_sinks)]),
             stores=frozenset(operator.number for operator in job.operators if operator.store is not None),

@@ -33,5 +33,5 @@ class StateTypes:
             stores,
             input_types(job, inputs) | stages.input_types(),
             totals,
-            tuple(ChangeSteps.of(job, sink, stores) for sink in job.table_sinks),
+            tuple(ChangeSteps.of(job, sink, stores) for sink in job.change_sinks),
         )

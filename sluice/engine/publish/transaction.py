@@ -103,10 +103,10 @@ class Marker(msgspec.Struct, frozen=True):
     @property
     def with_earlier(self) -> Batch:
         """The batch, with the end offsets that all written batches have reached together."""
-        return msgspec.structs.replace(self.batch, ends=merged(self.ends, self.batch.ends))
+        return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
-def merged(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
+def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
     """End offsets by topic and partition, of which the later ones replace the others."""
     return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
@@ -118,7 +118,7 @@ class TransactionalOutput:
         self._kafka = dict(kafka)
         self._writer = writer
         self._topics = frozenset(limits)
-        self._producer = producer_of(kafka, _fast(limits) | {"transactional.id": writer.transactional_id})
+        self._producer = producer_of(kafka, _producer_settings(limits) | {"transactional.id": writer.transactional_id})
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → its newest marker when the writer began."""
@@ -206,8 +206,8 @@ class TransactionalOutput:
                     checksums[topic] += _produce(self._producer, topic, table)
             if begun:
                 before = {} if marker is None else marker.checksums
-                sums = before | {topic: _shown(total) for topic, total in checksums.items()}
-                marker = Marker(batch, counts, merged(self._earlier, batch.ends), sums)
+                sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
+                marker = Marker(batch, counts, merge_ends(self._earlier, batch.ends), sums)
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
@@ -220,7 +220,7 @@ class TransactionalOutput:
         for topic, table in records:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
-        now = {topic: Written(counts[topic], _shown(totals[topic])) for topic in sorted(counts)}
+        now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
         differences = [marker.written(topic).difference(topic, now[topic]) for topic in now if topic in marker.outputs]
         if differences := [*filter(None, differences)]:
             raise BatchDiffers.of(self._writer.ref.pipeline, marker.batch.number, differences)
@@ -272,7 +272,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])
-        found = [(writer.generation_of(message.key()), message.value()) for message in _to_the_end(consumer)]
+        found = [(writer.generation_of(message.key()), message.value()) for message in _messages_to_the_end(consumer)]
     newest: dict[int, Marker] = {}
     try:
         for generation, value in found:
@@ -289,7 +289,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     return newest
 
 
-def _fast(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
+def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *(limit.size for limit in limits.values())))}
 
@@ -302,7 +302,7 @@ def send_at_least_once(
     Tasks call this concurrently, so that the records do not pass through the driver.
     """
     failed: list[KafkaError] = []
-    own = {**_fast(limits), "enable.idempotence": True, "on_delivery": partial(_note, failed)}
+    own = {**_producer_settings(limits), "enable.idempotence": True, "on_delivery": partial(_note_failure, failed)}
     producer = producer_of(kafka, own)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output", kafka):
@@ -316,7 +316,7 @@ def send_at_least_once(
     return counts
 
 
-def _note(failed: list[KafkaError], error: KafkaError | None, _: object) -> None:
+def _note_failure(failed: list[KafkaError], error: KafkaError | None, _: object) -> None:
     if error is not None:
         failed.append(error)
 
@@ -336,7 +336,7 @@ def _checksum(key: bytes | None, value: bytes | None, timestamp: int | None) -> 
     return crc32(value or b"", crc32(key or b"", begin & _BITS))
 
 
-def _shown(total: int) -> str:
+def _hexadecimal(total: int) -> str:
     return f"{total:x}"
 
 
@@ -349,7 +349,7 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
             while True:
                 try:
                     # Arguments by their names would take as long as the rest of the call.
-                    produce(topic, value, key, -1, None, None, timestamp or 0, headers and _pairs(headers))
+                    produce(topic, value, key, -1, None, None, timestamp or 0, headers and _header_pairs(headers))
                     break
                 except BufferError:  # the queue is full
                     producer.poll(0.1)
@@ -367,11 +367,11 @@ def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
         yield (column.cast(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
 
 
-def _pairs(headers: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+def _header_pairs(headers: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     return [(header["key"], header["value"]) for header in headers]
 
 
-def _to_the_end(consumer: Consumer) -> Iterator[Any]:
+def _messages_to_the_end(consumer: Consumer) -> Iterator[Any]:
     while True:
         message = consumer.poll(TIMEOUT_S)
         if message is None:

@@ -25,7 +25,7 @@ from sluice.engine.read.batch_ends import Backlog, Offsets, Part
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.driver_lease import Lease
-from sluice.engine.run.replay import Step, evenly, moved
+from sluice.engine.run.replay import ReplayStep, divide_evenly, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ _METADATA = "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMet
 
 
 @dataclass
-class Batches:
+class BatchLoop:
     """Runs the batches of a job's generation, whose lease is held."""
 
     query: JobQuery
@@ -60,39 +60,36 @@ class Batches:
 
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
-        ref, now = self.query.storage.ref, int(time.time() * 1000)
-        planned = self.ledger.plans.unpublished(ref)
-        ends = end_offsets(kafka, _offsets(self.reached))
-        if planned is not None:
-            self._repeat(planned)
-        newest = self.ledger.snapshots.newest(ref)
-        position, number = _offsets(self.reached), 0 if newest is None else newest.batch + 1
+        now = int(time.time() * 1000)
+        topic_ends = end_offsets(kafka, _offsets(self.reached))
+        self._repeat_interrupted()
+        begin = _offsets(self.reached)
         # The batches of a run have the same clock. After aborted transactions, or for a new partition, a batch has no
         # records: it is published so that the ledger has the new positions.
-        for batch, taken in enumerate(self._division(kafka, position, ends, most), start=number):
-            self.run(PlannedBatch(number=batch, begun=now, partitions=dict(self.partitions), ends=_positions(taken)))
+        for number, ends in enumerate(self._batch_ends(kafka, begin, topic_ends, most), start=self._next_number):
+            self.run(PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)))
 
-    def repeat(self, steps: Iterable[Step]) -> None:
+    def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch."""
+        self._repeat_interrupted()
+        for step in steps:
+            if offsets_between(self.reached, step.ends) <= 0:
+                continue
+            begun = int(time.time() * 1000) if step.begun is None else step.begun
+            partitions = {**self.partitions, **(step.partitions or {})}
+            ends = _ends_of_step(self.reached, step)
+            self._repeat(PlannedBatch(number=self._next_number, begun=begun, partitions=partitions, ends=ends))
+
+    @property
+    def _next_number(self) -> int:
+        newest = self.ledger.snapshots.newest(self.query.storage.ref)
+        return 0 if newest is None else newest.batch + 1
+
+    def _repeat_interrupted(self) -> None:
+        """Run the batch that was planned and not published, because its driver ended."""
         planned = self.ledger.plans.unpublished(self.query.storage.ref)
         if planned is not None:
             self._repeat(planned)
-        for step in steps:
-            reached = self.reached
-            if moved(reached, step.ends) <= 0:
-                continue
-            newest = self.ledger.snapshots.newest(self.query.storage.ref)
-            ends = {
-                topic: {
-                    part: max(begin, step.ends[topic].get(part, begin)) if topic in step.ends else begin
-                    for part, begin in parts.items()
-                }
-                for topic, parts in reached.items()
-            }
-            begun = int(time.time() * 1000) if step.begun is None else step.begun
-            partitions = {**self.partitions, **(step.partitions or {})}
-            number = 0 if newest is None else newest.batch + 1
-            self._repeat(PlannedBatch(number=number, begun=begun, partitions=partitions, ends=ends))
 
     def _repeat(self, plan: PlannedBatch) -> None:
         """Run a batch with the numbers of partitions that the topics had when it was first planned."""
@@ -131,60 +128,79 @@ class Batches:
         kept: dict[str, str] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
         return kept | {_SHUFFLE: str(spark.conf.get(_SHUFFLE))}
 
-    def _division(self, kafka: Mapping[str, str], position: Offsets, ends: Offsets, most: int) -> Iterator[Offsets]:
-        """The end offsets of the batches that read everything up to `ends`."""
-        job = self.query.job
-        streams = _streams(job, position)
+    def _batch_ends(
+        self, kafka: Mapping[str, str], begin: Offsets, topic_ends: Offsets, most: int
+    ) -> Iterator[Offsets]:
+        """The end offsets of the batches that read everything from `begin` to the ends of the topics."""
+        streams = _streams(self.query.job, begin)
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
-        known = _offsets(self.firsts if snapshot is None else snapshot.positions)
-        ends = {part: max(end, position[part]) for part, end in ends.items() if part in position}
-        if all(known.get(part) == end for part, end in ends.items()):
+        published = _offsets(self.firsts if snapshot is None else snapshot.positions)
+        ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
+        if all(published.get(part) == end for part, end in ends.items()):
             return
-        if sum(ends[part] - position[part] for part in streams) <= most:
+        if sum(ends[part] - begin[part] for part in streams) <= most:
             yield ends
             return
-        if not needs_order(job, self.partitions):
-            begin = _positions({part: position[part] for part in streams})
-            for step in evenly(begin, _positions({part: ends[part] for part in streams}), most):
+        # The first batch reads global tables to their ends: in Kafka Streams, too, joins see a complete table.
+        stream_begin = {part: begin[part] for part in streams}
+        stream_ends = {part: ends[part] for part in streams}
+        if not depends_on_order(self.query.job, self.partitions):
+            for step in divide_evenly(_positions(stream_begin), _positions(stream_ends), most):
                 yield {**ends, **_offsets(step.ends)}
             return
-        number = 0 if snapshot is None else snapshot.batch + 1
-        times = self.ledger.snapshots.times_before(self.query.storage.ref, number)
-        reached = {part: times[name] for part in streams if (name := f"{ORDER}/{part[0]}/{part[1]}") in times}
-        ends_of_streams = {part: ends[part] for part in streams}
-        with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
-            backlog = Backlog(timestamps, streams, dict(position), ends_of_streams, reached)
-            with closing(ahead(backlog.batches(most))) as batches:
-                for taken in batches:
-                    yield {**ends, **{part: taken[part] for part in streams}}
+        with KafkaTimestamps.of(kafka, stream_ends) as timestamps:
+            backlog = Backlog(timestamps, streams, dict(begin), stream_ends, self._timestamps_read(streams))
+            with closing(prefetch(backlog.batches(most))) as batches:
+                for batch_ends in batches:
+                    yield {**ends, **{part: batch_ends[part] for part in streams}}
+
+    def _timestamps_read(self, streams: Iterable[Part]) -> dict[Part, int]:
+        """The largest Kafka timestamp that was read from each partition of the streams."""
+        times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
+        names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
+        return {part: times[name] for part, name in names.items() if name in times}
 
 
-def needs_order(job: Job, partitions: Mapping[str, int]) -> bool:
+def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
     """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
-    in_all = sum(partitions.get(source.topic, 0) for source in job.streams)
-    return job.has_operators and in_all > 1
+    partition_count = sum(partitions.get(source.topic, 0) for source in job.streams)
+    return job.has_operators and partition_count > 1
 
 
-def ahead(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
+def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
     """Find the end of the next batch in another thread while the caller runs a batch."""
     with ThreadPoolExecutor(1, "backlog") as finder:
-        found = finder.submit(next, batches, None)
-        while (ends := found.result()) is not None:
-            found = finder.submit(next, batches, None)
+        next_ends = finder.submit(next, batches, None)
+        while (ends := next_ends.result()) is not None:
+            next_ends = finder.submit(next, batches, None)
             yield ends
 
 
-def divided(job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int) -> list[Step]:
+def _ends_of_step(reached: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
+    """The end offsets of a step's batch, for all partitions. A partition that the step does not read stays put.
+
+    No partition goes back, because a part of the step may have been run.
+    """
+    ends: dict[str, dict[str, int]] = {}
+    for topic, partitions in reached.items():
+        step_ends = step.ends.get(topic, {})
+        ends[topic] = {part: max(begin, step_ends.get(part, begin)) for part, begin in partitions.items()}
+    return ends
+
+
+def divide_records(
+    job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int
+) -> list[ReplayStep]:
     """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
-    if not needs_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
-        return evenly(begin, target, most)
+    if not depends_on_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
+        return divide_evenly(begin, target, most)
     starts, ends = _offsets(begin), _offsets(target)
     streams = _streams(job, ends)
     position = {part: starts.get(part, 0) for part in streams}
     ends_of_streams = {part: ends[part] for part in streams}
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
         batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))
-    return [Step(_positions({**ends, **taken})) for taken in batches] or evenly(begin, target, most)
+    return [ReplayStep(_positions({**ends, **taken})) for taken in batches] or divide_evenly(begin, target, most)
 
 
 def _streams(job: Job, partitions: Iterable[Part]) -> tuple[Part, ...]:

@@ -56,7 +56,7 @@ BETWEEN_RUNS = Patience(waits=True)
 def this_process(run: str) -> Holder:
     """The description of this process as a holder that works for a run."""
     pid = os.getpid()
-    return Holder(host=socket.gethostname(), pid=pid, process=f"{_machine()}/{_started(pid)}", run=run)
+    return Holder(host=socket.gethostname(), pid=pid, process=f"{_machine()}/{_start_time(pid)}", run=run)
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Lease:
         if self._lost.is_set():
             raise lost(self.leases.get(self.ref), self.epoch)
 
-    def require(self) -> None:
+    def require_in_ledger(self) -> None:
         """Raise LeaseError unless the lease is still held according to the ledger."""
-        row = self._seen()
+        row = self._current_row()
         if row is None or row.epoch != self.epoch or not row.held:
             raise lost(row, self.epoch)
 
@@ -115,28 +115,28 @@ class Lease:
 
     def _take(self) -> LeaseRow:
         begun = changed = time.monotonic()
-        seen = self._seen()
+        seen = self._current_row()
         first, is_waiting = seen, False
         while True:
             now = time.monotonic()
-            why = self._may_take(seen, now - changed, now - begun)
+            why = self._reason_to_take(seen, now - changed, now - begun)
             if why and (taken := self.leases.take(self.ref, self.holder, seen)):
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
-                    raise self._refused(seen)
+                    raise self._refusal(seen)
                 if not is_waiting:
                     is_waiting = True
                     log.info("waiting for the end of a run", pipeline=self.ref.pipeline, holder=str(seen))
             if not why:
                 time.sleep(self.patience.beat_s / 4)
-            before, seen = seen, self._seen()
+            before, seen = seen, self._current_row()
             if seen != before:
                 changed = time.monotonic()
 
-    def _may_take(self, seen: LeaseRow | None, silent: float, waited: float) -> str:
+    def _reason_to_take(self, seen: LeaseRow | None, silent: float, waited: float) -> str:
         """The reason why the lease may be taken now; empty if it may not."""
         if seen is None or not seen.held:
             return "free"
@@ -155,10 +155,10 @@ class Lease:
     def _is_orphan(self, seen: LeaseRow) -> bool:
         return bool(seen.run) and seen.run == self.holder.run
 
-    def _seen(self) -> LeaseRow | None:
+    def _current_row(self) -> LeaseRow | None:
         return self.leases.get(self.ref)
 
-    def _refused(self, seen: LeaseRow) -> LeaseError:
+    def _refusal(self, seen: LeaseRow) -> LeaseError:
         return LeaseError(
             f"Another driver is running {self.ref.pipeline!r}: {seen}.",
             next_step="Wait until it has finished, or end that process. Its lease becomes free "
@@ -207,7 +207,7 @@ def is_gone(row: LeaseRow) -> bool:
     if not (machine and started) or machine != _machine():
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`).
-    return _started(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
+    return _start_time(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
 
 
 def _machine() -> str:
@@ -233,7 +233,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """A visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import structlog
 from pyspark import SparkContext
-from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from sluice.engine.batch.job_topics import TopicLimits, ensure_topics, partition_counts, topic_limits
 from sluice.engine.batch.storage import Storage
@@ -22,20 +21,19 @@ from sluice.engine.publish.target_tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.source_identity import SourceIdentity
-from sluice.engine.run.batch_loop import Batches
+from sluice.engine.run.batch_loop import BatchLoop
 from sluice.engine.run.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.linger import Linger, News
-from sluice.engine.run.replay import Step, joined
+from sluice.engine.run.query_errors import query_errors
+from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import Starting, compile_for, started
-from sluice.engine.steps.sql_errors import no_result_error
-from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import DamagedState, EngineError, LeaseError, SettingsError, SluiceError, StateError
+from sluice.errors import LeaseError, SettingsError, StateError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
-from sluice.sinks.target import BatchId, Published
+from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
@@ -55,7 +53,7 @@ class JobRun:
     """None for the current generation."""
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
-    steps: Sequence[Step] | None = None
+    steps: Sequence[ReplayStep] | None = None
     """For a rebuild: run only these batches, without output, because it has been written already."""
     plan_without: PlanOf | None = None
     """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs go on."""
@@ -103,8 +101,9 @@ class JobRun:
         spark = started(self.spark)
         if pipeline.file is not None:
             send_to_executors(spark.sparkContext, pipeline.file)
-        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        direct = direct if self.steps is None else None  # a replay writes no output
+        direct: AtLeastOnce | None = None
+        if self.steps is None:  # a replay writes no output
+            direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
@@ -122,14 +121,13 @@ class JobRun:
                 output.require_marker(ledger.audits.newest(storage.ref))
             with _older_ledger(lease):
                 storage.prepare(ledger, None if output is None else output.last, lease.epoch)
-            sinks = table_sinks(self.job, self.settings, spark) if self.steps is None else {}
-            last = _last_published(ledger, newest) if sinks and newest is not None else None
-            for table_sink in sinks.values():
-                table_sink.begin(last)
-            # A driver that lost its lease before `begin` would otherwise fence off its successor.
-            lease.require()
+            destinations: Destinations | None = None
+            if output is not None:
+                tables = self._begin_tables(ledger, spark, newest)
+                destinations = Destinations(output, limits, direct, tables, source.headers_at)
+            # A driver that had lost its lease has just fenced off its successor from the tables. It must not go on.
+            lease.require_in_ledger()
             self._register(ledger, before, info, lease.epoch)
-            destinations = None if output is None else Destinations(output, limits, direct, sinks, source.headers_at)
             publisher = Publisher(
                 storage=storage,
                 types=query.frames.types,
@@ -141,21 +139,35 @@ class JobRun:
                 auditor=Auditor(storage, self.settings.run, lease.epoch),
                 published=published,
             )
-            batches = Batches(query, publisher, ledger, lease, firsts)
+            loop = BatchLoop(query, publisher, ledger, lease, firsts)
             with query_errors(publisher, storage, lease):
                 if self.steps is not None:
-                    batches.repeat(joined(self.job, query.frames.types.stores, self.steps, firsts, self.max_records))
+                    loop.replay(join_steps(self.job, query.frames.types.stores, self.steps, firsts, self.max_records))
                     return publisher.read, False
-                linger = Linger(self.settings.kafka, self.job.topics, partitions, self.linger_ms, lease.check)
-                standbys = StandbyCopies(ledger, lease)
-                news: News | None = "records"
-                while news == "records":
-                    compile_for(spark, linger.unread(ledger.positions(pipeline.name)))
-                    batches.run_all(self.settings.kafka, self.max_records)
-                    ledger.failures.clear(pipeline.name)
-                    standbys.refresh_if_due()
-                    news = linger.wait(ledger.positions(pipeline.name))
+                news = self._read_all(loop, spark)
         return publisher.read, news == "partitions"
+
+    def _read_all(self, loop: BatchLoop, spark: SparkSession) -> News | None:
+        """Read all records, and those that arrive while the run lingers. Returns what `Linger.wait` has returned last."""
+        name, kafka, ledger, lease = self.job.pipeline.name, self.settings.kafka, loop.ledger, loop.lease
+        linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
+        standbys = StandbyCopies(ledger, lease)
+        news: News | None = "records"
+        while news == "records":
+            compile_for(spark, linger.unread(ledger.positions(name)))
+            loop.run_all(kafka, self.max_records)
+            ledger.failures.clear(name)
+            standbys.refresh_if_due()
+            news = linger.wait(ledger.positions(name))
+        return news
+
+    def _begin_tables(self, ledger: Ledger, spark: SparkSession, newest: Snapshot | None) -> Mapping[str, TableSink]:
+        """The writers of the tables outside Kafka. Creates or checks the tables, and fences off earlier drivers."""
+        writers = table_sinks(self.job, self.settings, spark)
+        published = _last_published(ledger, newest) if writers and newest is not None else None
+        for writer in writers.values():
+            writer.begin(published)
+        return writers
 
     def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
         if before is not None and (changed := changed_functions(before, info)):
@@ -224,7 +236,7 @@ def _older_ledger(lease: Lease) -> Iterator[None]:
     try:
         yield
     except LeaseError:
-        lease.require()  # raises the error of a driver that has lost its lease
+        lease.require_in_ledger()  # raises the error of a driver that has lost its lease
         name = lease.ref.pipeline
         raise StateError(
             f"A shard of {name} was written under a newer lease than this driver's, the newest in the ledger: the "
@@ -232,63 +244,3 @@ def _older_ledger(lease: Lease) -> Iterator[None]:
             next_step="Restore the ledger and the shards from the same backup: sluice restore. Or rebuild the state "
             f"from the topics: sluice rebuild {name}.",
         ) from None
-
-
-@contextmanager
-def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error.
-
-    Errors of a file system, such as a full disk, become EngineErrors too.
-    """
-    try:
-        yield
-    except StreamingQueryException as failed:
-        # A driver that has taken the lease over changes the shards, so the lost lease is the real cause.
-        lease.require()
-        if publisher.error is not None:
-            raise publisher.error from None
-        message = str(failed)
-        if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
-            raise error from None
-        retry = "Nothing from the batch was published; the next run retries it."
-        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
-        advice = f"{full if _FULL_DISK in message else ''}{retry}"
-        cause = _cause(message).rstrip(".")
-        raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
-    except OSError as failed:
-        raise EngineError(
-            f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",
-            next_step="Nothing from the batch was published. Check the free space, then run again.",
-        ) from failed
-
-
-def _task_error(storage: Storage, message: str) -> SluiceError | None:
-    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
-    if (lost := _LEASE_LOST.search(message)) is not None:
-        return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
-    if (damaged := _DAMAGED.search(message)) is not None:
-        worker = int(damaged[2])
-        error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
-        error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
-        return error
-    return worker_error(storage.job, message)
-
-
-_FULL_DISK = "No space left on device"
-_LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
-_DAMAGED = re.compile(
-    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",
-    re.MULTILINE,
-)
-
-
-def _cause(message: str) -> str:
-    """The innermost cause in Spark's message, without the stack trace."""
-    lines = [line.strip() for line in message.splitlines()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
-    summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
-    return (causes or raised or summary or lines)[-1][:500]
-
-
-_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")

@@ -13,7 +13,7 @@ from sluice.state.ledger.history import Batch
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayStep:
     """A batch to run again, with its end offsets and clock."""
 
     ends: Positions
@@ -26,15 +26,15 @@ class Step:
     """Whether the batch's result depended on the clock."""
 
 
-def steps_of(history: Iterable[Batch]) -> Iterator[Step]:
+def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     """The steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in {*ends, *batch.ends}}
-        yield Step(ends, batch.begun, batch.partitions, batch.by_clock)
+        yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
 
-def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
+def divide_evenly(begin: Positions, target: Positions, most: int) -> list[ReplayStep]:
     """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
     moves = [(topic, number, int(begin.get(topic, {}).get(number, 0)), end)
              for topic, partitions in target.items() for number, end in partitions.items()]  # fmt: skip
@@ -44,18 +44,20 @@ def evenly(begin: Positions, target: Positions, most: int) -> list[Step]:
         ends: dict[str, dict[str, int]] = {}
         for topic, number, start, end in moves:
             ends.setdefault(topic, {})[number] = start + math.ceil((end - start) * step / count)
-        steps.append(Step(ends))
+        steps.append(ReplayStep(ends))
     return steps
 
 
-def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Positions, most: int) -> list[Step]:
+def join_steps(
+    job: Job, types: Mapping[str, str], steps: Sequence[ReplayStep], begin: Positions, most: int
+) -> list[ReplayStep]:
     """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's values.
     """
     if not _is_independent_of_batches(job, types):
         return list(steps)
-    larger: list[Step] = []
+    larger: list[ReplayStep] = []
     start = begin
     for step in steps:
         last = larger[-1] if larger else None
@@ -64,7 +66,7 @@ def joined(job: Job, types: Mapping[str, str], steps: Sequence[Step], begin: Pos
             and not last.by_clock
             and not step.by_clock
             and last.partitions == step.partitions
-            and moved(start, step.ends) <= most
+            and offsets_between(start, step.ends) <= most
         ):
             larger[-1] = replace(step, begun=max(last.begun or 0, step.begun or 0) or None)
         else:
@@ -85,7 +87,7 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
     )
 
 
-def moved(begin: Positions, ends: Positions) -> int:
+def offsets_between(begin: Positions, ends: Positions) -> int:
     """The number of offsets between two positions."""
     return sum(
         max(end - int(begin.get(topic, {}).get(number, 0)), 0)

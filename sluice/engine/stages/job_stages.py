@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sluice.engine.batch.arrow_tasks import Task
+from sluice.engine.batch.arrow_tasks import BatchTask
 from sluice.engine.batch.row_batches import RowBatchWriter
 from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
@@ -122,10 +122,10 @@ class Stages:
         """The operators of a stage whose results later expressions read, each with the column of the results."""
         return tuple((each, column) for each in self.operators(number) for column in sorted(each.columns_read))
 
-    def last_tasks(self, number: int) -> tuple[Task, ...]:
+    def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
         """The tasks after a stage's results have become rows for their targets."""
         report_advances, moves = ReportAdvances.of(self.job, number), ForeignKeyMoves.of(self.job, number)
-        needed: list[Task] = [report_advances] if report_advances.operators else []
+        needed: list[BatchTask] = [report_advances] if report_advances.operators else []
         needed += [moves] if moves.joins else []
         return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
 

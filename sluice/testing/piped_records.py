@@ -64,7 +64,7 @@ def _base64(value: bytes | None) -> str | None:
 
 
 @dataclass
-class KeptOutput:
+class OutputInMemory:
     """Stores output records by topic for the test."""
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class KeptOutput:
 
 
 @dataclass
-class KeptRows:
+class TablesInMemory:
     """Stores the records of tables' rows, like those of topics, and checks them against the declared columns."""
 
-    output: KeptOutput
+    output: OutputInMemory
     columns: Mapping[str, Sequence[Column]]
 
     def begin(self, published: Published | None) -> None:
@@ -93,7 +93,7 @@ class KeptRows:
         return {output: of_table.count for output, of_table in rows.items()}
 
 
-class OnlyWriter:
+class UncontestedLease:
     """A lease and identity check that always succeed, because nothing else uses the state and topics of a test."""
 
     @property

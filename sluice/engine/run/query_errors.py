@@ -1,0 +1,74 @@
+"""Turns the errors of a Spark query into the errors of Sluice that caused them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import StreamingQueryException
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.run.driver_lease import Lease
+from sluice.engine.steps.sql_errors import no_result_error
+from sluice.engine.steps.worker_errors import worker_error
+from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
+from sluice.state.shard.addresses import shown
+
+_FULL_DISK = "No space left on device"
+_LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
+_DAMAGED = re.compile(
+    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",
+    re.MULTILINE,
+)
+_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
+
+
+@contextmanager
+def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
+    """Raise the publisher's error, if there is one, or else an EngineError with the cause of Spark's error.
+
+    Errors of a file system, such as a full disk, become EngineErrors too.
+    """
+    try:
+        yield
+    except StreamingQueryException as failed:
+        # A driver that has taken the lease over changes the shards, so the lost lease is the real cause.
+        lease.require_in_ledger()
+        if publisher.error is not None:
+            raise publisher.error from None
+        message = str(failed)
+        if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
+            raise error from None
+        retry = "Nothing from the batch was published; the next run retries it."
+        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
+        advice = f"{full if _FULL_DISK in message else ''}{retry}"
+        cause = _cause(message).rstrip(".")
+        raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
+    except OSError as failed:
+        raise EngineError(
+            f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",
+            next_step="Nothing from the batch was published. Check the free space, then run again.",
+        ) from failed
+
+
+def _task_error(storage: Storage, message: str) -> SluiceError | None:
+    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
+    if (lost := _LEASE_LOST.search(message)) is not None:
+        return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
+    if (damaged := _DAMAGED.search(message)) is not None:
+        worker = int(damaged[2])
+        error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
+        error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
+        return error
+    return worker_error(storage.job, message)
+
+
+def _cause(message: str) -> str:
+    """The innermost cause in Spark's message, without the stack trace."""
+    lines = [line.strip() for line in message.splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
+    return (causes or raised or summary or lines)[-1][:500]
