@@ -148,7 +148,7 @@ class JobRun:
         return publisher.read, news == "partitions"
 
     def _read_all(self, loop: BatchLoop, spark: SparkSession) -> News | None:
-        """Read all records, and those that arrive while the run lingers. Returns what `Linger.wait` has returned last."""
+        """Read all records, and those that arrive while the run lingers. Returns what `Linger.wait` returned."""
         name, kafka, ledger, lease = self.job.pipeline.name, self.settings.kafka, loop.ledger, loop.lease
         linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
