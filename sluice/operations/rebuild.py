@@ -224,7 +224,7 @@ class Rebuild:
         topics = _same_topics(ledger, old, now) | new_topics
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
-        added = _ends({topic: ends[topic] for topic in new_topics})
+        added = _ends_by_partition({topic: ends[topic] for topic in new_topics})
         if built is not None:
             added = {topic: {**built.get(topic, {})} for topic in added}
         # A join needs a global table's records before all others. Those of streams are divided into batches.
@@ -257,7 +257,7 @@ class Rebuild:
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
-        if output.lacks(ledger.audits.newest(old)):
+        if output.lacks_marker(ledger.audits.newest(old)):
             self._require_no_batch_between(ledger, old, latest)
         last = max(output.newest_generation, old.generation)
         marker = output.markers.get(last)
@@ -365,7 +365,7 @@ def _added(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict
     return {name: topic for name, topic in now.items() if name not in earlier}
 
 
-def _ends(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
+def _ends_by_partition(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
     return {topic: {str(number): end for number, (_, end) in enumerate(bounds)} for topic, bounds in ends.items()}
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice.plan.aggregation_groups import AggregationGroup, Lookup, Select, ChangeSink
+from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup, Select
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
 from sluice.plan.operator_parameters import Process, PythonAggregate
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator

@@ -84,10 +84,10 @@ class PostgresTables:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
         self.fence()
         with self._transaction("Checking the tables") as database:
-            last = self._last(database)
+            last = self._last_batch(database)
             written = last[1] if last is not None else {}
             self.columns = {
-                target.output: _made(database, target, written.get(target.output)) for target in self.targets
+                target.output: _create_or_check(database, target, written.get(target.output)) for target in self.targets
             }
             self._claim(database)
         if published is None:
@@ -165,7 +165,7 @@ class PostgresTables:
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
         with self._transaction("Writing the tables") as database:
-            last = self._last(database)
+            last = self._last_batch(database)
             written = last[1] if last is not None and last[0] == batch else {}
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)
@@ -174,7 +174,7 @@ class PostgresTables:
             merges = [
                 merge
                 for number, target in enumerate(new)
-                for merge in self._copied(database, number, target, rows[target.output])
+                for merge in self._copy_rows(database, number, target, rows[target.output])
             ]
             self._require_epoch(database)
             for merge in merges:
@@ -198,14 +198,14 @@ class PostgresTables:
         if differences := [*filter(None, differences)]:
             raise BatchDiffers.of(self.pipeline, batch.number, differences)
 
-    def _copied(
+    def _copy_rows(
         self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows
     ) -> Iterator[Composed]:
         """Copy rows to temporary tables, and yield the statements that merge them into the target."""
         columns = self.columns[target.output]
         # The lock keeps the table's columns as they are until the transaction ends.
         database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
-        if _checked(database, target) != columns:
+        if _require_fitting_columns(database, target) != columns:
             raise EngineError(
                 f"The columns of the table {target.output} ({target.at}) changed during the run.", next_step=_NEXT_STEP
             )
@@ -226,7 +226,7 @@ class PostgresTables:
                     target.name, _list(names), _list(names), new, _list(identity), action
                 )
 
-    def _last(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
+    def _last_batch(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
         """The last batch, and what it wrote to each table; None before the first batch."""
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
@@ -303,7 +303,9 @@ def _list(parts: Sequence[Composable]) -> Composed:
     return SQL(", ").join(parts)
 
 
-def _made(database: psycopg.Connection, target: PostgresTarget, written: Written | None) -> tuple[PostgresColumn, ...]:
+def _create_or_check(
+    database: psycopg.Connection, target: PostgresTarget, written: Written | None
+) -> tuple[PostgresColumn, ...]:
     """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
 
     `written` are the rows of the last batch, None if no batch has written the table.
@@ -317,7 +319,7 @@ def _made(database: psycopg.Connection, target: PostgresTarget, written: Written
                     f"{BATCHES} SET rows = rows - '{target.output}', and then run again.",
                 )
             _create(database, target)
-        return _checked(database, target)
+        return _require_fitting_columns(database, target)
 
 
 def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
@@ -333,7 +335,7 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
     log.info("table created", table=target.output)
 
 
-def _checked(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
+def _require_fitting_columns(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
     """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
     columns: dict[str, tuple[str, bool, int, bool, bool]] = {

@@ -46,17 +46,18 @@ _OUTCOMES = (
 
 @dataclass
 class PartitionResults:
-    """The results of one partition of a batch so far."""
+    """What a task has counted and collected for one partition of a batch so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
+    """Topic → records for it."""
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
-    """Column of a step's errors → the last record for which it failed."""
+    """Error column of a step → the last record for which the step failed."""
     last_dead_letter: int = -1
     """The last record that became a dead letter."""
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Output → the last record's offset, and the number of its rows so far."""
+    """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
     """Record and outcome of the last row; the next rows may belong to the same record."""
 
@@ -67,6 +68,7 @@ class PartitionResults:
         if outcome.records is None:
             self._add(best)
             return
+        # A step such as flat_map turns a record into several rows, which follow each other and may be in two batches.
         first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
@@ -120,7 +122,7 @@ class StreamTimeReader:
 
 @dataclass
 class TaskResults:
-    """The results of one task of a batch so far."""
+    """What one task of a batch has counted and collected so far, by partition."""
 
     before: StreamTimes
     """The stream times at the start of the batch."""
@@ -182,9 +184,9 @@ class RecordSinks:
         for name in self.passes:
             applied |= truth(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return RecordOutcome(records, applied, *self._failed(batch, records, results))
+        return RecordOutcome(records, applied, *self._reject_failures(batch, records, results))
 
-    def _failed(
+    def _reject_failures(
         self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, results: PartitionResults
     ) -> tuple[Mask, Mask]:
         """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
@@ -197,7 +199,7 @@ class RecordSinks:
                 continue
             rows = np.flatnonzero(failed)
             if step.on_error == "fail":
-                raise _failed(failure, batch, int(rows[0]))
+                raise _failure_error(failure, batch, int(rows[0]))
             if step.on_error == "skip":
                 skipped |= failed
             else:
@@ -215,15 +217,11 @@ class RecordSinks:
                         record, RejectedRecord(row, "processing", error[row].as_py(), step.title, step.at)
                     )
         if dead_letters:
-            own = [dead_letter for _, dead_letter in sorted(dead_letters.items())]
-            # Dead letters contain the records as they were read.
-            names = ("topic", "partition", "offset", "timestamp")
-            columns = {name: batch.column(f"_{name}") for name in names}
-            columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
-            table = pa.Table.from_batches([dead_letter_records(pa.RecordBatch.from_pydict(columns), own)])
+            in_order = [rejected_record for _, rejected_record in sorted(dead_letters.items())]
+            table = pa.Table.from_batches([dead_letter_records(_records_as_read(batch), in_order)])
             results.outputs.setdefault(self.dead_letters, []).append(table)
-        if dead_letters and records is not None:
-            results.last_dead_letter = max(dead_letters)
+            if records is not None:
+                results.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
     def add(self, part: Partition, results: PartitionResults, now: int) -> None:
@@ -235,6 +233,12 @@ class RecordSinks:
             results.counts.update(self.side_outputs.add_records(output, name, concatenated(tables)))
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
         self.side_outputs.add_stats(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
+
+
+def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = {name: batch.column(f"_{name}") for name in ("topic", "partition", "offset", "timestamp")}
+    columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def columns_of_records(job: Job) -> dict[str, str]:
@@ -261,7 +265,7 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return {"sequence": batch.column("_sequence"), "origin": pa.array(numbers)}
 
 
-def _failed(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
+def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     """The error that ends the run when a step with `on_error="fail"` fails."""
     position = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
     return EngineError(

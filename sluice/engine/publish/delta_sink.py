@@ -53,7 +53,7 @@ _HISTORY = 100
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
-_DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+_SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 """The metadata in which Spark keeps the type of a VARCHAR or CHAR, which is otherwise a STRING."""
 
 
@@ -142,16 +142,16 @@ class DeltaSink:
         with self._errors("Checking"):
             if not self._jvm("io.delta.tables.DeltaTable").isDeltaTable(self._session, target.table.name):
                 if published is not None and target.output in published.outputs:
-                    raise self._lost("is gone", published)
+                    raise self._incomplete_error("is gone", published)
                 self._create()
-            self.columns = {target.output: self._checked()}
+            self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            version, state = self._committed(), self._last_state()
+            version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
             at = None if published is None else published.batch
-            is_level = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
-            may_repeat = target.table.key is None and not is_level and self._has_later_rows(published)
+            has_same_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
+            may_repeat = target.table.key is None and not has_same_batch and self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
@@ -160,10 +160,10 @@ class DeltaSink:
         """Raise EngineError if the table lacks published batches, unless its property says that this is accepted."""
         last = None if state is None else state.batch
         if version < 0 and self.target.output in published.outputs:
-            error = self._lost("has no batch", published)
+            error = self._incomplete_error("has no batch", published)
         # Batches of an earlier generation cannot be compared: a rebuild numbers them anew.
         elif last is not None and last[0] == published.batch.generation and last.number < published.batch.number:
-            error = self._lost(f"ends at batch {last.snapshot}", published)
+            error = self._incomplete_error(f"ends at batch {last.snapshot}", published)
         else:
             return
         if self._property(ACCEPTED) != published.batch.snapshot:
@@ -198,7 +198,7 @@ class DeltaSink:
             except (PySparkException, Py4JJavaError, pa.ArrowException, OverflowError) as error:
                 failure = error
             with self._errors("Writing"):
-                committed = self._committed()
+                committed = self._committed_version()
             if committed == version:  # even if something failed after the commit
                 self.version, self.state = version, state
                 return
@@ -233,8 +233,8 @@ class DeltaSink:
         # Bounds let Delta Lake skip the files that, as its statistics say, have other keys or positions only.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
-        within = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
-        same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), within])
+        bounds = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
+        same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), bounds])
         listed, new = (", ".join(f"{prefix}{backticked(name)}" for name in names) for prefix in ("", "s."))
         changes = [f"t.{backticked(name)} = s.{backticked(name)}" for name in names[len(identity) :]]
         clauses = []
@@ -294,7 +294,7 @@ class DeltaSink:
         self.spark.sql(f"CREATE TABLE {self._table} ({columns}) USING delta {writer}")
         log.info("table created", table=self.target.output)
 
-    def _checked(self) -> tuple[DeltaColumn, ...]:
+    def _require_fitting_columns(self) -> tuple[DeltaColumn, ...]:
         """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
         target, snapshot = self.target, self._snapshot()
         if snapshot.version() < 0:
@@ -313,17 +313,17 @@ class DeltaSink:
                     f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN {backticked(name)} {kind})"
                 )
                 continue
-            held, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
+            arrow, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
             wanted = _arrow(target.table.types.get(name, "") or spark)
-            if held is None:
+            if arrow is None:
                 problems.append(f"Sluice cannot write the type {shown} of the column {name}")
-            elif wanted is not None and not fits(wanted, held):
+            elif wanted is not None and not fits(wanted, arrow):
                 problems.append(f"the column {name} is {shown}, but the field is {spark}")
             elif name in target.identity and not _tells_keys_apart(fields[name]):
                 problems.append(f"the column {name} is {shown}, in which different keys can be equal")
             else:
-                required, most = not fields[name].nullable, _most(fields[name])
-                columns.append(DeltaColumn(name, held, required, most, partitions=name in partitions))
+                required, most = not fields[name].nullable, _max_length(fields[name])
+                columns.append(DeltaColumn(name, arrow, required, most, partitions=name in partitions))
         for name, each in fields.items():
             if name not in target.wanted and not each.nullable:
                 problems.append(f"the column {name} is NOT NULL, but the pipeline does not write it")
@@ -347,7 +347,7 @@ class DeltaSink:
                 f"SET TBLPROPERTIES ('{WRITER}' = '{own}').",
             )
 
-    def _lost(self, what: str, published: Published) -> EngineError:
+    def _incomplete_error(self, what: str, published: Published) -> EngineError:
         at = published.batch.snapshot
         create = f"create it with the property '{ACCEPTED}' = '{at}'"
         accept = f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{ACCEPTED}' = '{at}')"
@@ -370,7 +370,7 @@ class DeltaSink:
                 return state
         return None
 
-    def _committed(self) -> int:
+    def _committed_version(self) -> int:
         """The version of the pipeline's last commit, -1 before the first."""
         version = self._snapshot().transactions().get(self._application)
         return int(version.get()) if version.isDefined() else -1
@@ -419,35 +419,35 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    if _DECLARED in column.metadata and _most(column) is None:  # lengths within a nested type
+    if _SQL_TYPE in column.metadata and _max_length(column) is None:  # lengths within a nested type
         return None
     try:
-        held = to_arrow_type(column.dataType, timezone="UTC")
+        arrow = to_arrow_type(column.dataType, timezone="UTC")
     except PySparkException:
         return None
-    return held if _is_written(held) else None
+    return arrow if _can_be_written(arrow) else None
 
 
-def _is_written(held: pa.DataType) -> bool:
-    if kind_of(held) == "map":  # JSON has only text as keys
-        return kind_of(held.key_type) == "text" and _is_written(held.item_type)
-    parts = [held.field(number) for number in range(held.num_fields)]
+def _can_be_written(arrow: pa.DataType) -> bool:
+    if kind_of(arrow) == "map":  # JSON has only text as keys
+        return kind_of(arrow.key_type) == "text" and _can_be_written(arrow.item_type)
+    parts = [arrow.field(number) for number in range(arrow.num_fields)]
     # Spark shows a VARIANT as a struct with this metadata.
     is_variant = any(b"variant" in (part.metadata or {}) for part in parts)
-    return kind_of(held) != "" and not is_variant and all(_is_written(part.type) for part in parts)
+    return kind_of(arrow) != "" and not is_variant and all(_can_be_written(part.type) for part in parts)
 
 
-def _most(column: StructField) -> int | None:
+def _max_length(column: StructField) -> int | None:
     """The largest number of characters of a VARCHAR or CHAR, None for other types."""
-    declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_DECLARED, "")))
+    declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_SQL_TYPE, "")))
     return None if declared is None else int(declared[1])
 
 
 def _tells_keys_apart(column: StructField) -> bool:
     """Whether values of a column are equal only if they come from equal keys."""
-    is_padded = str(column.metadata.get(_DECLARED, "")).startswith("char(")
-    held = _written_type(column)
-    return held is not None and kind_of(held) in ("text", "whole number", "timestamp") and not is_padded
+    is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
+    arrow = _written_type(column)
+    return arrow is not None and kind_of(arrow) in ("text", "whole number", "timestamp") and not is_padded
 
 
 def _literal(value: Any) -> str:

@@ -109,53 +109,51 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add what the driver needs to the side outputs."""
-        received = self._received(batches)
-        if received is None:
+        received = [batch for batch in batches if batch.num_rows]
+        if not received:
             return
-        worker, events, latest = received
-        wanted = self.wanted if worker == 0 else self.wanted - self.tables
-        batch, rows = this_batch().number, rows_of(latest.select([*STATE_KEY, "value"]))
-        # `rows` has copied them. Otherwise a large batch would need half a gigabyte more.
-        del received, latest
+        rows = _rows_of_shard(pa.Table.from_batches(received), self.stores)
+        worker = rows.column("worker")[0].as_py()
+        is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
+        events = rows.filter(is_event)
+        latest = self._latest_changes(rows.filter(pc.invert(is_event)))
+        state_rows = rows_of(latest.select([*STATE_KEY, "value"]))
+        # `rows_of` has copied the rows. A large batch would need half a gigabyte more if they were kept.
+        del received, rows, latest
         pa.default_memory_pool().release_unused()
+        batch = this_batch().number
+        changes = self.returned_rows.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:
-                added = self._added(shard, batch, rows)
-                written, changes = len(added), self._changes(worker, [row for row in added if row[0] in wanted])
+                written = self._add_up(shard, batch, state_rows)
+                count = len(written)
+                wanted = self.wanted if worker == 0 else self.wanted - self.tables
+                changes = self._change_rows(worker, [row for row in written if row[0] in wanted])
             else:
-                written, changes = shard.write_rows(batch, rows, self.epoch), self.returned_rows.empty_table()
+                count = shard.write_rows(batch, state_rows, self.epoch)
         tables = [table.select(self.returned_rows.names).cast(self.returned_rows) for table in (changes, events)]
-        self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": written}))
+        self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
         self.side_outputs.add_changes(worker, pa.concat_tables(tables))
 
-    def _received(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table, pa.Table] | None:
-        """The worker, its events, and its state rows, of which groups have several for a key. None without rows."""
-        not_empty = [batch for batch in batches if batch.num_rows]
-        if not not_empty:
-            return None
-        rows = _state_rows(pa.Table.from_batches(not_empty), self.stores)
-        is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
-        return rows.column("worker")[0].as_py(), rows.filter(is_event), self._latest(rows.filter(pc.invert(is_event)))
-
-    def _added(self, shard: Shard, batch: int, rows: Iterable[Row]) -> list[Row]:
+    def _add_up(self, shard: Shard, batch: int, rows: Iterable[Row]) -> list[Row]:
         """Add sorted rows to the shard's rows. Write and return the results."""
         merged: list[Row] = []
         ids: list[RowId] = []
         last: RowId | None = None
         for row in rows:
-            name = row[:3]
-            if name == last:
+            row_id = row[:3]
+            if row_id == last:
                 merged[-1] = self._sum(merged[-1], row)
             else:
                 merged.append(row)
-                ids.append(name)
-                last = name
+                ids.append(row_id)
+                last = row_id
         before = {old[:3]: old for old in shard.rows_before(batch, ids, self.epoch)}
         if before:
-            for at, name in enumerate(ids):
-                if (old := before.get(name)) is not None:
-                    merged[at] = self._sum(old[:5], merged[at])
-        del ids
+            for number, row_id in enumerate(ids):
+                if (old := before.get(row_id)) is not None:
+                    merged[number] = self._sum(old[:5], merged[number])
+        del ids  # as many tuples as rows, which `write_rows` need not keep in memory
         shard.write_rows(batch, merged, self.epoch, sum(old[5] for old in before.values()))
         return merged
 
@@ -166,29 +164,32 @@ class ShardWriter:
             return second
         return (*second[:4], self.totals.added(second[0], value, more))
 
-    def _changes(self, worker: int, rows: list[Row]) -> pa.Table:
+    def _change_rows(self, worker: int, rows: list[Row]) -> pa.Table:
         """Written rows for the driver, with the time of each row's output record."""
-        columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate((*STATE_KEY, "value"))}
-        columns["time"] = [
-            self.totals.time(value) if value is not None and group_id in self.totals.timed else 0
-            for group_id, _, _, _, value in rows
-        ]
+        columns: dict[str, list[Any]] = {}
+        for number, name in enumerate((*STATE_KEY, "value")):
+            columns[name] = [row[number] for row in rows]
+        columns["time"] = [self._time(row) for row in rows]
         columns["worker"] = [worker] * len(rows)
         columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
         return pa.Table.from_pydict({name: columns[name] for name in self.returned_rows.names}, self.returned_rows)
 
-    def _latest(self, state_rows: pa.Table) -> pa.Table:
+    def _time(self, row: Row) -> int:
+        group_id, value = row[0], row[4]
+        return self.totals.time(value) if value is not None and group_id in self.totals.timed else 0
+
+    def _latest_changes(self, state_rows: pa.Table) -> pa.Table:
         """Keep only the last change of each row of a store or global table, but all rows of groups."""
         is_of_group = pc.is_in(state_rows.column("group_id"), pa.array(self.totals.groups, pa.int32()))
         rest = state_rows.filter(pc.invert(is_of_group))
         changes = rest.filter(rest.column("key").is_valid()).sort_by([(name, "ascending") for name in SORT_KEY])
-        names = zip(*(changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")), strict=True)
-        last = {name: row for row, name in enumerate(names)}
-        latest = changes.take(pa.array(last.values(), pa.int64()))
+        row_ids = zip(*(changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")), strict=True)
+        last_rows = {row_id: row for row, row_id in enumerate(row_ids)}
+        latest = changes.take(pa.array(last_rows.values(), pa.int64()))
         return pa.concat_tables([state_rows.filter(is_of_group), latest])
 
 
-def _state_rows(rows: pa.Table, stores: frozenset[int]) -> pa.Table:
+def _rows_of_shard(rows: pa.Table, stores: frozenset[int]) -> pa.Table:
     """Rows for stores, groups and sinks as state rows. The value of a store is an array of one value."""
     value = rows.column("value")
     if stores:

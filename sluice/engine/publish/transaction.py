@@ -150,13 +150,13 @@ class TransactionalOutput:
                 f"sluice rebuild {name}. If this ledger is new on purpose, give the pipeline another name.",
             )
 
-    def lacks(self, newest: Audit | None) -> bool:
+    def lacks_marker(self, newest: Audit | None) -> bool:
         """Whether the marker of the ledger's newest batch is gone, so that an unpublished batch's may be gone too."""
         return newest is not None and newest.is_written and self.last_batch < newest.batch
 
     def require_marker(self, newest: Audit | None) -> None:
         """Raise EngineError if the marker of the ledger's newest batch is gone."""
-        if newest is not None and self.lacks(newest):
+        if newest is not None and self.lacks_marker(newest):
             raise EngineError(
                 f"The topic {self._writer.markers} lacks the marker of batch {newest.batch}, which "
                 f"{newest.pipeline} has published. The topic was deleted, or lost records. Without it, output could be "
@@ -207,7 +207,7 @@ class TransactionalOutput:
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
-                marker = Marker(batch, counts, merge_ends(self._earlier, batch.ends), sums)
+                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
                 self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
@@ -236,7 +236,7 @@ class TransactionalOutput:
             raise
 
     @property
-    def _earlier(self) -> Positions:
+    def _earlier_ends(self) -> Positions:
         """The end offsets of the batches written before, also by earlier generations."""
         if self._marker is not None:
             return self._marker.with_earlier.ends
