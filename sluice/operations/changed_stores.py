@@ -25,7 +25,7 @@ from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
-from sluice.operations.fill_generation import Merge, Part, processors_of
+from sluice.operations.fill_generation import Merge, ComputedStores, processors_of
 from sluice.operations.interrupted_batch import require_complete
 from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.plan import Job, PlanOf
@@ -129,7 +129,9 @@ class ChangedStores:
         )
         require_complete(ledger, state.published, output.last, next_step=next_step)
 
-    def _begin(self, ledger: Ledger, lease: Lease, added: frozenset[str]) -> tuple[Rebuild, Part, Sequence[ReplayStep]]:
+    def _begin(
+        self, ledger: Ledger, lease: Lease, added: frozenset[str]
+    ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
         """Register a generation of the changed stores, or continue that of a call that was killed.
 
         Returns also its rebuild, and the batches published so far. From then on, runs of the changed pipeline leave the
@@ -153,18 +155,18 @@ class ChangedStores:
             ):
                 log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
                 drop_others(ledger, self.job, lease.row, self.settings, but=[begun.ref])
-                return rebuild, Part(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
+                return rebuild, ComputedStores(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
         info = self._info(ledger, job, ref.generation)
         ledger.generations.register(info, hidden=True, lease=lease.row)
-        return rebuild, Part(job, info), steps
+        return rebuild, ComputedStores(job, info), steps
 
     def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
         """The description of a generation for readers."""
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
 
-    def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: Part) -> _State:
+    def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: ComputedStores) -> _State:
         """The state now. Raises EngineError if another command has replaced it, or removed the changed stores."""
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
@@ -176,13 +178,13 @@ class ChangedStores:
             )
         return state
 
-    def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: Part | None) -> int:
+    def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: ComputedStores | None) -> int:
         """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
         old, batch, changes = state.info, state.published.batch, state.changes
         self._require_written(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:
-            part = Part(part.job, computed)  # its workers may have moved since it was begun
+            part = ComputedStores(part.job, computed)  # its workers may have moved since it was begun
         ref = ledger.generations.new(old.pipeline)
         new = self._info(ledger, self.job, ref.generation)
         ledger.generations.register(new, hidden=True, lease=lease.row)

@@ -35,7 +35,7 @@ _SIDES = (".any", ".0", ".1")
 
 
 @dataclass(frozen=True)
-class Part:
+class ComputedStores:
     """The job of the changed stores, and its generation."""
 
     job: Job
@@ -66,16 +66,19 @@ class _Group:
     """The stores' values without records."""
 
     def value(self, of_inputs: Mapping[int, str]) -> str:
-        """The value of a row from its values in the inputs that have the row."""
+        """Combine a row's values from the inputs that contain the row."""
         if len(self.inputs) == 1 and [column for _, column in self.columns] == [*range(self.inputs[0].stores)]:
             return of_inputs[0]
         decoded = {number: _decode(text) for number, text in of_inputs.items()}
-        values = [
-            bytes(decoded[number][column]) if number in decoded else missing
-            for (number, column), missing in zip(self.columns, self.missing, strict=True)
-        ]
-        times = [int(bytes(time)) for number, row in decoded.items() for time in row[self.inputs[number].stores :]]
-        return f"[{b','.join([*values, *([str(max(times)).encode()] if times else [])]).decode()}]"
+        values: list[bytes] = []
+        for (number, column), missing in zip(self.columns, self.missing, strict=True):
+            values.append(bytes(decoded[number][column]) if number in decoded else missing)
+        times: list[int] = []
+        for number, row in decoded.items():
+            times += [int(bytes(time)) for time in row[self.inputs[number].stores :]]
+        if times:
+            values.append(str(max(times)).encode())
+        return f"[{b','.join(values).decode()}]"
 
 
 _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -85,7 +88,7 @@ class Merge:
     """Fills the shards of a new generation from those of the old one and of the changed stores."""
 
     def __init__(
-        self, job: Job, old: GenerationInfo, part: Part | None, new: GenerationInfo, changes: StoreChanges
+        self, job: Job, old: GenerationInfo, part: ComputedStores | None, new: GenerationInfo, changes: StoreChanges
     ) -> None:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
@@ -103,7 +106,7 @@ class Merge:
 
     def _groups(self) -> Iterator[_Group]:
         sources = {True: _by_name(self.old), False: {} if self.part is None else _by_name(self.part.info)}
-        sizes = {is_kept: Counter(store.group_id for store in of.values()) for is_kept, of in sources.items()}
+        sizes = {is_kept: Counter(s.group_id for s in stores.values()) for is_kept, stores in sources.items()}
         of_group: dict[int, list[StoreInfo]] = defaultdict(list)
         for store in sorted(self.new.stores, key=lambda each: each.store_column):
             of_group[store.group_id].append(store)
@@ -185,13 +188,15 @@ class Merge:
                 for name in _renamed(key, names):
                     times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
         groups = [group for group in self.job.groups if group.window is not None]
-        windows = {column.store in self.kept_stores for group in groups for column in group.store_columns}
-        if self.part is not None and False in windows:
+        stores = {column.store for group in groups for column in group.store_columns}
+        if self.part is not None and not stores <= self.kept_stores:
             # The windows of all groups close together, and the computed ones may be behind the kept ones.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
-            partitions = {topic: len(of_topic) for topic, of_topic in (snapshot.positions if snapshot else {}).items()}
+            positions = snapshot.positions if snapshot else {}
+            partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}
             of_part = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
-            times[CLOSED] = min(of_part, kept.get(CLOSED, BEFORE_ALL)) if True in windows else of_part
+            has_kept_windows = bool(stores & self.kept_stores)
+            times[CLOSED] = min(of_part, kept.get(CLOSED, BEFORE_ALL)) if has_kept_windows else of_part
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
@@ -199,14 +204,15 @@ class Merge:
 
         A group has the name of its first store.
         """
-        info = self.old if is_kept else None if self.part is None else self.part.info
-        if info is None:
+        if is_kept:
+            info = self.old
+        elif self.part is not None:
+            info = self.part.info
+        else:
             return {}
         operators = self.kept_operators if is_kept else {name: name for name in info.operators}
         names: dict[str, set[str]] = defaultdict(set, {before: {now} for before, now in operators.items()})
-        before, now = (
-            {store.group_id: store.name for store in each.stores if not store.store_column} for each in (info, self.new)
-        )
+        before, now = _names_of_groups(info), _names_of_groups(self.new)
         for group in self.groups:
             for source in group.inputs if group.number in self.job.groups_by_number else ():
                 if source.kept == is_kept:
@@ -214,9 +220,16 @@ class Merge:
         return names
 
 
+def _names_of_groups(info: GenerationInfo) -> dict[int, str]:
+    return {store.group_id: store.name for store in info.stores if not store.store_column}
+
+
 def processors_of(job: Job) -> dict[str, str]:
     """The stores of processors that can be queried → the names of their processors."""
-    return {store: operator.name for operator in job.operators for store in operator.stores}
+    processors: dict[str, str] = {}
+    for operator in job.operators:
+        processors |= dict.fromkeys(operator.stores, operator.name)
+    return processors
 
 
 def _merged(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:

@@ -8,6 +8,7 @@ that is no longer read.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import chain
 
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import Refused
@@ -33,7 +34,7 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Progress
     with ExitStack() as stack:
         for info in generations:
             stack.enter_context(Lease(source.leases, info.ref, this_process("")))
-        for worker in (worker for info in generations for worker in info.workers):
+        for worker in chain.from_iterable(info.workers for info in generations):
             if not is_file(worker.location):
                 raise Refused(
                     f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of this host: "

@@ -51,10 +51,11 @@ class PostgresTarget(Target):
     @property
     def created(self) -> dict[str, str]:
         """Column → its PostgreSQL type if Sluice creates the table; empty if unknown."""
-        return {
-            name: self.table.types.get(name) or created_type(kind) or ("text" if name == self.table.key else "")
-            for name, kind in self.wanted.items()
-        }
+        types: dict[str, str] = {}
+        for name, kind in self.wanted.items():
+            default = "text" if name == self.table.key else ""
+            types[name] = self.table.types.get(name) or created_type(kind) or default
+        return types
 
     @property
     def declared(self) -> tuple[PostgresColumn, ...]:
@@ -171,11 +172,9 @@ class PostgresTables:
             self._require_same(batch, written, repeated)
             new = [target for target in self.targets if target.output not in written]
             # Rows go to temporary tables first, which lock nothing: a driver that is paused here does not block others.
-            merges = [
-                merge
-                for number, target in enumerate(new)
-                for merge in self._copy_rows(database, number, target, rows[target.output])
-            ]
+            merges: list[Composed] = []
+            for number, target in enumerate(new):
+                merges += self._copy_rows(database, number, target, rows[target.output])
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)

@@ -73,14 +73,17 @@ class ComputedRows:
     spark = None
 
     def write(self, writer: ShardWriter) -> pa.Table:
-        written = [batch for of_worker in self.row_batches.values() for batch in writer(iter(of_worker))]
+        written: list[pa.RecordBatch] = []
+        for of_worker in self.row_batches.values():
+            written += writer(iter(of_worker))
         return pa.Table.from_batches(written, RESULT)
 
 
 def compute_batch(query: ArrowQuery, records: Sequence[str]) -> ComputedRows:
     """What a batch of piped records gives."""
     decoded = [decode_piped(record) for record in records]
-    streams, tables = ([each for each in decoded if each["topic"] in of] for of in (query.streams, query.tables))
+    streams = [record for record in decoded if record["topic"] in query.streams]
+    tables = [record for record in decoded if record["topic"] in query.tables]
     return ComputedRows(query.run(_batches(streams), _batches(tables)))
 
 

@@ -206,10 +206,10 @@ def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: Spa
 
 def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
     """Log each different error of a batch once. pytest shows the log of a test that fails."""
-    errors = Counter(
-        tuple(headers.get(f"sluice.{name}", "") for name in ("reason", "step", "at", "detail"))
-        for headers in (_headers(letter) for letter in dead_letters)
-    )
+    errors: Counter[tuple[str, ...]] = Counter()
+    for dead_letter in dead_letters:
+        headers = _headers(dead_letter)
+        errors[tuple(headers.get(f"sluice.{name}", "") for name in ("reason", "step", "at", "detail"))] += 1
     for (reason, step, at, detail), count in errors.items():
         where = {"step": step, "at": at} if step else {}
         log.warning("dead letters", count=count, reason=reason, **where, error=detail)

@@ -111,8 +111,9 @@ def ensure_topics(
             for topic, count in wanted.items()
             if topic not in existing
         ]
-        for future in admin.create_topics(missing).values() if missing else ():
-            future.result(TIMEOUT_S)
+        if missing:
+            for future in admin.create_topics(missing).values():
+                future.result(TIMEOUT_S)
 
 
 def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:

@@ -86,8 +86,8 @@ def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
     """Headers with further ones, which replace those of the same name."""
     if headers is None:
         return more
-    lists = [
-        [*(header for header in own or () if header["key"] not in {new["key"] for new in added}), *added]
-        for own, added in zip(headers.to_pylist(), more.to_pylist(), strict=True)
-    ]
+    lists = []
+    for own, added in zip(headers.to_pylist(), more.to_pylist(), strict=True):
+        replaced = {header["key"] for header in added}
+        lists.append([*(header for header in own or () if header["key"] not in replaced), *added])
     return pa.array(lists, HEADERS)

@@ -66,7 +66,7 @@ class Storage:
         """
         published, planned = ledger.snapshots.last_batch(self.ref), ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
-        if written is not None and not is_known and (planned is None or not _is_same(planned, written)):
+        if written is not None and not is_known and (planned is None or not _is_planned(planned, written)):
             name, newest = self.job.pipeline.name, "none" if published is None else published
             raise EngineError(
                 f"Batch {written.number} of {name} has written its output, but the ledger does not have this batch: "
@@ -110,11 +110,16 @@ class Storage:
             raise error
 
 
-def _is_same(planned: PlannedBatch, written: Batch) -> bool:
+def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
     """Whether a batch whose output was written has this plan."""
-    ends = ((topic, number, end) for topic, of_topic in written.ends.items() for number, end in of_topic.items())
-    same_ends = all(planned.ends.get(topic, {}).get(number) == end for topic, number, end in ends)
-    return same_ends and (planned.number, planned.begun) == (written.number, written.begun)
+    if (planned.number, planned.begun) != (written.number, written.begun):
+        return False
+    # The metadata of a written batch lacks the partitions of which it has read nothing.
+    for topic, ends in written.ends.items():
+        planned_ends = planned.ends.get(topic, {})
+        if any(planned_ends.get(number) != end for number, end in ends.items()):
+            return False
+    return True
 
 
 def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:

@@ -54,15 +54,15 @@ class StreamTimes:
     def closed(self, operator: str, topics: Collection[str]) -> int:
         """The stream time that all partitions of the topics have reached, except idle partitions.
 
-        Partitions of several topics with the same number share a stream time.
+        Co-partitioned topics share the stream time of each partition number.
         """
         numbers = range(max(self.partitions[topic] for topic in topics))
-        active = [
-            max(self.of(operator, topic, number) for topic in topics)
-            for number in numbers
-            if not self.is_idle(topics, number)
-        ]
-        return min(active, default=BEFORE_ALL)
+        active = [number for number in numbers if not self.is_idle(topics, number)]
+        return min((self._of_task(operator, topics, number) for number in active), default=BEFORE_ALL)
+
+    def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
+        # A task of Kafka Streams has the partitions with one number of all topics of an operator, and one stream time.
+        return max(self.of(operator, topic, number) for topic in topics)
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
         """Whether no partition with this number of any of the topics had a record during the idle timeout."""

@@ -24,9 +24,8 @@ def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]
 def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
     """The error for damaged shards; `shards` maps a worker to its shard's address and the reason."""
     addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
-    reasons = {worker: reason.removeprefix("The shard is damaged: ") for worker, (_, reason) in shards.items()}
-    sentences = [
-        f"Worker {worker}'s shard is damaged: {reason} Its address is {addresses[worker]}."
-        for worker, reason in reasons.items()
-    ]
+    sentences = []
+    for worker, (_, reason) in shards.items():
+        cause = reason.removeprefix("The shard is damaged: ")
+        sentences.append(f"Worker {worker}'s shard is damaged: {cause} Its address is {addresses[worker]}.")
     return DamagedState(" ".join(sentences), workers=addresses)

@@ -52,9 +52,11 @@ class Auditor:
 
 def _sources(before: Positions, after: Positions, collected: Collected) -> tuple[SourceAudit, ...]:
     counts, last = collected.counts_by_partition, collected.last_records
-    read = [(topic, int(partition)) for topic, partitions in after.items() for partition in partitions]
+    partitions = set(counts)
+    for topic, ends in after.items():
+        partitions |= {(topic, int(partition)) for partition in ends}
     audits = []
-    for topic, partition in sorted({*read, *counts}):
+    for topic, partition in sorted(partitions):
         end = after.get(topic, {}).get(str(partition), 0)
         start = before.get(topic, {}).get(str(partition), 0)
         if end > start or counts.get((topic, partition)):

@@ -97,10 +97,11 @@ class DeltaTarget(Target):
     def created(self) -> dict[str, str]:
         """Column → its Spark SQL type if Sluice creates the table; empty if unknown."""
         key = self.table.key
-        return {
-            name: self.table.types.get(name) or kind or ("STRING" if name == key else "")
-            for name, kind in self.wanted.items()
-        }
+        types: dict[str, str] = {}
+        for name, kind in self.wanted.items():
+            default = "STRING" if name == key else ""
+            types[name] = self.table.types.get(name) or kind or default
+        return types
 
     @property
     def declared(self) -> tuple[DeltaColumn, ...]:
@@ -235,7 +236,8 @@ class DeltaSink:
         values = [row[names.index(bounded)] for row in source]
         bounds = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
         same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), bounds])
-        listed, new = (", ".join(f"{prefix}{backticked(name)}" for name in names) for prefix in ("", "s."))
+        listed = ", ".join(backticked(name) for name in names)
+        new = ", ".join(f"s.{backticked(name)}" for name in names)
         changes = [f"t.{backticked(name)} = s.{backticked(name)}" for name in names[len(identity) :]]
         clauses = []
         if self.target.table.key is not None:
@@ -286,12 +288,12 @@ class DeltaSink:
     def _create(self) -> None:
         declared = self.target.declared
         identity = self.target.identity
-        columns = ", ".join(
-            f"{backticked(name)} {self.target.created[name]}{' NOT NULL' if name in identity else ''}"
-            for name in (column.name for column in declared)
-        )
+        columns = []
+        for column in declared:
+            not_null = " NOT NULL" if column.name in identity else ""
+            columns.append(f"{backticked(column.name)} {self.target.created[column.name]}{not_null}")
         writer = f"TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
-        self.spark.sql(f"CREATE TABLE {self._table} ({columns}) USING delta {writer}")
+        self.spark.sql(f"CREATE TABLE {self._table} ({', '.join(columns)}) USING delta {writer}")
         log.info("table created", table=self.target.output)
 
     def _require_fitting_columns(self) -> tuple[DeltaColumn, ...]:

@@ -121,11 +121,10 @@ class OutputWriter:
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
         """The late records of groups, which are written as they were read, so without encoding."""
         late_sinks = {group.late.topic: group.late for group in self.job.groups if group.late is not None}
-        return [
-            (topic, self._accepted(sink, table, rejected))
-            for topic, sink in late_sinks.items()
-            for table in collected.records(topic)
-        ]
+        records: Records = []
+        for topic, sink in late_sinks.items():
+            records += [(topic, self._accepted(sink, table, rejected)) for table in collected.records(topic)]
+        return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
         topic = self.job.pipeline.dead_letters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -69,9 +69,9 @@ def joined_rows(parts: Iterable[Rows]) -> Rows:
     """The rows of several partitions as one."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
-    return Rows(
-        [row for part in parts for row in part.written], [row for part in parts for row in part.deleted], records
-    )
+    written = chain.from_iterable(part.written for part in parts)
+    deleted = chain.from_iterable(part.deleted for part in parts)
+    return Rows([*written], [*deleted], records)
 
 
 def _key(column: Column, key: str) -> Any:

@@ -109,7 +109,9 @@ class BatchLoop:
         """
         storage, reached = self.query.storage, self.reached
         plan = self.ledger.plans.add(storage.ref, plan, self.lease.epoch)
-        before = {topic: {part: reached[topic][part] for part in parts} for topic, parts in plan.ends.items()}
+        before: dict[str, dict[str, int]] = {}
+        for topic, ends in plan.ends.items():
+            before[topic] = {partition: reached[topic][partition] for partition in ends}
         self._start(plan, before)
         conf, sources = self._conf(), self.query.job.topics_of_sources
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
@@ -211,11 +213,10 @@ def _streams(job: Job, partitions: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _offsets(positions: Positions) -> dict[Part, int]:
-    return {
-        (topic, int(partition)): offset
-        for topic, partitions in positions.items()
-        for partition, offset in partitions.items()
-    }
+    offsets: dict[Part, int] = {}
+    for topic, partitions in positions.items():
+        offsets |= {(topic, int(partition)): offset for partition, offset in partitions.items()}
+    return offsets
 
 
 def _positions(offsets: Offsets) -> dict[str, dict[str, int]]:

@@ -84,22 +84,26 @@ class StoreChanges:
                 if other_workers
                 else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
             )
-        old, new = ({store.name: store for store in info.stores} for info in (before, now))
+        old, new = _stores_by_name(before), _stores_by_name(now)
         again = {processors[name] for name in processors.keys() & old.keys() if _changed(old[name], new[name])}
         operators = {was: name for was, name in _same_operators(before, now) if name not in again}
         ordered = before.operators.keys() | now.operators.keys()
-        stores = frozenset(
+        stores = {
             name
             for name in old.keys() & new.keys()
-            if (name not in ordered or operators.get(name) == name)
-            and not _changed(*(replace(info[name], group_id=0, store_column=0) for info in (old, new)))
-        )
+            if (name not in ordered or operators.get(name) == name) and _is_same_store(old[name], new[name])
+        }
         return cls(
-            stores,
+            frozenset(stores),
             operators,
             frozenset({*_steps(now)} - stores - {*operators.values()}),
             frozenset({*_steps(before)} - stores - operators.keys()),
         )
+
+
+def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
+    """Whether two stores mean the same. Their rows are copied to the new group, so the place in it does not matter."""
+    return not _changed(*(replace(store, group_id=0, store_column=0) for store in (old, new)))
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
@@ -150,7 +154,7 @@ def functions_changed(pipeline: str, functions: list[str]) -> str:
 
 def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
     yield from _changes_of_all(before, now)
-    old, new = ({store.name: store for store in info.stores} for info in (before, now))
+    old, new = _stores_by_name(before), _stores_by_name(now)
     for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
         if name not in new:
             yield f"store {name} was removed"
@@ -194,6 +198,10 @@ def _steps(info: GenerationInfo) -> Iterator[str]:
     """The stores and operators that are steps of the pipeline, so without the stores of processors."""
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
+
+
+def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
+    return {store.name: store for store in info.stores}
 
 
 def _without_number(definition: str) -> str:

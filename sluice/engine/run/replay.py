@@ -36,15 +36,18 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
 
 def divide_evenly(begin: Positions, target: Positions, most: int) -> list[ReplayStep]:
     """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
-    moves = [(topic, number, int(begin.get(topic, {}).get(number, 0)), end)
-             for topic, partitions in target.items() for number, end in partitions.items()]  # fmt: skip
-    count = math.ceil(sum(end - start for _, _, start, end in moves) / most)
+    unread: list[tuple[str, str, int, int]] = []
+    """Topic, partition, first offset and end offset."""
+    for topic, ends in target.items():
+        starts = begin.get(topic, {})
+        unread += [(topic, partition, starts.get(partition, 0), end) for partition, end in ends.items()]
+    count = math.ceil(sum(end - start for _, _, start, end in unread) / most)
     steps = []
     for step in range(1, count + 1):
-        ends: dict[str, dict[str, int]] = {}
-        for topic, number, start, end in moves:
-            ends.setdefault(topic, {})[number] = start + math.ceil((end - start) * step / count)
-        steps.append(ReplayStep(ends))
+        step_ends: dict[str, dict[str, int]] = {}
+        for topic, partition, start, end in unread:
+            step_ends.setdefault(topic, {})[partition] = start + math.ceil((end - start) * step / count)
+        steps.append(ReplayStep(step_ends))
     return steps
 
 
@@ -89,8 +92,8 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
 
 def offsets_between(begin: Positions, ends: Positions) -> int:
     """The number of offsets between two positions."""
-    return sum(
-        max(end - int(begin.get(topic, {}).get(number, 0)), 0)
-        for topic, partitions in ends.items()
-        for number, end in partitions.items()
-    )
+    offsets = 0
+    for topic, partition_ends in ends.items():
+        starts = begin.get(topic, {})
+        offsets += sum(max(end - starts.get(partition, 0), 0) for partition, end in partition_ends.items())
+    return offsets
