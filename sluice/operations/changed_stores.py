@@ -25,7 +25,7 @@ from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
-from sluice.operations.fill_generation import Merge, ComputedStores, processors_of
+from sluice.operations.fill_generation import ComputedStores, Merge, processors_of
 from sluice.operations.interrupted_batch import require_complete
 from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
 from sluice.plan import Job, PlanOf
