@@ -80,6 +80,7 @@ class ChangedStores:
                     return self._promote(ledger, lease, state, None)
                 rebuild, part, steps = self._begin(ledger, lease, state.changes.added)
             ref = part.info.ref
+            # Without the lease: runs go on.
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
@@ -87,6 +88,7 @@ class ChangedStores:
             rebuild.build(ref, steps)  # fewer records: those that runs have read meanwhile
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)
+                # With the lease: runs wait for the last records, so few of them should be left.
                 rebuild.build(ref, rebuild.steps_since(ledger, lease.ref, ref).published)
                 return self._promote(ledger, lease, state, part)
 
@@ -181,6 +183,7 @@ class ChangedStores:
     def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: ComputedStores | None) -> int:
         """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
         old, batch, changes = state.info, state.published.batch, state.changes
+        # A run may have been interrupted while the stores were computed.
         self._require_written(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:
@@ -196,6 +199,7 @@ class ChangedStores:
             ledger.generations.inherit(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
+        # Readers never saw the generation of the changed stores. Its rows are in the new generation now.
         if part is not None:
             ledger.generations.forget(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job, self.settings)

@@ -62,6 +62,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
         try:
             ledger.placements.finish_move(change)
         except Refused:
+            # The sources stay in use, unless a newer move has sealed them for itself.
             if ledger.placements.is_newest(change):
                 for source in left:
                     source.seal(sealed=False)
@@ -111,10 +112,12 @@ def _shards(
         raise
     there = place.shard(info.ref)
     if worker.location == there:
+        # An earlier move was interrupted after it changed the ledger, and may have left the shard sealed.
         return source, None
     try:
         return source, ShardCopy(source, there, progress, settled=-1 if published is None else published)
     except Refused:
+        # A shard in use is at the new place. It is the right one if it has the published state and the old one has not.
         with suppress(StateError, Refused):
             target = open_shard(there, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):

@@ -67,14 +67,18 @@ class Rebuild:
         name, begun = self.job.pipeline.name, time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
+            # An earlier rebuild that was killed has left its generation.
             drop_others(ledger, self.job, lease.row, self.settings)
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
+            # A worker may move meanwhile. The promotion then fails, because the new shards would be at the old place.
             places = ledger.placements.epochs(name)
             self.build(new, history.published)
+            # The state is compared before the unpublished batch, of which no checksums were published.
             self._compare(ledger, old, new, history)
+            # The output of this batch is written already, so the next run must not read its records again.
             self.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
@@ -254,6 +258,7 @@ class Rebuild:
 
         If the ledger was restored from a backup, it is the last batch written since, with the records of all others.
         """
+        # A driver that has not noticed the loss of its lease could write another batch after the markers were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
@@ -291,6 +296,7 @@ class Rebuild:
         assert before is not None
         assert after is not None
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
+        # Changed functions may give other results on purpose, so only the same topology has to give the same state.
         is_same_topology = before.description == after.description and means_the_same(before, after)
         if self.from_topics or not is_same_topology or not sums[0]:
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])
@@ -320,6 +326,7 @@ def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
     if audit is None:
         return {}
     if not history.complete:
+        # States of operators may contain what depends on where batches end.
         return audit.checksums
     return {worker: f"{state_rows}/{audit.states.get(worker, '')}" for worker, state_rows in audit.checksums.items()}
 
@@ -372,6 +379,7 @@ def _ends_by_partition(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[st
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Whether the current generation is the last that a replay has built, so that nothing is left to be promoted."""
     new = ledger.generations.new(current.pipeline)
+    # Numbers are never used twice, so no generation was begun after the current one.
     is_last = new.generation == current.generation + 1
     return is_last and ledger.generations.is_replayed(current.pipeline)
 

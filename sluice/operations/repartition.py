@@ -85,6 +85,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
+        # An earlier call that was killed has left its generation.
         drop_others(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
@@ -169,6 +170,7 @@ class _Division:
     def of_rows(self, page: Sequence[Version]) -> dict[int, list[Version]]:
         divided: dict[int, list[Version]] = defaultdict(list)
         for version in page:
+            # Every worker has all rows of global tables, so the first old worker gives them to all new ones.
             if version.group_id not in self.tables:
                 divided[self._owner(version.key)].append(version)
             elif self.worker == 0:
@@ -185,6 +187,7 @@ class _Division:
         return divided
 
     def _owner(self, key: str) -> int:
+        # A row that is not with its key's owner, such as the buffer of a suppress step, cannot be divided by key.
         if owner(key, len(self.old.workers)) != self.worker:
             raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
         return owner(key, self.workers)

@@ -52,9 +52,11 @@ class RestoringRun:
             try:
                 return run.run()
             except DamagedState as damaged:
+                # A standby is faster than the topics, which have to be read from the beginning.
                 if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:
+                # Not from the topics: the shards behind the server may be intact, and come back with it.
                 if why := promote_standbys(ledger, name, self.settings.run, gone):
                     raise Unreachable(f"{gone.detail} {why}", next_step=gone.next_step) from gone
         return run.run()

@@ -45,6 +45,7 @@ def retain(
     for worker in () if info is None else info.workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
+            # A standby that is behind still needs the versions of its own last batch.
             if worker.standby is not None and worker.standby.batch >= 0:
                 versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
         except StateError as error:
@@ -60,6 +61,7 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
     kept = None
     for index, snapshot in enumerate(snapshots):
         replaced = snapshots[index - 1].published_at if index else None
+        # A snapshot could be read until the next one replaced it, so its age counts from then on.
         if replaced is None or index < keep_snapshots or replaced > deadline:
             kept = snapshot
     return kept

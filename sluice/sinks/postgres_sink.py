@@ -175,6 +175,7 @@ class PostgresTables:
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])
+            # Locks the pipeline's row: a driver with a newer epoch waits, and one with an older epoch ends here.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)

@@ -77,6 +77,7 @@ class Storage:
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
+                    # With a plan, the batches are those of a run that was interrupted before its first snapshot.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
                     shard.begin_run(epoch, -1)
@@ -99,6 +100,7 @@ class Storage:
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
             expected = None if audit is None else audit.published_checksums(worker)
+            # This also fences earlier holders of the lease off from the shard.
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):

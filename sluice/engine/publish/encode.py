@@ -56,6 +56,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         columns["value"] = _encode_column(encode_json, columns["value"], errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_column(sink.encode_key.value, columns["key"], errors, sink)
+    # Kafka Streams has the window in the key. Here the key stays as it is, and headers have the bounds.
     if sink.is_windowed and "window_start" in table.column_names:
         columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
     for name in ("timestamp", "time"):

@@ -25,6 +25,7 @@ def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iter
     for name, failed in counts.items():
         if not name.startswith(FAILED):
             continue
+        # The pipeline's limit is a number of records, or a share of the batch's records.
         if isinstance(limit, int):
             too_many, most = failed > limit, f"{limit:,} records of a batch"
         else:

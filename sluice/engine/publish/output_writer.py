@@ -103,6 +103,7 @@ class OutputWriter:
         if self.destinations.at_least_once is not None:
             sent, records = self.destinations.at_least_once.send(records)
             written |= sent
+        # Also without records, so that the transaction's marker has the batch.
         return written | self.destinations.topics.send(batch, records)
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:

@@ -161,9 +161,12 @@ class Publisher:
         """Write the shards, then the output, then the snapshot in the ledger."""
         assert batch == self._plan.number
         phases = self._begin_phases()
+        # A driver that has lost its lease stops early. Shards, Kafka and the ledger would refuse its writes anyway.
         self.lease.check()
         collected, rows = self._write_shards(state_rows)
         phases.end("state")
+        # Whatever ends the run from here on leaves shards with a batch that the ledger lacks. The next run repeats the
+        # batch with the same plan, which replaces its rows.
         result = self._settle(state_rows, collected, rows)
         self.counts = result.counts
         if result.is_empty and not self._plan.ends:
@@ -174,6 +177,7 @@ class Publisher:
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
+        # A topic that was deleted and created again during the batch has other records at the same offsets.
         self.identity.check_identity()
         phases.end("audit")
         metadata = self._metadata(result)

@@ -169,6 +169,7 @@ class TransactionalOutput:
         with kafka_errors("Starting the output's transactions", self._kafka):
             # Without a connection, the client asks for the transactions' coordinator only after 0.5 s.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
+            # Fences older producers with this transactional id, and aborts their open transaction.
             self._producer.init_transactions(TIMEOUT_S)
             self.markers = read_markers(self._kafka, self._writer)
             self._marker = self.markers.get(self._writer.ref.generation)
@@ -196,10 +197,11 @@ class TransactionalOutput:
         begun = False
         with kafka_errors("Writing the output", self._kafka), self._rejections():
             if batch.number > self.last_batch:
+                # Also for a batch without records, so that the marker says that it was written.
                 begun = self._begin()
             for topic, table in records:
                 if written.get(topic):
-                    continue
+                    continue  # a repeated batch, whose records for this topic are in Kafka
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin()
@@ -279,6 +281,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
             marker = None if generation is None else msgspec.json.decode(value, type=Marker)
             if marker is None or generation is None:
                 continue
+            # The topic is compacted only now and then, so that it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
                 newest[generation] = marker
     except msgspec.DecodeError as error:

@@ -104,6 +104,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A renewal after the release would show the lease as held.
         self._done.set()
         self._renewing.join()
         try:
@@ -114,6 +115,7 @@ class Lease:
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
+        # Only this machine's monotonic clock is used: clocks of two machines differ, and a clock may be set.
         begun = changed = time.monotonic()
         seen = self._current_row()
         first, is_waiting = seen, False
@@ -124,6 +126,7 @@ class Lease:
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
+            # The lease's row has changed since the first look, so its holder is alive.
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
                     raise self._refusal(seen)
@@ -132,6 +135,7 @@ class Lease:
                     log.info("waiting for the end of a run", pipeline=self.ref.pipeline, holder=str(seen))
             if not why:
                 time.sleep(self.patience.beat_s / 4)
+            # Another driver may have taken the lease in between, or the holder may have renewed it.
             before, seen = seen, self._current_row()
             if seen != before:
                 changed = time.monotonic()
@@ -189,6 +193,7 @@ def current_lease(
     while True:
         generation = only or ledger.generations.current_number(pipeline) or 1
         with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience) as lease:
+            # A rebuild may have promoted another generation while this driver waited for the lease.
             current = ledger.generations.current_number(pipeline)
             if current in (None, generation):
                 yield lease
@@ -198,7 +203,6 @@ def current_lease(
                 f"Generation {only} of {pipeline!r} was replaced by generation {current} in a rebuild.",
                 next_step="Run the pipeline again.",
             )
-        # Meanwhile, a rebuild has replaced this lease's generation.
 
 
 def is_gone(row: LeaseRow) -> bool:

@@ -98,6 +98,7 @@ class JobRun:
         limits = self._make_topics(partitions, writer)
         # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
         writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
+        # The session has started while Kafka and the ledger were asked.
         spark = started(self.spark)
         if pipeline.file is not None:
             send_to_executors(spark.sparkContext, pipeline.file)
@@ -112,6 +113,7 @@ class JobRun:
         before = None if newest is None else ledger.generations.get(storage.ref)
         if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
             log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
+            # The others are computed from the topics, in a generation beside this one, and come with its promotion.
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
         require_compatible(before, info, lambda: newest is not None and planned is not None)
