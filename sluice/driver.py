@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     try:
-        span = Span.parse(*(_after(prefix, points) for prefix in (FROM, UNTIL)))
+        span = Span.parse(*(_option_value(prefix, points) for prefix in (FROM, UNTIL)))
         with ThreadPoolExecutor(2) as background:
             with importing():
                 from sluice.engine.session import context, session, start_workers
@@ -164,7 +164,7 @@ def rebuild_changed(
     ChangedStores(spark.result(), job, part_of, configuration, from_topics).run()
 
 
-def _after(prefix: str, options: Iterable[str]) -> str:
+def _option_value(prefix: str, options: Iterable[str]) -> str:
     """The text after a prefix, in the option that has it; empty without one."""
     return next((option.removeprefix(prefix) for option in options if option.startswith(prefix)), "")
 

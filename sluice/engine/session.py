@@ -78,7 +78,7 @@ Starting: TypeAlias = "SparkSession | Future[SparkSession]"
 """A session, or one that is being started. A run uses the time until then to look at Kafka and the ledger."""
 
 
-def started(spark: Starting) -> SparkSession:
+def wait_for_session(spark: Starting) -> SparkSession:
     """The session, after waiting for its start."""
     return spark.result() if isinstance(spark, Future) else spark
 

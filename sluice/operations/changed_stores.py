@@ -19,7 +19,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
 from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
-from sluice.engine.run.compatibility import StoreChanges, is_compatible, means_the_same
+from sluice.engine.run.compatibility import StoreChanges, computes_same_state, is_compatible
 from sluice.engine.run.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep
@@ -27,7 +27,7 @@ from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
 from sluice.operations.fill_generation import ComputedStores, Merge, processors_of
 from sluice.operations.interrupted_batch import require_complete
-from sluice.operations.rebuild import Rebuild, drop_others, remove_forgotten
+from sluice.operations.rebuild import Rebuild, drop_other_generations, remove_forgotten
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
@@ -76,7 +76,7 @@ class ChangedStores:
                 self._require_movable(state)
                 self._require_written(ledger, state)
                 if not state.changes.added:
-                    drop_others(ledger, self.job, lease.row, self.settings)
+                    drop_other_generations(ledger, self.job, lease.row, self.settings)
                     return self._promote(ledger, lease, state, None)
                 rebuild, part, steps = self._begin(ledger, lease, state.changes.added)
             ref = part.info.ref
@@ -153,10 +153,10 @@ class ChangedStores:
             if (
                 generation > lease.ref.generation
                 and begun
-                and means_the_same(begun, self._info(ledger, job, generation))
+                and computes_same_state(begun, self._info(ledger, job, generation))
             ):
                 log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
-                drop_others(ledger, self.job, lease.row, self.settings, but=[begun.ref])
+                drop_other_generations(ledger, self.job, lease.row, self.settings, but=[begun.ref])
                 return rebuild, ComputedStores(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
         ref, steps = rebuild.begin_beside(ledger, lease)
         info = self._info(ledger, job, ref.generation)

@@ -105,7 +105,7 @@ class Merge:
         self.groups = [*self._groups()]
 
     def _groups(self) -> Iterator[_Group]:
-        sources = {True: _by_name(self.old), False: {} if self.part is None else _by_name(self.part.info)}
+        sources = {True: _stores_by_name(self.old), False: {} if self.part is None else _stores_by_name(self.part.info)}
         sizes = {is_kept: Counter(s.group_id for s in stores.values()) for is_kept, stores in sources.items()}
         of_group: dict[int, list[StoreInfo]] = defaultdict(list)
         for store in sorted(self.new.stores, key=lambda each: each.store_column):
@@ -155,7 +155,7 @@ class Merge:
                     part = stack.enter_context(worker_shard(worker.number, location))
                     part.verify_rows(sys.maxsize)
                 for group in self.groups:
-                    for rows in in_pages(_merged(group, old, part, batch)):
+                    for rows in in_pages(_merge_rows(group, old, part, batch)):
                         target.add(rows)
                 for states in in_pages(self._states(old, part, batch)):
                     target.add_states(states)
@@ -167,14 +167,14 @@ class Merge:
         numbers = {number_of(self.old.operators[before]): now[name] for before, name in self.kept_operators.items()}
         for state in newest_states(old):
             if (number := numbers.get(state.operator)) is not None:
-                yield _renumbered(state, number, state.batch)
+                yield _renumber(state, number, state.batch)
         if part is None or self.part is None:
             return
         kept = {*self.kept_operators.values()}
         computed = {number_of(text): now[name] for name, text in self.part.info.operators.items() if name not in kept}
         for state in newest_states(part):
             if (number := computed.get(state.operator)) is not None:
-                yield _renumbered(state, number, batch)
+                yield _renumber(state, number, batch)
 
     def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
         """The stream times from which the next batch continues."""
@@ -185,7 +185,7 @@ class Merge:
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
-                for name in _renamed(key, names):
+                for name in _new_names(key, names):
                     times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
         groups = [group for group in self.job.groups if group.window is not None]
         stores = {column.store for group in groups for column in group.store_columns}
@@ -232,7 +232,7 @@ def processors_of(job: Job) -> dict[str, str]:
     return processors
 
 
-def _merged(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
+def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
     """The rows of a group in the new generation, sorted, from those of its inputs."""
     shards = [old if source.kept else part for source in group.inputs]
     sources = [
@@ -252,16 +252,16 @@ def _place(row: tuple[int, Version]) -> tuple[str, int]:
     return row[1].key, row[1].window_start
 
 
-def _renumbered(state: StateVersion, operator: int, batch: int) -> StateVersion:
+def _renumber(state: StateVersion, operator: int, batch: int) -> StateVersion:
     digest = state_digest(operator, bool(state.shared), state.key, state.due, state.wall, state.state)
     return msgspec.structs.replace(state, operator=operator, batch=batch, digest=digest)
 
 
-def _by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
+def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
 
 
-def _renamed(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
+def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
     """The names of a stream time in the new generation; none if its operator is gone."""
     name, _, rest = key.partition("/")
     if name == CLOSED and rest:

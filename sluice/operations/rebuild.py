@@ -21,7 +21,7 @@ from sluice.engine.publish.transaction import Writer, fence, read_markers
 from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
 from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.engine.run.batch_loop import divide_records
-from sluice.engine.run.compatibility import means_the_same
+from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.engine.run.job_run import JobRun
 from sluice.engine.run.replay import ReplayStep, replay_steps
@@ -68,7 +68,7 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             # An earlier rebuild that was killed has left its generation.
-            drop_others(ledger, self.job, lease.row, self.settings)
+            drop_other_generations(ledger, self.job, lease.row, self.settings)
             sources, now = self._sources(ledger, old)
             history = self._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
@@ -115,7 +115,7 @@ class Rebuild:
         sources, now = self._sources(ledger, old, span.begin)
         history = self._history(ledger, old, sources, now, span.until)
         _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
-        drop_others(ledger, self.job, lease.row, self.settings)
+        drop_other_generations(ledger, self.job, lease.row, self.settings)
         new = ledger.generations.new(old.pipeline, self._newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
         return new, history.published
@@ -130,7 +130,7 @@ class Rebuild:
         Raises InputError if the topics have lost records that the generation has not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
-        return self._history(ledger, old, sources, now, built=_read(ledger, new))
+        return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
 
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
@@ -142,7 +142,7 @@ class Rebuild:
             if is_promoted(ledger, lease.ref):
                 log.info("generation promoted already", pipeline=lease.ref.pipeline, generation=lease.ref.generation)
                 return lease.ref.generation
-            old, new = lease.ref, built_beside(ledger, lease.ref)
+            old, new = lease.ref, replayed_generation(ledger, lease.ref)
             places = ledger.placements.epochs(old.pipeline)
             history = self.steps_since(ledger, old, new)
             self.build(new, history.published)
@@ -174,12 +174,12 @@ class Rebuild:
         Topics that the old generation did not read are read from their beginning. Raises InputError if the topics have
         lost records that the new generation would read, unless `from_topics`.
         """
-        sources, read = self._recorded(ledger, old), _read(ledger, old)
+        sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
         if self.from_topics:
             sources = list(still_there(sources, now))
         else:
-            sources += still_there([], _added(ledger, old, now))
+            sources += still_there([], _new_topics(ledger, old, now))
         if begin is not None:
             sources = [
                 msgspec.structs.replace(source, first=min(source.first, position(read, source, source.first)))
@@ -197,10 +197,10 @@ class Rebuild:
 
         Raises InputError if the topics have lost records that the generation has not read yet.
         """
-        sources, reached = self._recorded(ledger, new), _read(ledger, new)
+        sources, reached = self._sources_read(ledger, new), _positions_read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
         same = _same_topics(ledger, old, now)
-        read = {topic: ends for topic, ends in _read(ledger, old).items() if topic in same}
+        read = {topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same}
         unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
         require_all(old, unread, now, read)
         self._require_last_records(ledger, old, now)
@@ -211,7 +211,7 @@ class Rebuild:
         identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
         identity.require_last_records(now)
 
-    def _recorded(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
+    def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
         """Where a generation began to read the topics that the job still reads."""
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
@@ -224,7 +224,7 @@ class Rebuild:
         Topics that the old generation did not read are read up to their ends; after the new generation was built, only
         as far as it has read, `built`.
         """
-        new_topics = _added(ledger, old, now)
+        new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
@@ -297,7 +297,7 @@ class Rebuild:
         assert after is not None
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
         # Changed functions may give other results on purpose, so only the same topology has to give the same state.
-        is_same_topology = before.description == after.description and means_the_same(before, after)
+        is_same_topology = before.description == after.description and computes_same_state(before, after)
         if self.from_topics or not is_same_topology or not sums[0]:
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])
         elif sums[0] == sums[1]:
@@ -353,7 +353,7 @@ def _require_records(history: History, sources: Iterable[SourcePartition], span:
         )
 
 
-def _read(ledger: Ledger, ref: GenerationRef) -> Positions:
+def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
     """The offsets up to which a generation has read and published."""
     batch = ledger.snapshots.last_batch(ref)
     snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
@@ -366,9 +366,9 @@ def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
-def _added(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
     """The topics that a generation does not read, because they were added to the pipeline later."""
-    earlier = {source.topic for source in ledger.sources.get(old)} | _read(ledger, old).keys()
+    earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(ledger, old).keys()
     return {name: topic for name, topic in now.items() if name not in earlier}
 
 
@@ -384,7 +384,7 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     return is_last and ledger.generations.is_replayed(current.pipeline)
 
 
-def built_beside(ledger: Ledger, current: GenerationRef) -> GenerationRef:
+def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
     """The generation that a replay has built beside the current one. Raises EngineError before a replay."""
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
@@ -405,13 +405,13 @@ def drop_built(job: Job, settings: Settings) -> int:
     with Ledger.open(settings.ledger) as ledger, current_lease(ledger, name, holder) as lease:
         last = ledger.generations.new(name).generation - 1
         is_dropped = last > max([lease.ref.generation, *ledger.generations.numbers(name)])
-        dropped = last if is_dropped else built_beside(ledger, lease.ref).generation
-        drop_others(ledger, job, lease.row, settings)
+        dropped = last if is_dropped else replayed_generation(ledger, lease.ref).generation
+        drop_other_generations(ledger, job, lease.row, settings)
     log.info("generation dropped already" if is_dropped else "generation dropped", pipeline=name, generation=dropped)
     return dropped
 
 
-def drop_others(
+def drop_other_generations(
     ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[GenerationRef] = ()
 ) -> None:
     """Remove all generations of a pipeline except that of the `lease` and some others, even unfinished ones.

@@ -24,7 +24,7 @@ from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
 from sluice.operations.interrupted_batch import require_complete
-from sluice.operations.rebuild import drop_others
+from sluice.operations.rebuild import drop_other_generations
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -42,7 +42,7 @@ _Divide = Callable[[list[Versions]], dict[int, list[Versions]]]
 
 
 @dataclass(frozen=True)
-class Repartitioned:
+class RepartitionResult:
     """The current generation, and the number of rows and states that its shards have."""
 
     generation: int
@@ -51,7 +51,7 @@ class Repartitioned:
     """None if the pipeline already had this number of workers, so that nothing was moved."""
 
 
-def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> Repartitioned:
+def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> RepartitionResult:
     """Spread a pipeline's state over the workers that it now has. Returns the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated. Raises EngineError
@@ -68,7 +68,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         batch = published.batch
         if len(old.workers) == job.pipeline.workers:
-            return Repartitioned(old.generation, len(old.workers), None)
+            return RepartitionResult(old.generation, len(old.workers), None)
         ref = ledger.generations.new(name)
         storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
         workers = tuple(
@@ -86,7 +86,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
         # An earlier call that was killed has left its generation.
-        drop_others(ledger, job, lease.row, settings)
+        drop_other_generations(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as own:
             with _errors(name, settings):
@@ -99,7 +99,7 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
         seconds=round(time.monotonic() - begun, 1),
     )  # fmt: skip
-    return Repartitioned(ref.generation, len(workers), rows)
+    return RepartitionResult(ref.generation, len(workers), rows)
 
 
 @contextmanager

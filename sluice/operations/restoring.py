@@ -17,7 +17,7 @@ import structlog
 from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.job_run import JobRun
 from sluice.engine.run.standby_upkeep import promote_standbys
-from sluice.engine.session import Starting, started
+from sluice.engine.session import Starting, wait_for_session
 from sluice.errors import DamagedState, Unreachable
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import Job, PlanOf
@@ -65,7 +65,8 @@ class RestoringRun:
         name, begun = self.job.pipeline.name, time.monotonic()
         log.warning("state damaged, restoring it from the topics", pipeline=name, why=why.detail)
         try:
-            generation = Rebuild(started(self.spark), self.job, self.settings, only=damaged, why=why.detail).run()
+            spark = wait_for_session(self.spark)
+            generation = Rebuild(spark, self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
                 f"{why.detail} The state cannot be restored from the topics. {lost.detail}", next_step=lost.next_step

@@ -14,7 +14,7 @@ _ALL = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Retained:
+class RetentionResult:
     """The number of snapshots and row versions deleted; `failed` maps workers to errors."""
 
     pipeline: str
@@ -25,7 +25,7 @@ class Retained:
 
 def retain(
     ledger: Ledger, pipeline: str, keep_snapshots: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
-) -> Retained:
+) -> RetentionResult:
     """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
     The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots are removed
@@ -36,7 +36,7 @@ def retain(
     snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
     oldest = _oldest_kept(snapshots, max(keep_snapshots, 1), deadline)
     if oldest is None:
-        return Retained(pipeline, 0, 0, {})
+        return RetentionResult(pipeline, 0, 0, {})
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
@@ -50,7 +50,7 @@ def retain(
                 versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
         except StateError as error:
             failed[worker.number] = error.detail
-    return Retained(pipeline, forgotten, versions, failed)
+    return RetentionResult(pipeline, forgotten, versions, failed)
 
 
 def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:

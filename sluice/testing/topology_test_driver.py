@@ -96,7 +96,7 @@ class TopologyTestDriver:
         self._waiting: list[str] = []
         self._time = 0
         self._read: dict[str, int] = {}
-        self._run = _run(job, self._settings, partitions or {}, spark)
+        self._run = _make_run(job, self._settings, partitions or {}, spark)
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +192,7 @@ class TopologyTestDriver:
         return dict(self._run.counts)
 
 
-def _run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
+def _make_run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
     """A run in this process, or on Spark if a test asks for it or a step needs it."""
     if spark is None:
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, escaped_headers, shortened
+from sluice.engine.batch.dead_letters import DEAD_LETTER, escape_headers, shorten_dead_letters
 from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.topics import Headers, headers_of, text_headers
@@ -70,10 +70,10 @@ def test_a_list_of_dead_letters_shows_the_first_bytes_of_their_headers(headers: 
 def test_a_dead_letter_fits_its_topic_whatever_part_of_its_record_is_large(
     key: bytes | None, value: bytes | None, own: list[tuple[str, bytes | None]], left_out: str | None
 ) -> None:
-    headers = [*escaped_headers([{"key": name, "value": text} for name, text in own]), header("sluice.reason", "x")]
+    headers = [*escape_headers([{"key": name, "value": text} for name, text in own]), header("sluice.reason", "x")]
     rows = [{"key": b"k", "value": b"v", "headers": headers[-1:]}, {"key": key, "value": value, "headers": headers}]
     table = pa.concat_tables(pa.Table.from_pylist([row], DEAD_LETTER) for row in rows)  # of several chunks
-    small, letter = shortened(table, 1_000).to_pylist()
+    small, letter = shorten_dead_letters(table, 1_000).to_pylist()
     assert small == rows[0]
     texts = {each["key"]: (each["value"] or b"").decode() for each in letter["headers"]}
     assert (texts["sluice.reason"], texts.get("sluice.left_out")) == ("x", left_out)

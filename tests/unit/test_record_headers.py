@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluice.engine.batch.record_headers import concatenated, with_headers, with_more
+from sluice.engine.batch.record_headers import concatenate_records, with_headers, with_more
 
 
 def texts(*records: list[tuple[str, bytes | None]] | None) -> pa.Array:
@@ -49,7 +49,7 @@ def test_without_headers_there_is_no_column(given: pa.Array | None) -> None:
 
 
 def test_records_with_and_without_headers_come_together() -> None:
-    together = concatenated([table(1), with_headers(table(1), texts([("a", b"1")])), table(1)])
+    together = concatenate_records([table(1), with_headers(table(1), texts([("a", b"1")])), table(1)])
     assert pairs(together) == [[], [("a", b"1")], []]
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
-from sluice.engine.batch.record_headers import RAW, concatenated, headers_of_records, with_headers
+from sluice.engine.batch.record_headers import RAW, concatenate_records, headers_of_records, with_headers
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
@@ -61,12 +61,12 @@ class PartitionResults:
     _last: tuple[int, int] | None = None
     """Record and outcome of the last row; the next rows may belong to the same record."""
 
-    def count(self, outcome: RecordOutcome) -> None:
+    def count_records(self, outcome: RecordOutcome) -> None:
         """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
         kinds = [outcome.applied, outcome.late, *outcome.dropped.values(), outcome.rejected, outcome.skipped]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
         if outcome.records is None:
-            self._add(best)
+            self._count_outcomes(best)
             return
         # A step such as flat_map turns a record into several rows, which follow each other and may be in two batches.
         first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
@@ -75,10 +75,10 @@ class PartitionResults:
             of_records[0] = min(of_records[0], self._last[1])
         elif self._last is not None:
             self.counts[_OUTCOMES[self._last[1]]] += 1
-        self._add(of_records[:-1])
+        self._count_outcomes(of_records[:-1])
         self._last = int(outcome.records[-1]), int(of_records[-1])
 
-    def places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
+    def row_places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
         """The columns that identify rows appended to a table: their record, and their number among its rows."""
         offsets = rows.column("_offset").to_numpy()
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
@@ -92,12 +92,12 @@ class PartitionResults:
         places = [pa.repeat(topic, len(offsets)), rows.column("_partition"), rows.column("_offset"), pa.array(numbers)]
         return dict(zip(POSITION, places, strict=True))
 
-    def _add(self, outcomes: npt.NDArray[np.int64]) -> None:
+    def _count_outcomes(self, outcomes: npt.NDArray[np.int64]) -> None:
         for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
             if number or _OUTCOMES[kind] in ("applied", "filtered"):
                 self.counts[_OUTCOMES[kind]] += number
 
-    def end(self) -> None:
+    def count_last_record(self) -> None:
         if self._last is not None:
             self.counts[_OUTCOMES[self._last[1]]] += 1
             self._last = None
@@ -131,7 +131,7 @@ class TaskResults:
     def end(self, sinks: RecordSinks) -> None:
         """Add the side outputs."""
         for part, results in self.parts.items():
-            sinks.add(part, results, self.before.now)
+            sinks.add_side_outputs(part, results, self.before.now)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class RecordSinks:
             side_outputs, job.stream_sinks, topics, passes, job.failures_before_operators, job.pipeline.dead_letters
         )
 
-    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
+    def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
         """The partitions of a batch's records, each with the mask of its records; None means all records.
 
         A task reads one partition from Kafka, but all partitions from a test driver.
@@ -171,18 +171,18 @@ class RecordSinks:
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
-            passed = truth(batch.column(sink.passed))
+            passed = boolean_mask(batch.column(sink.passed))
             applied |= passed
             if passed.any():
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
-                records = pa.table(columns | (results.places(sink, chosen, self.topics) if sink.appends else {}))
+                records = pa.table(columns | (results.row_places(sink, chosen, self.topics) if sink.appends else {}))
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)
         for name in self.passes:
-            applied |= truth(batch.column(name))
+            applied |= boolean_mask(batch.column(name))
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
         return RecordOutcome(records, applied, *self._reject_failures(batch, records, results))
 
@@ -194,7 +194,7 @@ class RecordSinks:
         dead_letters: dict[int, RejectedRecord] = {}
         for failure in self.failing:
             step, error = failure.step, batch.column(failure.column)
-            failed = truth(error.is_valid())
+            failed = boolean_mask(error.is_valid())
             if not failed.any():
                 continue
             rows = np.flatnonzero(failed)
@@ -224,13 +224,13 @@ class RecordSinks:
                 results.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def add(self, part: Partition, results: PartitionResults, now: int) -> None:
+    def add_side_outputs(self, part: Partition, results: PartitionResults, now: int) -> None:
         """Add one partition's side outputs."""
         topic, partition = part
         name = part_name("part", topic, partition)
-        results.end()
+        results.count_last_record()
         for output, tables in results.outputs.items():
-            results.counts.update(self.side_outputs.add_records(output, name, concatenated(tables)))
+            results.counts.update(self.side_outputs.add_records(output, name, concatenate_records(tables)))
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
         self.side_outputs.add_stats(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
 
@@ -275,7 +275,7 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
     )
 
 
-def truth(booleans: pa.Array) -> Mask:
+def boolean_mask(booleans: pa.Array) -> Mask:
     """Convert a Boolean column to a NumPy array, with nulls as false."""
     filled: Any = pc.fill_null(booleans, False)
     return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

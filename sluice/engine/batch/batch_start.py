@@ -72,9 +72,9 @@ def this_batch() -> BatchStart:
     assert context is not None
     if file := context.getLocalProperty(_FILE):
         return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
-    return _decoded(context.getLocalProperty(_START) or "")
+    return _decode_start(context.getLocalProperty(_START) or "")
 
 
 @lru_cache(2)
-def _decoded(text: str) -> BatchStart:
+def _decode_start(text: str) -> BatchStart:
     return msgspec.json.decode(decompress(b64decode(text)), type=BatchStart)

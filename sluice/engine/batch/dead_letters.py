@@ -69,7 +69,7 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
             of_sluice.append(header("sluice.at", rejection.at))
         of_sluice += [header(f"sluice.{name}", str(place[name])) for name in ("topic", "partition", "offset")]
         of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
-        headers.append([*escaped_headers(headers_of(own)), *of_sluice])
+        headers.append([*escape_headers(headers_of(own)), *of_sluice])
     columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
     typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
     return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
@@ -122,7 +122,7 @@ def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: Head
     rows = []
     for dead_letter in dead_letters:
         own = () if dead_letter.place is None else headers_of_records.get(dead_letter.place, ())
-        headers = [*escaped_headers(own), *dead_letter.headers]
+        headers = [*escape_headers(own), *dead_letter.headers]
         rows.append({"key": dead_letter.key, "value": dead_letter.value, "headers": headers})
     return pa.Table.from_pylist(rows, DEAD_LETTER)
 
@@ -161,7 +161,7 @@ class RejectedOutput:
         self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
 
 
-def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
+def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     """Leave out the value of each dead letter that exceeds the topic's limit, and if need be its headers and its key.
 
     A header says what was left out. Sluice's own headers, which are short, stay.
@@ -185,7 +185,7 @@ def shortened(dead_letters: pa.Table, limit: int) -> pa.Table:
     return pa.Table.from_pylist(rows, dead_letters.schema)
 
 
-def escaped_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
+def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """A record's own headers as its dead letter has them."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 

@@ -77,7 +77,7 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     return records.append_column("headers", lists.cast(HEADERS))
 
 
-def concatenated(tables: list[pa.Table]) -> pa.Table:
+def concatenate_records(tables: list[pa.Table]) -> pa.Table:
     """The records of several tables, of which some may have no column `headers`."""
     return pa.concat_tables(tables, promote_options="default")
 

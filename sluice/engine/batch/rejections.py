@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import REJECTED, in_order
+from sluice.engine.batch.row_schemas import REJECTED, sorted_indices
 from sluice.errors import EngineError, error_text
 from sluice.values.sql_text import struct_json
 
@@ -82,7 +82,7 @@ RejectedRow = Mapping[str, Any]
 def rejected_rows(spooled: pa.Table) -> list[RejectedRow]:
     """The sorted rejected rows that tasks have spooled."""
     rows = spooled.filter(pc.equal(spooled.column("group_id"), REJECTED))
-    return rows.take(pa.array(in_order(rows))).to_pylist() if rows.num_rows else []
+    return rows.take(pa.array(sorted_indices(rows))).to_pylist() if rows.num_rows else []
 
 
 def rejection_sql(node: int, error: str, value: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import SCHEMA
-from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, packed
+from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, pack_table
 from sluice.sql.arrow_types import arrow_type
 
 ROW_BATCH = {"worker": "INT", "rows": "BINARY", "side_output": "STRING"}
@@ -56,11 +56,11 @@ class RowBatchWriter:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = table.drop_columns(["worker"])
         if self.to_all:
-            row_batches = dict.fromkeys(range(self.workers), packed(rows))
+            row_batches = dict.fromkeys(range(self.workers), pack_table(rows))
         else:
             owners = self._owners(table)
             row_batches = {
-                worker: packed(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
+                worker: pack_table(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
             }
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 

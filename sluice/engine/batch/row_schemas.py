@@ -122,7 +122,7 @@ def offset_of(origin: int) -> int:
     return origin & ((1 << OFFSET_BITS) - 1)
 
 
-def in_order(table: pa.Table, first: Sequence[str] = ()) -> npt.NDArray[np.intp]:
+def sorted_indices(table: pa.Table, first: Sequence[str] = ()) -> npt.NDArray[np.intp]:
     """The indices that sort the rows by position, or by columns `first` and then by position.
 
     Rows with the same position keep their order.

@@ -90,13 +90,13 @@ class SideOutputs:
                 self.add_records(other, f"{part}+{topic}", table)
             return written.counts
         for page, rows in enumerate(_pages(records)):
-            self._add(Label(part, topic, page), packed(rows))
+            self._add(Label(part, topic, page), pack_table(rows))
         return {}
 
     def add_changes(self, worker: int, rows: pa.Table) -> None:
         """Add the rows that the driver needs from the task that has written a worker's shard."""
         for page, of_page in enumerate(_pages(rows)):
-            self._add(Label(f"{_CHANGES}{worker:05}", page=page), packed(of_page))
+            self._add(Label(f"{_CHANGES}{worker:05}", page=page), pack_table(of_page))
 
     def take(self) -> list[SideOutput]:
         """What this chain has collected, and what earlier chains of the same task of Spark have left for it."""
@@ -177,11 +177,11 @@ class Collected:
 
     def records(self, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, in tables, sorted by part."""
-        return map(_unpacked, self._records.get(topic, ()))
+        return map(_unpack_table, self._records.get(topic, ()))
 
     def changes(self) -> Iterator[pa.Table]:
         """The rows that `add_changes` has added, sorted by worker."""
-        return map(_unpacked, self._changes)
+        return map(_unpack_table, self._changes)
 
 
 _CHANGES = "worker-"
@@ -210,7 +210,7 @@ def _pages(table: pa.Table) -> Iterator[pa.Table]:
         yield table.slice(begin, most)
 
 
-def packed(table: pa.Table) -> bytes:
+def pack_table(table: pa.Table) -> bytes:
     """The table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
@@ -219,7 +219,7 @@ def packed(table: pa.Table) -> bytes:
     return data
 
 
-def _unpacked(data: bytes) -> pa.Table:
+def _unpack_table(data: bytes) -> pa.Table:
     return pa.ipc.open_stream(pa.BufferReader(data)).read_all()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, truth
+from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.operators.lateness import WindowLateness
@@ -95,12 +95,12 @@ class Windowing:
         results: PartitionResults,
         outcome: RecordOutcome,
     ) -> pa.RecordBatch:
-        passed = truth(batch.column(group.passed))
-        keyed = passed & truth(batch.column(group.key).is_valid())
+        passed = boolean_mask(batch.column(group.passed))
+        keyed = passed & boolean_mask(batch.column(group.key).is_valid())
         outcome.dropped["null_key"] |= passed & ~keyed
         _count(results, "null_key", group, int((passed & ~keyed).sum()))
         if group.window is None:
-            valued = keyed & ~truth(batch.column(group.null)) if group.null else keyed
+            valued = keyed & ~boolean_mask(batch.column(group.null)) if group.null else keyed
             outcome.dropped["null_value"] |= keyed & ~valued
             _count(results, "null_value", group, int((keyed & ~valued).sum()))
             outcome.applied |= valued

@@ -9,14 +9,14 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import RejectedOutput, StepDeadLetter, shortened, with_record_headers
+from sluice.engine.batch.dead_letters import RejectedOutput, StepDeadLetter, shorten_dead_letters, with_record_headers
 from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
-from sluice.engine.batch.record_headers import HeadersAt, concatenated, with_headers
-from sluice.engine.batch.row_schemas import in_order
+from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, with_headers
+from sluice.engine.batch.row_schemas import sorted_indices
 from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.encode import accepted_records, encode_records
-from sluice.engine.publish.table_rows import joined_rows, table_rows, with_positions
+from sluice.engine.publish.table_rows import join_rows, table_rows, with_positions
 from sluice.plan import Job, Sink
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
@@ -130,7 +130,7 @@ class OutputWriter:
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
-        return [(topic, shortened(table, limit)) for table in dead_letters if table.num_rows]
+        return [(topic, shorten_dead_letters(table, limit)) for table in dead_letters if table.num_rows]
 
     def _table_rows(self, results: SinkRecords, rejected: RejectedOutput) -> dict[str, dict[str, Rows]]:
         """Destination → output → the rows for a table there, also if there are none."""
@@ -141,7 +141,7 @@ class OutputWriter:
                 columns = self.destinations.tables[destination].columns[sink.topic]
                 tables = [table for of_sink, table in results if of_sink is sink]
                 rows_of_tables = [table_rows(sink, columns, table, rejected) for table in tables]
-                rows[destination][sink.topic] = joined_rows(rows_of_tables)
+                rows[destination][sink.topic] = join_rows(rows_of_tables)
         return rows
 
 
@@ -154,8 +154,8 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
     tables = [*records]
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
         return tables
-    together = concatenated(tables)
-    return [together.take(pa.array(in_order(together))) if "sequence" in together.column_names else together]
+    together = concatenate_records(tables)
+    return [together.take(pa.array(sorted_indices(together))) if "sequence" in together.column_names else together]
 
 
 def _operator_records(job: Job, rows: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
@@ -163,5 +163,5 @@ def _operator_records(job: Job, rows: pa.Table) -> Iterator[tuple[Sink, pa.Table
     for sink in job.operator_sinks:
         of_sink = rows.filter(pc.equal(rows.column("group_id"), sink.number))
         if of_sink.num_rows:
-            of_sink = of_sink.take(pa.array(in_order(of_sink)))
+            of_sink = of_sink.take(pa.array(sorted_indices(of_sink)))
             yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))

@@ -39,7 +39,7 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
     key_column = columns[0]
     others = columns[len(sink.table.identity_columns(is_windowed=sink.is_windowed)) :]
     keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
-    for number, (key, value, place) in enumerate(zip(keys, values, _places(sink, table), strict=True)):
+    for number, (key, value, place) in enumerate(zip(keys, values, _row_places(sink, table), strict=True)):
         try:
             if sink.table.key is None:
                 identity: Row = place
@@ -61,11 +61,11 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
         except (ValueError, OverflowError) as error:
             errors[number] = str(error)
     if errors:
-        table = _without(sink, table, errors, rejected)
+        table = _reject_errors(sink, table, errors, rejected)
     return Rows(written, deleted, table)
 
 
-def joined_rows(parts: Iterable[Rows]) -> Rows:
+def join_rows(parts: Iterable[Rows]) -> Rows:
     """The rows of several partitions as one."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
@@ -87,7 +87,7 @@ def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
 
 
-def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """The position of each record, the bounds of its window, or nothing."""
     names: Sequence[str] = [*POSITION] if sink.appends else [*WINDOW] if sink.is_windowed else []
     if not names:
@@ -100,7 +100,7 @@ def _places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
             yield tuple(int(texts[name]) for name in names)
 
 
-def _without(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:
+def _reject_errors(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:
     """Reject the records that do not fit, and return the others. With `on_error="fail"`, raise EngineError instead."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))

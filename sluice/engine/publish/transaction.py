@@ -96,7 +96,7 @@ class Marker(msgspec.Struct, frozen=True):
     checksums: dict[str, str] = {}
     """Topic → the checksum of the batch's records, except for their headers, which may contain times and places."""
 
-    def written(self, topic: str) -> Written:
+    def written_to(self, topic: str) -> Written:
         """What the batch has written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
@@ -195,16 +195,16 @@ class TransactionalOutput:
             self._require_same(marker, records)
         counts = dict(written)
         begun = False
-        with kafka_errors("Writing the output", self._kafka), self._rejections():
+        with kafka_errors("Writing the output", self._kafka), self._rejections_raised():
             if batch.number > self.last_batch:
                 # Also for a batch without records, so that the marker says that it was written.
-                begun = self._begin()
+                begun = self._begin_transaction()
             for topic, table in records:
                 if written.get(topic):
                     continue  # a repeated batch, whose records for this topic are in Kafka
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 if batch.number >= self.last_batch and table.num_rows:
-                    begun = begun or self._begin()
+                    begun = begun or self._begin_transaction()
                     checksums[topic] += _produce(self._producer, topic, table)
             if begun:
                 before = {} if marker is None else marker.checksums
@@ -223,12 +223,14 @@ class TransactionalOutput:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
         now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
-        differences = [marker.written(topic).difference(topic, now[topic]) for topic in now if topic in marker.outputs]
+        # A topic that was added to the pipeline since is not in the marker: its records are written now.
+        before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
+        differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
         if differences := [*filter(None, differences)]:
             raise BatchDiffers.of(self._writer.ref.pipeline, marker.batch.number, differences)
 
     @contextlib.contextmanager
-    def _rejections(self) -> Iterator[None]:
+    def _rejections_raised(self) -> Iterator[None]:
         """Raise the broker's error if the client accepts no more records because the broker has rejected one."""
         try:
             yield
@@ -245,7 +247,7 @@ class TransactionalOutput:
         before = [generation for generation in self.markers if generation < self._writer.ref.generation]
         return self.markers[max(before)].with_earlier.ends if before else {}
 
-    def _begin(self) -> bool:
+    def _begin_transaction(self) -> bool:
         self._producer.begin_transaction()
         return True
 

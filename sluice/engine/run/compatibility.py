@@ -85,7 +85,7 @@ class StoreChanges:
                 else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
-        again = {processors[name] for name in processors.keys() & old.keys() if _changed(old[name], new[name])}
+        again = {processors[name] for name in processors.keys() & old.keys() if _store_change(old[name], new[name])}
         operators = {was: name for was, name in _same_operators(before, now) if name not in again}
         ordered = before.operators.keys() | now.operators.keys()
         stores = {
@@ -103,7 +103,7 @@ class StoreChanges:
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
     """Whether two stores mean the same. Their rows are copied to the new group, so the place in it does not matter."""
-    return not _changed(*(replace(store, group_id=0, store_column=0) for store in (old, new)))
+    return not _store_change(*(replace(store, group_id=0, store_column=0) for store in (old, new)))
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
@@ -139,12 +139,12 @@ def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
     return not [*_changes(before, now)]
 
 
-def means_the_same(before: GenerationInfo, now: GenerationInfo) -> bool:
+def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
     """Whether both compute the same state from the same records."""
     return is_compatible(before, now) and not changed_functions(before, now)
 
 
-def functions_changed(pipeline: str, functions: list[str]) -> str:
+def changed_functions_warning(pipeline: str, functions: list[str]) -> str:
     """The warning that the code of functions has changed."""
     return (
         f"The code of {', '.join(functions)} has changed. The state computed by the old code is kept; to rebuild it "
@@ -155,12 +155,12 @@ def functions_changed(pipeline: str, functions: list[str]) -> str:
 def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
     yield from _changes_of_all(before, now)
     old, new = _stores_by_name(before), _stores_by_name(now)
-    for name in sorted((old.keys() | new.keys()).difference(_coming_and_going(old, new))):
+    for name in sorted((old.keys() | new.keys()).difference(_gained_or_lost_stores(old, new))):
         if name not in new:
             yield f"store {name} was removed"
         elif name not in old:
             yield f"store {name} is new and would lack earlier records"
-        elif changed := _changed(old[name], new[name]):
+        elif changed := _store_change(old[name], new[name]):
             yield f"store {name}: {changed}"
     for name in sorted(before.operators.keys() | now.operators.keys()):
         if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
@@ -208,13 +208,13 @@ def _without_number(definition: str) -> str:
     return definition.partition(" > ")[2]
 
 
-def _coming_and_going(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
+def _gained_or_lost_stores(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
     """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
     for stores, others in ((old, new), (new, old)):
         yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
 
 
-def _changed(old: StoreInfo, new: StoreInfo) -> str:
+def _store_change(old: StoreInfo, new: StoreInfo) -> str:
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
         if was != is_now and name == "made":

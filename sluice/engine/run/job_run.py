@@ -22,14 +22,19 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.source_identity import SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop
-from sluice.engine.run.compatibility import changed_functions, functions_changed, require_compatible, stores_to_come
+from sluice.engine.run.compatibility import (
+    changed_functions,
+    changed_functions_warning,
+    require_compatible,
+    stores_to_come,
+)
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.linger import Linger, News
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
-from sluice.engine.session import Starting, compile_for, started
+from sluice.engine.session import Starting, compile_for, wait_for_session
 from sluice.errors import LeaseError, SettingsError, StateError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
@@ -99,7 +104,7 @@ class JobRun:
         # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
         writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
         # The session has started while Kafka and the ledger were asked.
-        spark = started(self.spark)
+        spark = wait_for_session(self.spark)
         if pipeline.file is not None:
             send_to_executors(spark.sparkContext, pipeline.file)
         direct: AtLeastOnce | None = None
@@ -174,7 +179,7 @@ class JobRun:
     def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
         if before is not None and (changed := changed_functions(before, info)):
             log.warning("functions changed", pipeline=info.pipeline, functions=changed)
-            ledger.notes.add(info.ref, self.settings.run, functions_changed(info.pipeline, changed))
+            ledger.notes.add(info.ref, self.settings.run, changed_functions_warning(info.pipeline, changed))
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:

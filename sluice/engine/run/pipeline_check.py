@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.compatibility import changed_functions, functions_changed, require_compatible
+from sluice.engine.run.compatibility import changed_functions, changed_functions_warning, require_compatible
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import session
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -88,4 +88,4 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     before, now = ledger.generations.get(storage.ref), query.info
     require_compatible(before, now, lambda: ledger.plans.unpublished(storage.ref) is not None)
     changed = changed_functions(before, now)
-    return functions_changed(name, changed) if changed else ""
+    return changed_functions_warning(name, changed) if changed else ""

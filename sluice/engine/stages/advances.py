@@ -15,16 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import (
     LAST,
     SORT_KEY,
     STREAM_TIME,
-    in_order,
     partition_of,
     rows,
+    sorted_indices,
 )
-from sluice.engine.batch.side_outputs import packed
+from sluice.engine.batch.side_outputs import pack_table
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
     Mask,
@@ -71,7 +71,7 @@ class Advances:
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
             table = _advancing_rows(in_position_order(added), is_stream_join=operator.is_stream_join)
-            advances = pa.repeat(pa.scalar(packed(table), pa.binary()), workers)
+            advances = pa.repeat(pa.scalar(pack_table(table), pa.binary()), workers)
             columns = {"target": operator.number, "side": STREAM_TIME, "sequence": LAST, "origin": 0}
             yield rows(workers, columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())})
 
@@ -112,7 +112,7 @@ class ReportAdvances:
 
     @staticmethod
     def _add_rows(advances: Advances, rows: pa.Table, operator: PlannedOperator, edge: Edge) -> None:
-        has_key, has_value, is_old = (truth(rows.column(name)) for name in ("has_key", "has_value", "old"))
+        has_key, has_value, is_old = (boolean_mask(rows.column(name)) for name in ("has_key", "has_value", "old"))
         # A table's change advances stream time once. Its old value directly precedes the new one and has the same time.
         # A deleted row has only the old value.
         complete = ~_is_replaced(rows, is_old)
@@ -144,19 +144,19 @@ def _is_replaced(rows: pa.Table, is_old: Mask) -> Mask:
     for name in ("sequence", "origin", "foreign"):
         first, second = this.column(name), following.column(name)
         both_null = pc.and_(pc.is_null(first), pc.is_null(second))
-        is_same &= truth(pc.fill_null(pc.equal(first, second), both_null))
+        is_same &= boolean_mask(pc.fill_null(pc.equal(first, second), both_null))
     return np.concatenate((is_same, [False]))
 
 
 def in_position_order(table: pa.Table) -> pa.Table:
     """The rows sorted by their positions."""
-    return table.take(pa.array(in_order(table))).combine_chunks()
+    return table.take(pa.array(sorted_indices(table))).combine_chunks()
 
 
 def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
     """The rows that advance a stream time of their partition within this task."""
     times, numbers = table.column("time").to_numpy(), partition_numbers(table)
-    sides, complete = table.column("side").to_numpy(), truth(table.column("complete"))
+    sides, complete = table.column("side").to_numpy(), boolean_mask(table.column("complete"))
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import SCHEMA
 from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
@@ -52,7 +52,7 @@ class ForeignKeyMoves:
             held.append(pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA))
             table = pa.Table.from_batches(held)
             indices = {join: self._indices(table, join) for join in self.joins}
-            olds = truth(table.column("old"))
+            olds = boolean_mask(table.column("old"))
             if not any(len(of_join) and olds[of_join[-1]] for of_join in indices.values()):
                 yield from self._marked(table, indices)
                 held = []
@@ -64,7 +64,7 @@ class ForeignKeyMoves:
     def _indices(table: pa.Table, join: int) -> Indices:
         """The indices of the rows of a join's left table."""
         is_input = pc.and_(pc.equal(table.column("target"), join), pc.equal(table.column("side"), LEFT))
-        return np.flatnonzero(truth(pc.and_(is_input, pc.invert(table.column("emitted")))))
+        return np.flatnonzero(boolean_mask(pc.and_(is_input, pc.invert(table.column("emitted")))))
 
     @staticmethod
     def _marked(table: pa.Table, indices: dict[int, Indices]) -> Iterator[pa.RecordBatch]:
@@ -79,15 +79,17 @@ class ForeignKeyMoves:
 def _moved(rows: pa.Table) -> Mask:
     """Whether each row of a foreign-key join's left table is MOVED."""
     old, keyed, valued = (
-        truth(rows.column("old")), truth(rows.column("key").is_valid()), truth(rows.column("value").is_valid()),
-    )  # fmt: skip
+        boolean_mask(rows.column("old")),
+        boolean_mask(rows.column("key").is_valid()),
+        boolean_mask(rows.column("value").is_valid()),
+    )
     before, after = rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)
     same = np.ones(len(after), bool)
     for name in ("sequence", "origin", "foreign"):
-        same &= truth(pc.fill_null(pc.equal(before.column(name), after.column(name)), False))
+        same &= boolean_mask(pc.fill_null(pc.equal(before.column(name), after.column(name)), False))
     replaces = np.concatenate(([False], same & old[:-1] & valued[:-1] & ~old[1:]))
     replaced = np.concatenate((replaces[1:], [False]))
-    same_key = truth(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
+    same_key = boolean_mask(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))

@@ -21,8 +21,8 @@ from sluice.engine.batch.accounting import (
     RecordSinks,
     StreamTimeReader,
     TaskResults,
+    boolean_mask,
     columns_of_records,
-    truth,
 )
 from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.record_headers import headers_of_records
@@ -105,20 +105,20 @@ class Ingest:
         )
 
     def _rows(self, batch: pa.RecordBatch, task: _TaskResults) -> Iterator[pa.RecordBatch]:
-        parts = list(self.sinks.parts(batch))
+        parts = list(self.sinks.partitions_of(batch))
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
             records = batch if mask is None else batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add(group, windowed)
-            results.count(outcome)
+            results.count_records(outcome)
         if not self.operators:
             return
         positions = self._positions(batch)
         for operator in self.operators:
             for side in operator.edges_from_records:
-                indices = np.flatnonzero(truth(batch.column(side.column)))
+                indices = np.flatnonzero(boolean_mask(batch.column(side.column)))
                 if len(indices):
                     yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
 
@@ -175,10 +175,10 @@ class Ingest:
     @staticmethod
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
         """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
-        advancing = truth(batch.column(side.column))
+        advancing = boolean_mask(batch.column(side.column))
         for is_needed, column in ((side.requires_key, side.key_column), (side.requires_value, side.value_column)):
             if is_needed:
-                advancing = advancing & truth(batch.column(column).is_valid())
+                advancing = advancing & boolean_mask(batch.column(column).is_valid())
         return advancing
 
     @staticmethod

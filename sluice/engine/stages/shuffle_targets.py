@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_schemas import REJECTED, ROW, SCHEMA
 from sluice.engine.stages.job_stages import Stages, kinds_by_name
@@ -63,7 +63,7 @@ class ShuffleTarget:
 
     def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
         """The rows for the target, or None if no result goes there."""
-        passed = pa.array(np.flatnonzero(truth(columns[self.passed])))
+        passed = pa.array(np.flatnonzero(boolean_mask(columns[self.passed])))
         count = len(passed)
         if not count:
             return None
@@ -134,7 +134,7 @@ class ShuffleTargets:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            emitted = truth(batch.column("emitted"))
+            emitted = boolean_mask(batch.column("emitted"))
             if not emitted.any():
                 yield batch
                 continue

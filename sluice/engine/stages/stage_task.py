@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Position, in_order
+from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Position, sorted_indices
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
@@ -142,7 +142,7 @@ class StageRun:
             runs = (operators[number], *self.listeners.get(number, ()))
             releasing[number] = [run for run in runs if run.releases is not None]
         can_group_by_key = not self.listeners and not any(releasing.values())
-        ordered = rows.take(pa.array(in_order(rows, _GROUPED_BY_KEY if can_group_by_key else ())))
+        ordered = rows.take(pa.array(sorted_indices(rows, _GROUPED_BY_KEY if can_group_by_key else ())))
         self._load_states(ordered)
         changes = self._changes_within_groups(ordered)
         old_rows: dict[int, Row] = {}

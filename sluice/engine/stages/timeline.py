@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.accounting import truth
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, StreamTimes, Times, advance, advance_joint
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
@@ -70,7 +70,7 @@ class Timeline:
         self._times, self._numbers = self._table.column("time").to_numpy(), partition_numbers(self._table)
         self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
         self._paths = self._table.column("path")
-        sides, complete = self._table.column("side").to_numpy(), truth(self._table.column("complete"))
+        sides, complete = self._table.column("side").to_numpy(), boolean_mask(self._table.column("complete"))
         closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
         """The closed time before the batch. It never decreases, even if an idle partition has records again."""
@@ -168,7 +168,7 @@ class Timeline:
     def headers(self) -> Mapping[Position, str]:
         """The headers of the records whose rows advance stream time, by their positions."""
         headers = self._table.column("headers")
-        with_headers = np.flatnonzero(truth(headers.is_valid()))
+        with_headers = np.flatnonzero(boolean_mask(headers.is_valid()))
         return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
 
     def stream_times(self, table: pa.Table) -> dict[str, Times]:

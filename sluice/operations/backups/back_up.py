@@ -15,7 +15,7 @@ from pathlib import Path
 from sluice.errors import DamagedState, SettingsError, StateError
 from sluice.operations.backups import manifest
 from sluice.operations.backups.manifest import BackedUp, Manifest, file_errors
-from sluice.operations.backups.shard_files import fill_from, with_batches
+from sluice.operations.backups.shard_files import fill_copy, published_generations
 from sluice.state.database import close_file
 from sluice.state.ledger.copy_ledger import copy_ledger
 from sluice.state.ledger.ledger import Ledger
@@ -42,7 +42,7 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
-    if not with_batches(ledger):
+    if not published_generations(ledger):
         raise StateError(
             "The ledger has no snapshot, so there is nothing to back up.",
             next_step="Check SLUICE_LEDGER and SLUICE_HOME. If the ledger is lost, restore an earlier backup.",
@@ -50,8 +50,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
     folder, made_at = folder.absolute(), datetime.now(UTC)
     with file_errors("Writing the backup"):
         make_folder(folder)
-        with Ledger.open(manifest.ledger(folder)) as copy, _pinned(ledger, copy) as shards:
-            generations = with_batches(copy)
+        with Ledger.open(manifest.ledger(folder)) as copy, _pin_shards(ledger, copy) as shards:
+            generations = published_generations(copy)
             for info, worker, batch, shard in shards:
                 address = location(manifest.shards(folder), info.ref, worker.number)
                 with ShardCopy(shard, address, progress, until=batch) as new:
@@ -67,7 +67,7 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
 
 
 @contextmanager
-def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
+def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
     """Copy the ledger, and pin the shards when they have the copied snapshots and at most one batch more.
 
     Shards at state servers cannot be pinned.
@@ -77,7 +77,7 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
             copy_ledger(ledger, copy)
             sources: list[Source] = []
             try:
-                for info, batch in with_batches(copy):
+                for info, batch in published_generations(copy):
                     for worker in info.workers:
                         shard = stack.enter_context(open_shard(worker.location))
                         if isinstance(shard, LocalShard):
@@ -98,7 +98,7 @@ def _pinned(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
 
 def _fill(worker: WorkerInfo, new: ShardCopy, copy: Ledger) -> None:
     try:
-        fill_from(worker, new, copy)
+        fill_copy(worker, new, copy)
     except DamagedState as error:
         error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {worker.pipeline}."
         raise

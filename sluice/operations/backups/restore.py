@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from sluice.operations.backups import manifest
 from sluice.operations.backups.manifest import Manifest, file_errors
-from sluice.operations.backups.shard_files import fill_from, with_batches
+from sluice.operations.backups.shard_files import fill_copy, published_generations
 from sluice.operations.new_installation import NewInstallation
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -45,11 +45,11 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         if installation.finish_interrupted(next_step=_EMPTY_PLACES):
             return backup
         source.placements.clear()
-        for info, batch in with_batches(source):
+        for info, batch in published_generations(source):
             for worker in info.workers:
                 old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
                 copy = stack.enter_context(ShardCopy(old, installation.place(worker), progress, until=batch))
-                fill_from(worker, copy, source)
+                fill_copy(worker, copy, source)
                 installation.add(copy)
         installation.finish()
     return backup

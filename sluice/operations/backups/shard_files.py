@@ -9,13 +9,13 @@ from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.remote.copying import ShardCopy
 
 
-def with_batches(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
+def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
     """The generations that have published a batch, with their newest batch."""
     kept = ledger.snapshots.kept_batches()
     return [(info, kept[info.ref].newest) for info in ledger.generations.of_all_pipelines() if info.ref in kept]
 
 
-def fill_from(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
+def fill_copy(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
     """Copy a worker's shard, and compare the published checksums. Raises DamagedState if it is not as published."""
     audit = ledger.audits.newest(worker.ref)
     published = None if audit is None else audit.published_checksums(worker.number)
