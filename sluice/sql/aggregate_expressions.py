@@ -17,7 +17,7 @@ from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fie
 
 @dataclass(frozen=True)
 class SplitAggregate:
-    """An aggregate expression split up: `text` is an expression over `a0`, `a1`, ..., the results of `functions`."""
+    """An aggregate expression as functions, and `text`, an expression over their results `a0`, `a1`, ..."""
 
     text: str
     functions: tuple[AggregateFunction, ...]
@@ -55,7 +55,7 @@ _FUNCTIONS: dict[type[exp.Expr], str] = {
     exp.CovarSamp: "covar_samp", exp.Quantile: "percentile", exp.ApproxQuantile: "approx_percentile",
 }  # fmt: skip
 _NAMED_FUNCTIONS = {"std": "stddev_samp", "mean": "avg", "every": "bool_and", "some": "bool_or", "top": "top"}
-"""Functions that sqlglot does not know, or knows by no other name."""
+"""Functions that sqlglot parses as unknown functions."""
 
 
 def _function(call: Call) -> AggregateFunction | None:
@@ -98,7 +98,7 @@ def _function(call: Call) -> AggregateFunction | None:
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages of percentiles, and whether they are an array; empty if they are not constants from 0 to 1."""
+    """The percentages in the text, and whether it is an array. No percentages if any is not a constant from 0 to 1."""
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
     numbers = [node.name for node in (tree.expressions if is_array else [tree]) if isinstance(node, exp.Literal)]
@@ -139,7 +139,7 @@ _INSTEAD = {
     **dict.fromkeys(("approx_count_distinct", "hll_sketch_agg", "hll_union_agg"), "Use approx_count_distinct(x)."),
     **dict.fromkeys(("regr_slope", "regr_intercept", "regr_r2"), "Compute it with corr, covar_samp, var_samp and avg."),
 }
-"""Name of a function in other forms than Sluice has, or of one that it does not have → what to use instead."""
+"""Name of a function that Sluice does not have, or not in all its forms → what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
 _SUM_DIGITS, _AVG_DIGITS = 10, 4

@@ -1,4 +1,4 @@
-"""Casts on Arrow, with Spark's results and errors."""
+"""Casts of arrays, with Spark's results and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def cast(value: Value, of: str, to: str, count: int) -> Result:
-    """CAST of a value of a type to another one."""
+    """The CAST of a value from one type to another."""
     if of == to:
         return Result(value)
     values = array_of(value, count)
@@ -73,7 +73,7 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
 
 
 def _times_from_seconds(seconds: pa.Array) -> pa.Array:
-    """Times from seconds since 1970. Like Java, it makes the first or the last time of seconds beyond these times."""
+    """Times from seconds since 1970. As in Spark, seconds outside the possible times give the first or last time."""
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
     limited = pc.max_element_wise(pc.min_element_wise(seconds, most, skip_nulls=False), -most, skip_nulls=False)
@@ -214,13 +214,14 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
-    """A quotient, which Spark rounds to 39 decimals first. Raises ArithmeticError if it has too many digits."""
+    """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
+    # Spark rounds a quotient to 39 decimals before it rounds it to the scale of the type.
     return decimal_in(_EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""More digits than two decimals and 39 places need, so that rounding again does not matter."""
+"""Enough digits for a quotient of two decimals with 39 decimal places, so that it is rounded only once."""
 
 
 def decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
@@ -301,7 +302,7 @@ _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
 
 def java_double(text: str) -> float:
-    """The double that Spark reads from a text. Raises ValueError for any other text."""
+    """The double that Spark reads from a text. Raises ValueError if the text is no number."""
     short = text.strip("".join(map(chr, range(0x21))))
     if _JAVA_DOUBLE.fullmatch(short):
         return float(short.rstrip("fFdD"))
@@ -373,7 +374,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
 
 
 def _days(text: str) -> int:
-    """The days from 1970-01-01 to a date. Raises ValueError for any other text."""
+    """The days from 1970-01-01 to the date in a text. Raises ValueError if the text is no date."""
     match = _DATE.fullmatch(text.strip(_BLANK))
     if match is None:
         raise ValueError

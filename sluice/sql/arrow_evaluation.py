@@ -1,7 +1,7 @@
 """Evaluates typed expressions on Arrow, with the same results and errors as Spark SQL.
 
-Each rule of `sql.rules` that Arrow can compute has its function here. Conditions and choices decide which of their
-arguments Spark would compute for a row, since an argument that is not computed does not fail.
+Each rule of `sql.rules` that Arrow can compute has its function here. IF, AND and the like also decide in which rows
+Spark would compute an argument: an argument that is not computed does not fail.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Evaluation:
         return Result(result.values, any_of(self._failed_arguments(expression, arguments), result.failed))
 
     def _failed_arguments(self, expression: TypedExpression, arguments: list[Result]) -> Mask | None:
-        """The rows in which an argument fails that Spark computes."""
+        """The rows in which an argument fails, and Spark would compute it."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))
@@ -226,7 +226,7 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
-    """The results of a Python function, which gives an error of a record as a part of its result."""
+    """The results of a Python function. The result for a record has the error if the function raised one."""
     function = evaluation.functions[expression.node.name]
     columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in evaluation.arguments(expression)]
     results = [function(*arguments) for arguments in zip(*columns, strict=True)]

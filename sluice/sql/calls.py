@@ -88,7 +88,7 @@ def aggregate_calls(text: str) -> tuple[Call, ...]:
 
 
 def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
-    """The text with some parts, in order, replaced."""
+    """The text with new texts in place of some parts, which are given in order."""
     out, end = [], 0
     for part, by in parts:
         out += [text[end : part.start], by]
@@ -114,7 +114,7 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
-    """The tokens, and the position of the bracket that closes the one at a position."""
+    """The tokens, and for the position of each opening bracket the position of its closing bracket."""
     tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []

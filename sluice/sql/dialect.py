@@ -1,4 +1,4 @@
-"""The SQL of the author's expressions, for sqlglot."""
+"""The dialect in which sqlglot parses the author's expressions: text to tree and tokens, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SparkSQL(Spark):
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
 
     class Parser(Spark.Parser):  # type: ignore[valid-type, misc]
-        """Keeps the formats of times as they are written; sqlglot would translate them, and lose differences."""
+        """Leaves the formats of times as the author wrote them. sqlglot would translate them, and lose differences."""
 
         FUNCTIONS = {name: of for name, of in Spark.Parser.FUNCTIONS.items() if name.lower() not in UNTRANSLATED}  # noqa: RUF012
 
@@ -39,5 +39,5 @@ def tokens_of(text: str) -> list[Token]:
 
 
 def text_of(tree: exp.Expr) -> str:
-    """A text for a parsed expression, for messages and types: its result may differ from that of the author's text."""
+    """A text for a parsed expression, for messages and types. Its result may differ from that of the author's text."""
     return tree.sql(dialect=SparkSQL)

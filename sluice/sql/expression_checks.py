@@ -1,7 +1,7 @@
 """Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-Rejects only certain mistakes, because some types are unknown here, such as the types of functions' results. `sluice
-check` lets Spark analyze the expressions.
+Only what is certainly a mistake is rejected, because some types are unknown here, such as those of many functions.
+`sluice check` lets Spark analyze the expressions.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
 
 
 def _require_backticks(text: str, types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if a constant or a function without parentheses stands where a field has the same name."""
+    """Raise TopologyError if a name without backticks is a field and also a constant or function of SQL."""
     tokens = tokens_of(text)
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
@@ -154,7 +154,7 @@ def _require_repeatable(node: exp.Func, where: str) -> None:
 
 
 def _require_of_record(node: exp.Func, where: str) -> None:
-    """Raise TopologyError for functions over a window of rows, and for a count of nothing."""
+    """Raise TopologyError for functions over other rows, such as rank, and for count without an argument."""
     name = function_name(node)
     if name in _OF_ROWS:
         raise TopologyError(
@@ -166,7 +166,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
 
 
 def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
-    """Whether Spark converts a text to a time, as far as that is known."""
+    """Whether Spark converts a text to a time, as far as the types are known."""
     parent = node.parent
     match parent:
         case exp.Cast() | exp.TryCast():

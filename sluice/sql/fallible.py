@@ -21,7 +21,7 @@ _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
 
 def with_utf8_checks(text: str, types: Types) -> str:
-    """The expression, so that text made of bytes that are not UTF-8 is an error, or null if it uses TRY_CAST."""
+    """The expression with a check in each cast of bytes to text: not UTF-8 is an error, or null in a TRY_CAST."""
     insertions = []
     for cast, argument in casts_to_text(text):
         if _may_be_bytes(argument.tree(), types):

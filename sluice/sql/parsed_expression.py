@@ -29,7 +29,7 @@ expression. Python allows 1,000 calls, of which Airflow and the author's code al
 
 @dataclass(frozen=True)
 class ParsedExpression:
-    """A parsed Spark SQL expression. `names` are the columns it reads, each with its start and end in the text."""
+    """A Spark SQL expression. `names` are the columns that it reads, each with its start and end in the text."""
 
     text: str
     names: tuple[tuple[str, int, int], ...]
@@ -49,7 +49,7 @@ class ParsedExpression:
     def on_results(self, results: Mapping[str, str]) -> str:
         """The same expression with every name of an intermediate result replaced by `results[name]`.
 
-        Such a name is not the author's, so the fields that it would name are numbered, as Spark does.
+        Such a name is not the author's. Fields that would be named after it are numbered instead, as Spark does.
         """
         return self._replaced(results, lambda _, naming: naming.number)
 
@@ -66,7 +66,7 @@ class ParsedExpression:
 
 @dataclass(frozen=True)
 class Naming:
-    """A place in an expression where Spark takes the name of a field of the result from a column's name."""
+    """A column in an expression, after whose name Spark names a field of the result, as in `struct(amount)`."""
 
     number: str
     """The field's name if an expression without a name is in its place: `col1` in a struct, `0` in arrays_zip."""
@@ -154,7 +154,7 @@ def _brackets(text: str) -> int:
 
 
 def _with_a_quoted_keyword(text: str) -> Iterator[str]:
-    """The texts with a keyword in backticks that are expressions."""
+    """The text with backticks around one of its keywords, for each keyword with which it becomes an expression."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
@@ -176,9 +176,9 @@ def reference(name: str) -> str:
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Advice to write backticks around the fields that the text names without them although they need them.
+    """Advice to write backticks around fields that need them, if the text names some without.
 
-    `known` are the fields with their types, which tell the fields of nested objects.
+    `known` are the fields with their types, from which the fields of nested objects follow.
     """
     quoted_names = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
     bare = [name for name in quoted_names if _in_backticks(text, [name]) != text]
@@ -203,7 +203,7 @@ def _is_expression(text: str) -> bool:
 
 
 def names_within(types: Mapping[str, str]) -> Iterator[str]:
-    """The names of fields, and of the fields of objects and lists of objects in them."""
+    """The names of the fields, and of the fields of objects inside them, also in lists."""
     for name, kind in types.items():
         yield name
         yield from names_within(struct_fields(element_type(kind) or kind))
@@ -233,7 +233,7 @@ def _reason_to_refuse(tree: exp.Expr) -> str:
 
 
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, Naming]]:
-    """The starts of columns from whose names Spark takes the names of a result's fields."""
+    """The start of each column after whose name Spark names a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         for number, part in enumerate(node.expressions):
             value = part.expression if isinstance(part, exp.PropertyEQ) else part

@@ -1,9 +1,9 @@
-"""The table of rules: for each operator and function of Spark SQL, its type, whether it can fail, and on what.
+"""The table of rules: for each operator and function of Spark SQL, the type of its result, and whether it can fail.
 
-A rule says which type the result has for arguments of certain types, to which types Spark converts the arguments,
-whether a record's values can make the function fail, and the reason that its dead letter then has.
-`sql.arrow_evaluation` has the function that computes it on Arrow. What is not in the table, or not for the given types,
-only Spark computes.
+For arguments of certain types, a rule gives the type of the result, the types to which Spark converts the arguments,
+whether a record's values can make the function fail, and the reason in the dead letter of such a record.
+`sql.arrow_evaluation` has the function that computes it on Arrow. Functions that are not in the table, or not for the
+given types, are computed by Spark.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Order: TypeAlias = Literal["until null", "backwards", "all"]
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule for a function. `reason` starts the error of a record for which it fails; empty if it never does."""
+    """The rule for a function. The error of a record for which it fails starts with `reason`."""
 
     resolve: Resolve
     reason: str = ""
@@ -89,12 +89,12 @@ _NO_ARGUMENTS = exp.DataType | exp.Var | exp.Identifier
 
 
 def rule_of(node: exp.Expr) -> Rule:
-    """The rule for a node. A function without one may fail, and has an unknown type."""
+    """The rule for a node. A function that has no rule may fail, and its type is unknown."""
     return RULES.get(rule_key(node)) or (_UNKNOWN if isinstance(node, exp.Func) else _UNKNOWN_PART)
 
 
 def reason_of(node: exp.Expr) -> str:
-    """The start of the error of a record for which a node fails; empty if it never fails."""
+    """How the error of a record for which a node fails starts; empty if the node never fails."""
     is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
     return "" if is_tried else rule_of(node).reason
 
@@ -114,7 +114,7 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function of these arguments. `of_any`: it cannot fail, whatever Spark converts to these arguments."""
+    """A function with these types. With `of_any`, it cannot fail even if Spark must convert the arguments to them."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
@@ -124,7 +124,7 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
 
 def _exactly(result: str, *allowed: Kinds) -> Resolve:
-    """A function of arguments of exactly these types; of others, only Spark knows whether it fails."""
+    """A function of arguments of exactly these types. For other types, only Spark knows whether it fails."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature(result, kinds if kinds in allowed else None, fails=kinds not in allowed)
@@ -208,7 +208,7 @@ def _comparison_type(kinds: set[str]) -> str:
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A value out of several, all converted to their common type."""
+    """One of several values, as their common type."""
     kind = "" if "" in kinds else common_type(kinds)
     return Signature(kind, (kind,) * len(kinds) if kind not in ("", VOID) else None, fails=not kind)
 
@@ -280,7 +280,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """The kind of numbers with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for no numbers."""
+    """The numbers with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty if one is no number."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -320,14 +320,14 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The remainder with the sign of the divisor; of whole numbers, as others may round."""
+    """The remainder with the sign of the divisor, of whole numbers only: others may round."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     fails = not (is_integer(kind) and _is_not_zero(arguments_of(node)[-1]))
     return Signature(kind if is_integer(kind) else "", (kind, kind) if is_integer(kind) else None, fails)
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """An operation on the bits of whole numbers. Spark and sqlglot have other precedences, so chains are not known."""
+    """An operation on the bits of whole numbers. Not in a chain, which Spark and sqlglot group in different ways."""
     kind = common_type(kinds)
     is_chain = any(isinstance(part, exp.Binary) for part in arguments_of(node))
     is_known = is_integer(kind) and not is_chain
@@ -364,12 +364,12 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Whether each number of a type has a negative."""
+    """Whether the negative of each number of a type is also of that type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
 def _null_on_failure(resolve: Resolve) -> Resolve:
-    """The rule of a function that is null where another one fails."""
+    """The rule of a `try_` function, which is null where the function without `try_` fails."""
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
@@ -381,7 +381,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding to a number of decimals; doubles depend on how Java writes them."""
+    """Rounding to a number of decimal places. Only Spark rounds doubles, by the digits with which Java writes them."""
     places, kind = node.args.get("decimals"), kinds[0]
     number = None
     if places is None:
@@ -504,7 +504,7 @@ def _size(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """`x[y]`: fails for an index that a list does not have, and is null for a key that a map does not have."""
+    """`x[y]`: fails if a list has no such index, and is null if a map has no such key."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds
@@ -559,7 +559,7 @@ def key_problem(kind: str) -> str:
 
 
 def _parts_of(kind: str) -> list[str]:
-    """The types in a type; a map whose keys are not texts has no known one."""
+    """The types of the parts of an object, list or map; an empty type for a map whose keys are not texts."""
     parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
     if of_values := map_value_type(kind):
         parts = [of_values if map_key_type(kind) == "STRING" else ""]
@@ -570,7 +570,7 @@ _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE",
 
 
 def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The value of JSON that Sluice has written, of exactly this type. Only Spark reads that of others."""
+    """The value of JSON that Sluice has written. Only Spark reads the JSON of other programs."""
     kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
     is_known = kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
     return Signature(kind if is_known else "", kinds if is_known else None, fails=not is_known)
@@ -607,7 +607,7 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
-    """A function of a text, and of constants of these types, which are not null."""
+    """A function of a text, whose other arguments are constants of these types and not null."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         others = arguments_of(node)[1:]
@@ -648,7 +648,7 @@ def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A regular expression of which Arrow's library and Java's have the same opinion."""
+    """A match with a regular expression that means the same to Arrow's library and to Java."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     is_known = signature.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
     if not is_known or not is_common_pattern(node.expression.name):
@@ -672,7 +672,7 @@ _COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\
 def is_common_pattern(pattern: str) -> bool:
     """Whether a regular expression has only parts that mean the same for Java and for Arrow.
 
-    `$` is one of them after a change: for Java, it also stands before a line's end.
+    `$` counts as such a part, since `arrow_texts.matches` writes it as Java understands it.
     """
     return _COMMON.fullmatch(pattern) is not None and pattern.isascii()
 
@@ -695,7 +695,7 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 
 
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A date, also where a function takes one."""
+    """A cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
     return Signature("DATE", kinds if is_known else None, fails=not is_known or kinds == ("STRING",))
 
@@ -717,7 +717,7 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A time as text, in a format of numbers that need no locale."""
+    """A time as text, in a format that has only numbers, and therefore needs no locale."""
     pattern = node.expressions[1] if len(kinds) == 2 else None
     is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
     usable = is_known and kinds in (("TIMESTAMP", "STRING"), ("DATE", "STRING"))
@@ -767,7 +767,7 @@ def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:
-    """The position in what `paths.element` writes; None for any other expression."""
+    """The position in SQL made by `row_order.element_sql`; None for any other expression."""
     try:
         position: exp.Expr = node.this.this.this.this
     except AttributeError:

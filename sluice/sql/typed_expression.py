@@ -1,4 +1,4 @@
-"""Expressions with their Spark SQL types, whether they can fail, and what of them only Spark computes."""
+"""Expressions with the type of each part, whether they can fail, and which parts only Spark computes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sluice.sql.types import VOID, Types
 from sluice.values.sql_types import struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
-"""The key of what `value_json` writes. No function has this name."""
+"""The key of SQL made by `value_json`. No function has this name."""
 PATH_ELEMENT = "(the index of an element in a path)"
-"""The key of what `paths.element` writes."""
+"""The key of SQL made by `row_order.element_sql`."""
 _LONGEST = 80
 
 
 @dataclass(frozen=True, eq=False)
 class TypedExpression:
-    """An expression with the meaning that it has for Spark."""
+    """An expression with its type and the types of its parts."""
 
     node: exp.Expr
     key: RuleKey

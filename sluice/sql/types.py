@@ -1,4 +1,4 @@
-"""Spark SQL types as text: which are numbers, how many digits a decimal has, and the common type of several."""
+"""Spark SQL's types of numbers: which types are numbers, how many digits they have, and what their common type is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def digits(kind: str) -> tuple[int, int]:
 
 
 def decimal(precision: int, scale: int) -> str:
-    """The decimal type that Spark makes of these digits: with fewer decimals if there are too many digits."""
+    """Spark's decimal type with these digits. If they are too many, Spark leaves out digits after the point."""
     if precision > MOST_DIGITS:
         scale = max(MOST_DIGITS - (precision - scale), min(scale, _FEWEST_DECIMALS))
         precision = MOST_DIGITS
@@ -77,6 +77,6 @@ def common_type(kinds: Iterable[str]) -> str:
 
 
 def declared(tree: exp.DataType) -> str:
-    """The type that a CAST names, written as everywhere."""
+    """The type that a CAST names, in the form that contracts have."""
     kind = canonical(text_of(tree))
     return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind

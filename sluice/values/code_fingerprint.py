@@ -92,7 +92,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _syntax_text(value: FunctionType | type) -> str:
-    """The syntax tree of a function or class as text, or its names and constants if the source is unavailable."""
+    """The syntax tree of a function or class as text; if the source is unavailable, its names and constants."""
     try:
         node = (
             _lambda_tree(value)

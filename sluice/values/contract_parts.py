@@ -17,9 +17,9 @@ from sluice.values.json_limits import JSON_NUMBER
 def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.Struct]], int] | None:
     """Return a function that counts the quotation marks in the JSON of values, including nested values.
 
-    The JSON of a value never has fewer. With exactly as many, it has no duplicate or unknown field and no escaped
-    quotation mark. Returns None if the contract has optional fields, because the number then does not follow from the
-    value.
+    The JSON of a value never has fewer quotation marks. If it has exactly as many, it has no duplicate field, no
+    unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the value
+    then does not determine the number.
     """
     source = _strings(struct_info(contract), "v")
     if source is None:
@@ -62,7 +62,7 @@ def _total(counts: list[str | None]) -> str | None:
 
 @dataclass(frozen=True)
 class ContractPart:
-    """A number, text or time in values of some type."""
+    """A number, text or time inside the values of a type."""
 
     kind: inspect.Type
     path: str
@@ -80,7 +80,10 @@ class ContractPart:
         return None
 
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """A function that collects the part from each of some values."""
+        """A function that collects this part of several values.
+
+        Its code is generated for the part, and takes about a tenth of the time of a walk through each value.
+        """
         collect: Callable[[Sequence[Any]], list[Any]] = eval(
             f"lambda values: [{self.item} for v in values{self.loops}]"
         )
@@ -88,7 +91,7 @@ class ContractPart:
 
 
 def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]:
-    """A function that collects some parts of one value."""
+    """A function that collects several parts of one value."""
     sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
     collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")
     return collect
@@ -123,7 +126,7 @@ def parts_of(kind: Any) -> list[ContractPart]:
 
 
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
-    """A function that raises ValidationError for a text in place of a Decimal that is not written as a number in JSON.
+    """A function that raises ValidationError if a text in place of a Decimal is not written as JSON writes numbers.
 
     msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other scripts. The
     function takes a value, or the data of its JSON, in which numbers may be text. None if the type has no Decimals.

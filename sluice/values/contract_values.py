@@ -12,9 +12,9 @@ from sluice.values.keys import sorted_items
 
 
 def needs_plain_data(kind: Any) -> bool:
-    """Whether `by_name` makes other data of a value of this type than msgspec.
+    """Whether `plain_data` and msgspec can make different data of a value of this type.
 
-    msgspec leaves the fields' names or their defaults out of some Structs, and has sets in any order.
+    msgspec leaves names or defaults of fields out of some Structs, and gives the items of sets in any order.
     """
 
     def differs(part: inspect.Type) -> bool:
@@ -33,7 +33,7 @@ def has_dicts(kind: Any) -> bool:
 
 
 def plain_data(value: Any) -> Any:
-    """The value with a dict of all fields by name, and of its tag, in place of each Struct, and sets in order."""
+    """The value as plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
     match value:
         case msgspec.Struct():
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)

@@ -173,7 +173,7 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
 
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
-    """The type of all choices; NoneType if they differ."""
+    """The common type of the union's members; NoneType if they differ."""
     values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
     types = {type(value) for value in values}
     return types.pop() if len(types) == 1 else type(None)

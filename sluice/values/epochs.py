@@ -83,7 +83,7 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
 
 
 def with_epoch_numbers(value: Any) -> Any:
-    """The value as a producer writes it: with a number in place of each time that its contract declares as member."""
+    """The value as a producer writes it: with a number for each time that its contract declares as EpochMillis etc."""
     contract: Any = type(value)
     written = _json_type(contract)
     if written is contract:
@@ -98,7 +98,7 @@ def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
 
 
 class _Times(type):
-    """The type of types of which times and numbers are instances, so that msgspec accepts what the hooks return."""
+    """Metaclass of `_NUMBERS`. Times and numbers count as instances, so that msgspec accepts the hooks' results."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, datetime | int)
@@ -108,7 +108,7 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
-    """The time that a number in JSON stands for. msgspec adds the field to the messages of errors."""
+    """The time for a number in JSON. msgspec adds the field to the message of an error."""
     if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
     try:
@@ -126,7 +126,7 @@ def _number_from_time(kind: Any, time: datetime) -> int:
 
 @cache
 def _json_type(kind: Any) -> Any:
-    """The type of a value's JSON: `kind` itself, or the same type with a number in place of each time of an epoch."""
+    """The type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:

@@ -25,12 +25,12 @@ def url_host(host: str) -> str:
 
 
 def address_of(host: str, port: int) -> str:
-    """The address of a server, from which `parse_address` gets the host and the port."""
+    """The address of a server; the inverse of `parse_address`."""
     return f"{url_host(host)}:{port}"
 
 
 def parse_address(address: str) -> tuple[str, int] | None:
-    """The host and the port; None for a text of another form."""
+    """The host and the port of an address; None if the text is no address."""
     shown, _, port = address.rpartition(":")
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
     if not is_host(host) or url_host(host) != shown or not (port.isascii() and port.isdecimal()):

@@ -25,6 +25,6 @@ def json_string(text: str) -> str:
 
 
 def encode_text(json: str) -> bytes:
-    """The encoder of `to(topic, value=str)`: a text without its quotation marks, any other value as JSON writes it."""
+    """The encoder of `to(topic, value=str)`: writes a string without quotation marks, and any other value as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json
     return text.encode()

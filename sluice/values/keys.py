@@ -1,4 +1,4 @@
-"""The text of a key: one for each value, whichever side makes the key.
+"""The text of a key, which is the same whether Python or SQL makes the key.
 
 A key is text everywhere: in Kafka, in stores and in queries. Python functions, decoders and queries make it with
 `key_text`, SQL expressions with `engine.steps.key_sql`; both write the same text. Single values have their plain text.
@@ -86,7 +86,7 @@ def _float(value: float) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """All digits without an exponent, but no zeros at the end, in which equal amounts may differ."""
+    """All digits without an exponent. Zeros at the end are left out, since equal amounts may differ in them."""
     if not value.is_finite():
         raise ValueError(f"{value} cannot be a key")
     if abs(value.adjusted()) > MOST_KEY_BYTES:

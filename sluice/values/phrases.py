@@ -6,7 +6,7 @@ _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
 def duration_text(ms: int) -> str:
-    """An exact duration in the units of a person: `15 s`, `1 min 30 s`, `250 ms`, `7 d`."""
+    """A duration without rounding, such as `15 s`, `1 min 30 s`, `250 ms` or `7 d`."""
     parts, rest = [], abs(ms)
     for unit, size in _UNITS.items():
         count, rest = divmod(rest, size)

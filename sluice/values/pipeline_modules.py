@@ -19,7 +19,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, and the digest of each text that it was made of: its own, and those of its folder's modules."""
+    """An imported file, with the digests of the file and of the modules of its folder that it imports."""
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -38,7 +38,7 @@ class DriverStarts(BaseException):
 
 
 def require_no_task() -> None:
-    """Raise DriverStarts in a Spark task, which runs the author's script only for its classes."""
+    """Raise DriverStarts in a Spark task, which imports the author's script only for its classes."""
     spark = sys.modules.get("pyspark")
     if spark is not None and spark.SparkFiles._is_running_on_worker:
         raise DriverStarts
@@ -50,9 +50,9 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     After a change of the file, or of a module of its folder that it imports, it is imported again, as another module:
     the earlier one stays valid for the pipelines that were made from it.
 
-    The default name is one that no installed module can have, and differs for every text. A task imports a file under
-    the name that the driver gave it; raises EngineError if the file has changed since. It imports a script up to the
-    line that starts a driver: what the script's pipeline needs is defined before.
+    The default name differs for every text, and no installed module can have it. A task imports a file under the name
+    that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
+    the line that starts a driver, before which all that the pipeline needs is defined.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -104,7 +104,7 @@ def _version(text: bytes) -> str:
 
 
 def _edition(file: Path) -> str:
-    """Distinguishes imports of the same text with other texts of the modules that it imports."""
+    """A suffix for the module's name that changes when a module imported by the file changes."""
     last = _imports.get(file)
     others = () if last is None else sorted((str(each), _digest(each)) for each in last.digests if each != file)
     return f"@{_digest_of(repr(others).encode())}" if others else ""

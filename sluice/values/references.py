@@ -8,7 +8,7 @@ from sluice.values.code_fingerprint import code_fingerprint
 
 
 class Loader(Protocol):
-    """Finds a function or class in the process that unpickles a reference to it."""
+    """Loads a function or class in the process that has unpickled a reference to it."""
 
     @property
     def value(self) -> Any: ...

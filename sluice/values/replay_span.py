@@ -1,4 +1,4 @@
-"""The part of the topics that a replay reads: from a point up to a point."""
+"""The part of the topics that a replay reads: all records between two points."""
 
 from __future__ import annotations
 

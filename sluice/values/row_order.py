@@ -49,7 +49,7 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """The path of a release that no record has caused: of an operator's timer, or of results that were held back.
+    """The path of a release that no record has caused: a timer of the operator, or a result that it held back.
 
     `cause` is the number of what has set the timer.
     """
@@ -57,7 +57,7 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """The rank of the event that caused a result without a record, and what identifies the event.
+    """The rank of the event that caused a result without a record, and the bytes that identify the event.
 
     Results that are held back until the end of a batch have no event; their whole path stands for it.
     """
@@ -71,7 +71,7 @@ def event_of(path: bytes) -> tuple[int, bytes]:
 
 
 def hash_of(content: bytes) -> int:
-    """A hash of at least 0 that fits a BIGINT."""
+    """A hash that fits a BIGINT and is not negative."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
@@ -80,7 +80,7 @@ def _escaped(text: str) -> bytes:
 
 
 def _end_of_text(path: bytes, start: int) -> int:
-    """Where the text ends that starts there."""
+    """The position after the text that begins at `start`."""
     end = path.index(b"\x00", start)
     while path[end + 1 : end + 2] == b"\xff":
         end = path.index(b"\x00", end + 1)
@@ -93,12 +93,12 @@ def after_rekeying(path: bytes) -> bytes:
 
 
 def turn_sql(number: int) -> str:
-    """SQL for the turn to the child with this number."""
+    """SQL for the element of a path that stands for the child with this number."""
     return f"X'{number:04X}'"
 
 
 def element_sql(position: str) -> str:
-    """SQL for the index of an array's element; `position` is SQL."""
+    """SQL for the element of a path that stands for an array's element; `position` is SQL of its index."""
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 
 
@@ -115,7 +115,7 @@ def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
 
 
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
-    """What precedes and follows the base in a path; None if it differs from row to row."""
+    """The bytes before and after the base in a path; None if they differ from row to row."""
     if not all(element.startswith("X'") for element in elements):
         return None
     return _REKEYED if rekeyed else b"", b"".join(bytes.fromhex(element[2:-1]) for element in elements)

@@ -33,7 +33,7 @@ class Shape:
         return struct_type(self.fields) if self.fields else ""
 
     def value_sql(self, text: str) -> str:
-        """SQL that parses JSON as a value of this shape; as a VARIANT if it is a single value of an unknown type."""
+        """SQL for the value of JSON of this shape; a VARIANT if it is a single value of an unknown type."""
         if not self.scalar:
             return value_of_json(text, self.kind)
         if not self.kind:

@@ -66,7 +66,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """Names what a batch's transaction covers: all tables of one database."""
+        """The name of the unit that one transaction per batch writes: all tables of a database."""
         return self.connection
 
     @property
@@ -75,7 +75,7 @@ class PostgresTable:
         return f"in {self.connection}"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have a name; empty if one can."""
+        """Why no column of such a table can have this name; empty if a column can have it."""
         if name in _SYSTEM_COLUMNS:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
@@ -83,7 +83,7 @@ class PostgresTable:
         return f"PostgreSQL's names have at most {_MOST_BYTES} bytes" if len(name.encode()) > _MOST_BYTES else ""
 
     def folded_name(self, name: str) -> str:
-        """The same text for all names that the table takes for the same column."""
+        """The name in a form that is equal for all names of the same column."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -138,7 +138,7 @@ class DeltaTable:
 
     @property
     def destination(self) -> str:
-        """Names what a batch's transaction covers: this table."""
+        """The name of the unit that one transaction per batch writes: this table."""
         return self.output
 
     @property
@@ -147,12 +147,12 @@ class DeltaTable:
         return "in Delta Lake"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have a name; empty if one can."""
+        """Why no column of such a table can have this name; empty if a column can have it."""
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
 
     def folded_name(self, name: str) -> str:
-        """The same text for all names that the table takes for the same column."""
+        """The name in a form that is equal for all names of the same column."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:

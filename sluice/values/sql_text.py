@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 
 def quoted(name: str) -> str:
-    """`name`, in backticks if it needs them after a dot or in a type, where keywords need none."""
+    """A field's name for use after a dot or in a type, where only special characters need backticks, not keywords."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
 
 

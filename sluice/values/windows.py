@@ -40,7 +40,7 @@ class Window:
 
     @property
     def overlap(self) -> int:
-        """The largest number of windows that contain the same time."""
+        """The largest number of windows that can contain one time."""
         return -(-self.size_ms // self.every_ms)
 
     def first_start(self, time: T) -> T:
