@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.operators.base import Output, Row, require_run
 from sluice.operators.encoding import to_json
-from sluice.operators.processor import Context, Kept, Processor, Record, Schedule, StoreOptions, Timer, field_of
+from sluice.operators.processor import Context, KeyState, Processor, Record, Schedule, StoreOptions, Timer, field_of
 
 
 class Process:
@@ -40,10 +40,10 @@ class Process:
         self._processor.init(self._context)
         self._process_record: Callable[[Any], object] = self._processor.process
 
-    def new_state(self) -> Kept:
+    def new_state(self) -> KeyState:
         return self.state_type()  # type: ignore[no-any-return]
 
-    def process(self, state: Kept, row: Row, out: Output) -> None:
+    def process(self, state: KeyState, row: Row, out: Output) -> None:
         """Fire the timers that are due, process the record, and fire the timers that the record makes due.
 
         If the author's code fails for the record, the key's stores and timers are restored.
@@ -68,11 +68,11 @@ class Process:
         if key is not None and state.event:
             self._fire(state, key, row.after, out)
 
-    def release_due(self, state: Kept) -> int | None:
+    def release_due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer."""
         return min(schedule.time for schedule in state.event.values()) if state.event else None
 
-    def due(self, state: Kept) -> int | None:
+    def due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer or expiry of an entry."""
         if not (state.event or self._ttls):
             return None
@@ -82,7 +82,7 @@ class Process:
         return min(times) if times else None
 
     def close(
-        self, state: Kept, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: KeyState, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         """Fire event timers and remove expired entries."""
         if key is None:
@@ -91,12 +91,12 @@ class Process:
         self._context.turn_to(state, key, closed, closed, out)
         self._context.expire()
 
-    def wall_due(self, state: Kept) -> int | None:
+    def wall_due(self, state: KeyState) -> int | None:
         """Time of the earliest wall-clock timer, epoch ms."""
         return min(timer.time for timer in state.wall.values()) if state.wall else None
 
     def tick(
-        self, state: Kept, key: str, now: int, stream_time: int, out: Output,
+        self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
         before_timer: Callable[[Timer, int], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
         """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch.
@@ -115,15 +115,15 @@ class Process:
             before_timer(timer, schedule.cause)
             self._call(state, timer, stream_time, out)
 
-    def is_empty(self, state: Kept) -> bool:
+    def is_empty(self, state: KeyState) -> bool:
         return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
 
-    def entries_as_json(self, state: Kept) -> list[str | None]:
+    def entries_as_json(self, state: KeyState) -> list[str | None]:
         """Each store's entries of a key as a JSON object, for queries; None for an empty store."""
         stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
         return [_object(entries) if entries else None for entries in stores]
 
-    def _fire(self, state: Kept, key: str, stream_time: int, out: Output) -> None:
+    def _fire(self, state: KeyState, key: str, stream_time: int, out: Output) -> None:
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)
             if schedule.time > stream_time:
@@ -134,7 +134,7 @@ class Process:
                 del state.event[name]
             self._call(state, Timer(key, name, "event", schedule.time), schedule.time, out)
 
-    def _call(self, state: Kept, timer: Timer, stream_time: int, out: Output) -> None:
+    def _call(self, state: KeyState, timer: Timer, stream_time: int, out: Output) -> None:
         """Call the author's `on_timer`. If it fails, the key's stores and timers are restored.
 
         As in Kafka Streams, the results of a timer have no headers.
@@ -173,7 +173,7 @@ def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
     held = msgspec.defstruct("Stores", entries, rename=names)
     timers = dict[str, Schedule]
     return msgspec.defstruct(
-        "Kept",
+        "KeyState",
         [
             ("stores", held, msgspec.field(default_factory=held)),
             ("event", timers, msgspec.field(default_factory=dict)),

@@ -69,7 +69,7 @@ class Schedule(msgspec.Struct, array_like=True):
 
 
 def field_of(number: int) -> str:
-    """The field of `Kept.stores` for a processor's store; a store's own name may not be one of Python."""
+    """The field of `KeyState.stores` for a processor's store; a store's own name may not be one of Python."""
     return f"s{number}"
 
 
@@ -86,7 +86,7 @@ class NoEntries(dict[str, Any]):
     get = __contains__ = __iter__ = _refuse
 
 
-class Kept(Protocol):
+class KeyState(Protocol):
     """A processor's state for one key."""
 
     stores: Any
@@ -208,7 +208,7 @@ class Context:
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
         self.keep_changes, self.undo_changes = self._journal.keep_changes, self._journal.undo_changes
-        self._kept: Kept
+        self._state: KeyState
         self._out: Output
         self.key: str | None = ""
         self.time = -1
@@ -268,20 +268,20 @@ class Context:
                 "record.time + 60_000"
             )
         name.encode()
-        timers = self._kept.event if clock == "event" else self._kept.wall
+        timers = self._state.event if clock == "event" else self._state.wall
         self._journal.change(timers, name)
         timers[name] = Schedule(at, every, self._out.cause if clock == "wall" else 0)
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Cancel a timer of the key, if it is set."""
-        timers = self._kept.event if clock == "event" else self._kept.wall
+        timers = self._state.event if clock == "event" else self._state.wall
         if name in timers:
             self._journal.change(timers, name)
             del timers[name]
 
-    def turn_to(self, kept: Kept, key: str | None, time: int, stream_time: int, out: Output) -> None:
+    def turn_to(self, kept: KeyState, key: str | None, time: int, stream_time: int, out: Output) -> None:
         """Switch to another key, record or timer; called by the engine."""
-        self._kept, self._out = kept, out
+        self._state, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time
         for store, field in self._fields:
             store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)

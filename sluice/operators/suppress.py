@@ -1,7 +1,7 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-The operator's rows are the results of the previous operator, with the same keys. Unless that is a join, they have the
-`before` and `after` of the row that caused them. If there are several partitions, these are the stream times that all
+The operator's rows are the results of the previous operator, with the same keys. Unless that is a join, the rows carry
+the stream times before and after their source row. If there are several partitions, these are the stream times that all
 partitions have reached, because no partition may update a window after its result has been sent.
 """
 
@@ -35,24 +35,24 @@ class Waiting(msgspec.Struct, array_like=True):
     """The headers of the record that caused the latest update."""
 
 
-State = dict[Bounds, Waiting]
+WaitingUpdates = dict[Bounds, Waiting]
 
 
-Entry = tuple[int, str, Bounds, int]
+BufferedUpdate = tuple[int, str, Bounds, int]
 """An update's `since`, key, window and size in bytes."""
 
 
 class Buffer(msgspec.Struct, array_like=True):
     """The waiting updates of all keys of one worker, the oldest first. Used only if the step has a limit."""
 
-    entries: list[Entry] = []
+    entries: list[BufferedUpdate] = []
     bytes: int = 0
 
     @property
     def records(self) -> int:
         return len(self.entries)
 
-    def add(self, since: int, key: str, window: Bounds, size: int) -> None:
+    def insert(self, since: int, key: str, window: Bounds, size: int) -> None:
         insort(self.entries, (since, key, window, size))
         self.bytes += size
 
@@ -74,7 +74,7 @@ class Buffer(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class Limit:
+class BufferLimit:
     """Limits of one worker's buffer; None means unlimited."""
 
     records: int | None = None
@@ -104,20 +104,20 @@ class Suppress:
     engine calls `check` after it has sent all updates that are due, so that these no longer count.
     """
 
-    state_type: Any = State
+    state_type: Any = WaitingUpdates
 
     def __init__(
         self,
         until: Literal["window_close", "time_limit"],
         wait_ms: int,
-        limit: Limit | None = None,
+        limit: BufferLimit | None = None,
         *,
         retracts: bool = False,
         filtered: bool = False,
     ) -> None:
         self.until_close = until == "window_close"
         self.wait_ms = wait_ms
-        self.limit = limit or Limit()
+        self.limit = limit or BufferLimit()
         self.retracts = retracts
         self.filtered = filtered
         self.shared = self.limit.buffer
@@ -126,10 +126,10 @@ class Suppress:
         self._replaced: str | None = None
         """The old value of the next update."""
 
-    def new_state(self) -> State:
+    def new_state(self) -> WaitingUpdates:
         return {}
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def process(self, state: WaitingUpdates, row: Row, out: Output) -> None:
         """Hold the row's update back, and send the updates that are due."""
         if row.key is None:
             out.count("null_key")
@@ -138,31 +138,33 @@ class Suppress:
             self._replaced = row.value
             return
         replaced, self._replaced = self._replaced, None
+        # A filtered table sends no tombstone for a row that the filter has never passed.
         if self.filtered and row.value is replaced is None:
             return
         self.close(state, row.key, row.before, out)
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
+            # The time limit starts with the first update that is held back; later updates do not prolong it.
             since = row.window[1] if self.until_close and row.window else row.time
             state[window] = waiting = Waiting(since, None, row.time)
         waiting.value, waiting.time, waiting.old, waiting.headers = row.value, row.time, replaced, row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)
-            self.shared.add(waiting.since, row.key, window, size)
+            self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
 
-    def release_due(self, state: State) -> int | None:
+    def release_due(self, state: WaitingUpdates) -> int | None:
         """Stream time at which the next update is due."""
         return self.due(state)
 
-    def due(self, state: State) -> int | None:
+    def due(self, state: WaitingUpdates) -> int | None:
         return closes_at(min(waiting.since for waiting in state.values()), self.wait_ms) if state else None
 
     def close(
-        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: WaitingUpdates, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         """Send the updates that are due or `sent_early`, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
@@ -172,7 +174,7 @@ class Suppress:
         for window in due:
             self._send(state, key, window, out)
 
-    def is_empty(self, state: State) -> bool:
+    def is_empty(self, state: WaitingUpdates) -> bool:
         return not state
 
     def check(self) -> None:
@@ -182,7 +184,7 @@ class Suppress:
             held = f"{self.shared.records} updates of {self.shared.bytes} bytes"
             raise BufferFull(f"A suppress step holds back {held}; its limit is {limit}.")
 
-    def _make_room(self, state: State, row: Row, out: Output) -> None:
+    def _make_room(self, state: WaitingUpdates, row: Row, out: Output) -> None:
         """Send the oldest updates of all keys while the buffer exceeds its limit."""
         if self.shared is None or self.limit.when_full != "emit_early":
             return
@@ -194,11 +196,14 @@ class Suppress:
             else:
                 self.sent_early.setdefault(key, set()).add(window)
 
-    def _send(self, state: State, key: str | None, window: Bounds, out: Output) -> None:
+    def _send(self, state: WaitingUpdates, key: str | None, window: Bounds, out: Output) -> None:
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        bounds, out.headers = None if window == NO_WINDOW else window, waiting.headers
+        bounds = None if window == NO_WINDOW else window
+        # As in Kafka Streams, the result has the headers of the window's last update.
+        out.headers = waiting.headers
+        # As in Kafka Streams, the final result of a window is never a tombstone.
         if waiting.value is None and self.until_close:
             return
         if self.retracts and waiting.old is not None:

@@ -9,7 +9,7 @@ import msgspec
 from sluice.operators.base import Output, Row, Timeless
 
 
-class Held(msgspec.Struct, array_like=True):
+class LatestValue(msgspec.Struct, array_like=True):
     """A key's latest value and its time in ms."""
 
     value: str | None = None
@@ -22,16 +22,17 @@ class Latest(Timeless):
     `retracts`: the next operator subtracts or compares, so the old value is sent before the new one.
     """
 
-    state_type: Any = Held
+    state_type: Any = LatestValue
 
     def __init__(self, *, retracts: bool = False) -> None:
         self.retracts = retracts
 
-    def new_state(self) -> Held:
-        return Held()
+    def new_state(self) -> LatestValue:
+        return LatestValue()
 
-    def process(self, state: Held, row: Row, out: Output) -> None:
-        """Replace the key's value. As in Kafka Streams, a tombstone is sent even if the key has no value."""
+    def process(self, state: LatestValue, row: Row, out: Output) -> None:
+        """Replace the key's value: offset order wins, even if the row's time is earlier."""
+        # Kafka Streams drops a table's records without a key.
         if row.key is None:
             out.count("null_key")
             return
@@ -40,7 +41,8 @@ class Latest(Timeless):
         if self.retracts and state.value is not None:
             out.emit(row.key, state.value, row.time, old=True)
         state.value, state.time = row.value, row.time
+        # Kafka Streams passes a tombstone on even if the key has no value.
         out.emit(row.key, row.value, row.time)
 
-    def is_empty(self, state: Held) -> bool:
+    def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.read.batch_ends import Backlog, Offsets, Part, Stretch
+from sluice.engine.batch.accounting import Partition
+from sluice.engine.read.batch_ends import Backlog, Offsets, Stretch
 
 Entry = tuple[int, bool]
 """An entry of a partition's log: its timestamp, and whether readers see it; they do not see transaction markers."""
@@ -22,12 +23,12 @@ class Logs:
     """Partitions in memory, with an index of timestamps like Kafka's: it also has the entries that readers do not
     see."""
 
-    entries: dict[Part, list[Entry]]
-    ends: dict[Part, int]
+    entries: dict[Partition, list[Entry]]
+    ends: dict[Partition, int]
     asked: int = 0
     """Number of requests to the index."""
     read_records: int = 0
-    parts: tuple[Part, ...] = field(init=False)
+    parts: tuple[Partition, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parts = tuple(self.entries)
@@ -43,10 +44,10 @@ class Logs:
     def latest(self) -> int:
         return max((timestamp for entries in self.entries.values() for timestamp, _ in entries), default=-1)
 
-    def read(self, starts: Offsets, count: int) -> dict[Part, Stretch]:
+    def read(self, starts: Offsets, count: int) -> dict[Partition, Stretch]:
         return {part: self._read(part, start, count) for part, start in starts.items()}
 
-    def _read(self, part: Part, start: int, count: int) -> Stretch:
+    def _read(self, part: Partition, start: int, count: int) -> Stretch:
         seen = [
             (offset, timestamp)
             for offset, (timestamp, is_seen) in enumerate(self.entries[part][: self.ends[part]])

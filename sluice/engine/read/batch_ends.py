@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.stream_time import BEFORE_ALL
 
-Part = tuple[str, int]
-"""Topic and partition."""
-Offsets = Mapping[Part, int]
+Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.7
 """A batch found by the index is large enough if it has this share of the maximum number of records."""
@@ -50,7 +49,7 @@ class Timestamps(Protocol):
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
 
-    def read(self, starts: Offsets, count: int) -> Mapping[Part, Stretch]:
+    def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
 
 
@@ -59,9 +58,9 @@ class Backlog:
     """The records between `position` and `ends`, in the partitions of all streams."""
 
     timestamps: Timestamps
-    parts: tuple[Part, ...]
+    partitions: tuple[Partition, ...]
     """Sorted in the order of records with equal sequences."""
-    position: dict[Part, int]
+    position: dict[Partition, int]
     ends: Offsets
     reached: Offsets = field(default_factory=dict)
     """Partition → the largest timestamp before its position; only partitions that have been read."""
@@ -72,7 +71,7 @@ class Backlog:
     @property
     def size(self) -> int:
         """Number of offsets to read."""
-        return sum(self.ends[part] - self.position[part] for part in self.parts)
+        return sum(self.ends[partition] - self.position[partition] for partition in self.partitions)
 
     def batches(self, most: int) -> Iterator[Offsets]:
         """The end offsets of batches of at most `most` records that read the whole backlog."""
@@ -88,17 +87,15 @@ class Backlog:
 
     def _first(self) -> int:
         """The smallest sequence of the backlog."""
-        read = self.timestamps.read(self._unread(), 1)
-        firsts = ((part, stretch.timestamps) for part, stretch in read.items() if len(stretch.timestamps))
-        return min((max(int(times[0]), self._reached(part)) for part, times in firsts), default=BEFORE_ALL)
+        unread = [partition for partition in self.partitions if self.position[partition] < self.ends[partition]]
+        read = self.timestamps.read({partition: self.position[partition] for partition in unread}, 1)
+        firsts = ((partition, stretch.timestamps) for partition, stretch in read.items() if len(stretch.timestamps))
+        return min((max(int(times[0]), self._reached(partition)) for partition, times in firsts), default=BEFORE_ALL)
 
-    def _unread(self) -> dict[Part, int]:
-        return {part: self.position[part] for part in self.parts if self.position[part] < self.ends[part]}
+    def _reached(self, partition: Partition) -> int:
+        return max(self.reached.get(partition, BEFORE_ALL), self._since)
 
-    def _reached(self, part: Part) -> int:
-        return max(self.reached.get(part, BEFORE_ALL), self._since)
-
-    def _by_index(self, most: int) -> dict[Part, int] | None:
+    def _by_index(self, most: int) -> dict[Partition, int] | None:
         """The end offsets of a batch, found with Kafka's index; None if the index does not help.
 
         A binary search: according to the index, a batch that ends at `low` has too few records, at `high` too many.
@@ -109,45 +106,47 @@ class Backlog:
         while high - low > 1 and low_count < most * _ENOUGH:
             share = (most * _AIM - low_count) / (high_count - low_count) if interpolates else 0.5
             time = min(max(low + int((high - low) * share), low + 1), high - 1)
-            found = self._within(time, self.timestamps.index(time))
-            count = sum(found[part] - self.position[part] for part in self.parts)
+            ends = self._limited_to_backlog(time, self.timestamps.index(time))
+            count = sum(ends[partition] - self.position[partition] for partition in self.partitions)
             if count <= most:
-                low, low_count, best = time, count, found
+                low, low_count, best = time, count, ends
             else:
                 high, high_count = time, count
             interpolates = not interpolates
-        return self._exactly(low, best, most - low_count) if low_count else None
+        return self._exact_ends(low, best, most - low_count) if low_count else None
 
-    def _within(self, time: int, found: Offsets) -> dict[Part, int]:
+    def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """The index's offsets, limited to the backlog. A partition that has reached `time` adds no records."""
-        return {
-            part: self.position[part]
-            if self.reached.get(part, BEFORE_ALL) >= time
-            else min(max(found.get(part, self.ends[part]), self.position[part]), self.ends[part])
-            for part in self.parts
-        }
+        limited: dict[Partition, int] = {}
+        for partition in self.partitions:
+            begin, end = self.position[partition], self.ends[partition]
+            if self.reached.get(partition, BEFORE_ALL) >= time:
+                limited[partition] = begin
+            else:
+                limited[partition] = min(max(index.get(partition, end), begin), end)
+        return limited
 
-    def _exactly(self, time: int, found: Offsets, spare: int) -> dict[Part, int] | None:
-        """The offset of each partition's first record with a sequence of at least `time`, searched from offset `found`.
+    def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
+        """The offset of each partition's first record with a sequence of at least `time`, searched from its start.
 
         None if the search adds more than `spare` records to the batch.
         """
-        ends: dict[Part, int] = {}
-        searched: dict[Part, int] = {}
-        for part, offset in found.items():
-            is_exact = offset == self.ends[part] or self.reached.get(part, BEFORE_ALL) >= time
-            (ends if is_exact else searched)[part] = offset
+        ends: dict[Partition, int] = {}
+        searched: dict[Partition, int] = {}
+        for partition, offset in starts.items():
+            is_exact = offset == self.ends[partition] or self.reached.get(partition, BEFORE_ALL) >= time
+            (ends if is_exact else searched)[partition] = offset
         count = 1
         while searched:
-            for part, stretch in self.timestamps.read(searched, count).items():
-                del searched[part]
+            for partition, stretch in self.timestamps.read(searched, count).items():
+                del searched[partition]
                 reaching = np.flatnonzero(stretch.timestamps >= time)
                 if len(reaching):
-                    ends[part] = int(stretch.offsets[reaching[0]])
+                    ends[partition] = int(stretch.offsets[reaching[0]])
                 elif stretch.complete:
-                    ends[part] = self.ends[part]
+                    ends[partition] = self.ends[partition]
                 else:
-                    searched[part] = int(stretch.offsets[-1]) + 1
+                    searched[partition] = int(stretch.offsets[-1]) + 1
                 spare -= int(reaching[0]) if len(reaching) else len(stretch.offsets)
             if spare < 0:
                 return None
@@ -155,41 +154,50 @@ class Backlog:
         self._since = time
         return ends
 
-    def _by_reading(self, most: int) -> dict[Part, int]:
+    def _by_reading(self, most: int) -> dict[Partition, int]:
         """The end offsets of a batch, found by reading the timestamps of its records and of a few more.
 
         If more than `most` records have the smallest sequence, the batch ends among them.
         """
-        unread = self._unread()
-        read = [
-            _Read(part, self.position[part], self.ends[part], self._reached(part), part not in unread)
-            for part in self.parts
-        ]
+        read: list[_PartitionRead] = []
+        for partition in self.partitions:
+            begin, end = self.position[partition], self.ends[partition]
+            read.append(_PartitionRead(partition, begin, end, self._reached(partition), complete=begin >= end))
         at_once = min(max(2 * most // len(read), 100), _READ_AT_ONCE)
-        while sum(map(len, known := _known(read))) <= most:
-            incomplete = [one for one in read if not one.complete]
+        certain = _certain_sequences(read)
+        while sum(map(len, certain)) <= most:
+            incomplete = [partition_read for partition_read in read if not partition_read.complete]
             if not incomplete:
                 return dict(self.ends)
-            lowest = min(incomplete, key=lambda one: one.sequence)
-            wanted = {one.part: one.next for one in incomplete if one is lowest or not len(one.offsets)}
-            stretches = self.timestamps.read(wanted, at_once)
-            for one in incomplete:
-                if one.part in stretches:
-                    one.add(stretches[one.part])
-        self._since = int(np.partition(np.concatenate(known), most)[most])
-        taken = [int(np.searchsorted(sequences, self._since)) for sequences in known]
-        if not any(taken):
-            for number, sequences in enumerate(known):
+            # Only more records of the partition with the lowest sequence can tell which records come next.
+            lowest = min(incomplete, key=lambda partition_read: partition_read.sequence)
+            starts: dict[Partition, int] = {}
+            for partition_read in incomplete:
+                if partition_read is lowest or not len(partition_read.offsets):
+                    starts[partition_read.partition] = partition_read.next
+            stretches = self.timestamps.read(starts, at_once)
+            for partition_read in incomplete:
+                if partition_read.partition in stretches:
+                    partition_read.append(stretches[partition_read.partition])
+            certain = _certain_sequences(read)
+        self._since = int(np.partition(np.concatenate(certain), most)[most])
+        counts = [int(np.searchsorted(sequences, self._since)) for sequences in certain]
+        # More records have this sequence than fit a batch: the batch ends among them, in the order of partitions.
+        if not any(counts):
+            for number, sequences in enumerate(certain):
                 equal = int(np.searchsorted(sequences, self._since, side="right"))
-                taken[number] = min(equal, most - sum(taken))
-        return {one.part: one.end_after(count) for one, count in zip(read, taken, strict=True)}
+                counts[number] = min(equal, most - sum(counts))
+        return {
+            partition_read.partition: partition_read.end_after(count)
+            for partition_read, count in zip(read, counts, strict=True)
+        }
 
 
 @dataclass
-class _Read:
+class _PartitionRead:
     """The records of a partition that were read to find the end of the next batch."""
 
-    part: Part
+    partition: Partition
     next: int
     """Offset of the next record to read."""
     end: int
@@ -199,7 +207,7 @@ class _Read:
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     sequences: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def add(self, stretch: Stretch) -> None:
+    def append(self, stretch: Stretch) -> None:
         sequences = np.maximum(np.maximum.accumulate(stretch.timestamps), self.sequence)
         self.offsets = np.concatenate([self.offsets, stretch.offsets])
         self.sequences = np.concatenate([self.sequences, sequences])
@@ -214,15 +222,19 @@ class _Read:
         return self.end if self.complete else self.next
 
 
-def _known(read: list[_Read]) -> list[npt.NDArray[np.int64]]:
-    """For each partition, the sequences of the records that come before all unread records."""
-    incomplete = [(one.sequence, number) for number, one in enumerate(read) if not one.complete]
+def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]]:
+    """For each partition, the sequences of the records that come before all records that have not been read."""
+    incomplete = [(partition.sequence, number) for number, partition in enumerate(read) if not partition.complete]
     if not incomplete:
-        return [one.sequences for one in read]
+        return [partition.sequences for partition in read]
     sequence, lowest = min(incomplete)
-    counts = [
-        len(one.sequences) if number == lowest
-        else np.searchsorted(one.sequences, sequence, side="right" if number < lowest else "left")
-        for number, one in enumerate(read)
-    ]  # fmt: skip
-    return [one.sequences[:count] for one, count in zip(read, counts, strict=True)]
+    certain: list[npt.NDArray[np.int64]] = []
+    for number, partition in enumerate(read):
+        sequences = partition.sequences
+        if number == lowest:
+            certain.append(sequences)
+            continue
+        # Records with equal sequences are in the order of their partitions.
+        side: Literal["left", "right"] = "right" if number < lowest else "left"
+        certain.append(sequences[: np.searchsorted(sequences, sequence, side=side)])
+    return certain

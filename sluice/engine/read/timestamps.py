@@ -12,8 +12,9 @@ import numpy as np
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.job_topics import TIMEOUT_S, at, kafka_errors
-from sluice.engine.read.batch_ends import Offsets, Part, Stretch
+from sluice.engine.read.batch_ends import Offsets, Stretch
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
 
@@ -33,17 +34,19 @@ _AT_ONCE = 10_000
 _WAIT_S = 0.02
 
 
-def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Part]) -> dict[Part, int]:
+def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> dict[Partition, int]:
     """The offset after each partition's last committed record."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    return {part: result.offset for part, result in _list_offsets(kafka, partitions, latest)}
+    return {partition: result.offset for partition, result in _list_offsets(kafka, partitions, latest)}
 
 
-def _list_offsets(kafka: Mapping[str, str], partitions: Iterable[Part], spec: OffsetSpec) -> Iterator[tuple[Part, Any]]:
+def _list_offsets(
+    kafka: Mapping[str, str], partitions: Iterable[Partition], spec: OffsetSpec
+) -> Iterator[tuple[Partition, Any]]:
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Reading the topics' offsets", kafka):
         futures = admin.list_offsets(
-            {TopicPartition(*part): spec for part in partitions},
+            {TopicPartition(*partition): spec for partition in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )
@@ -72,46 +75,46 @@ class KafkaTimestamps:
     def index(self, time: int) -> Offsets:
         """Partition → first offset with a timestamp of at least `time`, if there is one."""
         with kafka_errors("Reading the topics' index of timestamps", self.kafka):
-            found = self.consumer.offsets_for_times([TopicPartition(*part, time) for part in self.ends], TIMEOUT_S)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
-        return {
-            (partition.topic, partition.partition): partition.offset for partition in found if partition.offset >= 0
-        }
+            times = [TopicPartition(*partition, time) for partition in self.ends]
+            answers = self.consumer.offsets_for_times(times, TIMEOUT_S)
+            for answer in answers:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+        return {(answer.topic, answer.partition): answer.offset for answer in answers if answer.offset >= 0}
 
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
         return max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
 
-    def read(self, starts: Offsets, count: int) -> Mapping[Part, Stretch]:
+    def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
-        read: dict[Part, list[tuple[int, int]]] = {part: [] for part in starts}
-        complete: set[Part] = set()
-        self.consumer.assign([TopicPartition(*part, offset) for part, offset in starts.items()])
-        heard = time.monotonic()
-        while any(part not in complete and len(records) < count for part, records in read.items()):
+        read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
+        complete: set[Partition] = set()
+        self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
+        last_answer_s = time.monotonic()
+        while any(partition not in complete and len(records) < count for partition, records in read.items()):
             messages = self.consumer.consume(_AT_ONCE, _WAIT_S)
             if messages:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > TIMEOUT_S:
+                last_answer_s = time.monotonic()
+            elif time.monotonic() - last_answer_s > TIMEOUT_S:
                 raise EngineError(
                     f"Reading the records' timestamps{at(self.kafka)}: no answer for {TIMEOUT_S} s.",
                     next_step="Check that the broker is running and reachable.",
                 )
             for message in messages:
-                part = (str(message.topic()), int(message.partition() or 0))
+                partition = (str(message.topic()), int(message.partition() or 0))
+                # The end of a partition is reported as an error, with the next offset.
                 error, offset = message.error(), int(message.offset() or 0)
-                if error is None and offset < self.ends[part]:
-                    read[part].append((offset, message.timestamp()[1]))
+                if error is None and offset < self.ends[partition]:
+                    read[partition].append((offset, message.timestamp()[1]))
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
                     with kafka_errors("Reading the records' timestamps", self.kafka):
                         raise KafkaException(error)
-                if error is not None or offset >= self.ends[part] - 1:
-                    complete.add(part)
+                if error is not None or offset >= self.ends[partition] - 1:
+                    complete.add(partition)
         self.consumer.unassign()
-        return {part: _stretch(records, complete=part in complete) for part, records in read.items()}
+        return {partition: _stretch(records, complete=partition in complete) for partition, records in read.items()}
 
 
 def _stretch(records: list[tuple[int, int]], *, complete: bool) -> Stretch:

@@ -17,11 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.read.batch_ends import Backlog, Offsets, Part
+from sluice.engine.read.batch_ends import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.driver_lease import Lease
@@ -156,7 +157,7 @@ class BatchLoop:
                 for batch_ends in batches:
                     yield {**ends, **{part: batch_ends[part] for part in streams}}
 
-    def _timestamps_read(self, streams: Iterable[Part]) -> dict[Part, int]:
+    def _timestamps_read(self, streams: Iterable[Partition]) -> dict[Partition, int]:
         """The largest Kafka timestamp that was read from each partition of the streams."""
         times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
         names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
@@ -205,15 +206,15 @@ def divide_records(
     return [ReplayStep(_positions({**ends, **taken})) for taken in batches] or divide_evenly(begin, target, most)
 
 
-def _streams(job: Job, partitions: Iterable[Part]) -> tuple[Part, ...]:
+def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
     """The partitions of streams, in the order in which operators process records with the same time."""
     numbers = {source.topic: source.number for source in job.streams}
     of_streams = (part for part in partitions if part[0] in numbers)
     return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))
 
 
-def _offsets(positions: Positions) -> dict[Part, int]:
-    offsets: dict[Part, int] = {}
+def _offsets(positions: Positions) -> dict[Partition, int]:
+    offsets: dict[Partition, int] = {}
     for topic, partitions in positions.items():
         offsets |= {(topic, int(partition)): offset for partition, offset in partitions.items()}
     return offsets

@@ -25,7 +25,7 @@ from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.merge import Merge
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
-from sluice.operators.suppress import Limit, Suppress
+from sluice.operators.suppress import BufferLimit, Suppress
 from sluice.operators.table import Latest
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
@@ -64,7 +64,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.Latest():
             return partial(Latest, retracts=retracts)
         case plan.Suppress():
-            limit = Limit(action.max_records, action.max_bytes, action.when_full)
+            limit = BufferLimit(action.max_records, action.max_bytes, action.when_full)
             options = {"retracts": retracts, "filtered": action.filtered}
             return partial(Suppress, action.until, action.wait_ms, limit, **options)
         case plan.StreamJoin(how=how, window=window):

@@ -16,7 +16,7 @@ from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import Bounds, Window
 
-State = dict[int, tuple[int, Any]]
+Windows = dict[int, tuple[int, Any]]
 T = TypeVar("T")
 
 
@@ -40,34 +40,37 @@ class BaseAggregation:
         self.calculation = calculation
         self.retracts = retracts
         self.only_last = only_last
-        self._added: list[int] = []
+        self._windows_added_to: list[int] = []
         """The windows to which the current row has been added, if `only_last`."""
 
-    def _add(self, state: State, start: int, window: Bounds | None, row: Row, out: Output, seed: Any = None) -> None:
+    def _add_to_window(
+        self, state: Windows, start: int, window: Bounds | None, row: Row, out: Output, copied: Any = None
+    ) -> None:
         """Add the row's value to the window's aggregate and send the result.
 
-        A new window starts with `seed`, if given.
+        A new window starts with the aggregate `copied` from another window, if given.
         """
         assert row.key is not None
         calculation = self.calculation
-        held = state.get(start)
-        if held is None:
-            old, time, aggregate = None, row.time, calculation.new_aggregate() if seed is None else seed
+        stored = state.get(start)
+        if stored is None:
+            old, time = None, row.time
+            aggregate = calculation.new_aggregate() if copied is None else copied
         else:
-            time, aggregate = held
+            stored_time, aggregate = stored
+            time = max(stored_time, row.time)
             old = calculation.result(aggregate) if self.retracts else None
-            time = max(time, row.time)
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:
             calculation.check(aggregate)
-            self._added.append(start)
+            self._windows_added_to.append(start)
             return
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
-    def _restore(self, state: State, before: State) -> None:
+    def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state as of the calculation's last `keep_changes`."""
         state.clear()
         state.update({start: (time, self.calculation.undo_changes(held)) for start, (time, held) in before.items()})
@@ -82,30 +85,30 @@ class Aggregation(BaseAggregation):
         self._changed: dict[tuple[str, int], None] = {}
         """The keys and windows whose result `send_last_results` has to send."""
 
-    def new_state(self) -> State:
+    def new_state(self) -> Windows:
         return {}
 
-    def process(self, state: State, row: Row, out: Output) -> None:
+    def process(self, state: Windows, row: Row, out: Output) -> None:
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()
         try:
             self._add_row(state, row, out)
         except BaseException as error:
-            self._added.clear()
+            self._windows_added_to.clear()
             self._restore(state, before)
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
-            if self._added:
-                for start in self._added:
+            if self._windows_added_to:
+                for start in self._windows_added_to:
                     self._changed[row.key, start] = None  # type: ignore[index]  # a row without a key is not added
-                self._added.clear()
+                self._windows_added_to.clear()
 
-    def _add_row(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         raise NotImplementedError
 
-    def send_last_results(self, states: Mapping[str, State], out: Output) -> None:
+    def send_last_results(self, states: Mapping[str, Windows], out: Output) -> None:
         """Send the last result of every window that has changed, if `only_last`, before `close` drops any."""
         for key, start in self._changed:
             time, aggregate = states[key][start]
@@ -115,18 +118,19 @@ class Aggregation(BaseAggregation):
     def _bounds(self, start: int) -> Bounds | None:
         return None
 
-    def is_empty(self, state: State) -> bool:
+    def is_empty(self, state: Windows) -> bool:
         return not state
 
 
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream."""
 
-    def _add_row(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
+        # Kafka Streams drops records without a value here, but counts them in windows.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         else:
-            self._add(state, 0, None, row, out)
+            self._add_to_window(state, 0, None, row, out)
 
 
 class TableAggregate(Timeless, BaseAggregation):
@@ -159,25 +163,28 @@ class TableAggregate(Timeless, BaseAggregation):
         self.calculation.keep_changes()
         row = new or old
         assert row is not None
-        held = state.instead.pop(_own(row), None if old is None else old.value)
+        subtracted = state.instead.pop(_table_key(row), None if old is None else old.value)
         added = None if new is None else new.value
         out.hold()
         try:
+            # A table's row without a group's key is only taken out of its old group.
             if row.key is None:
-                if held is not None or added is not None:
+                if subtracted is not None or added is not None:
                     out.count("null_key")
             else:
-                self._update(state.windows, row.key, row.time, held, added, out)
+                self._update(state.windows, row.key, row.time, subtracted, added, out)
         except BaseException as error:
             self._restore(state.windows, before)
-            if held is not None or added is not None:
-                state.instead[_own(row)] = held
+            if subtracted is not None or added is not None:
+                state.instead[_table_key(row)] = subtracted
             out.reject(error, row.key, row.value, row.time)
         else:
             out.release()
 
-    def _update(self, state: State, key: str, time: int, held: str | None, added: str | None, out: Output) -> None:
-        """Subtract `held`, add `added`, and send one result for both changes."""
+    def _update(
+        self, state: Windows, key: str, time: int, subtracted: str | None, added: str | None, out: Output
+    ) -> None:
+        """Subtract `subtracted`, add `added`, and send one result for both changes."""
         calculation = self.calculation
         stored = state.get(0)
         if stored is None and added is None:
@@ -186,13 +193,14 @@ class TableAggregate(Timeless, BaseAggregation):
         if stored is None:
             aggregate = calculation.new_aggregate()
         else:
-            time, aggregate = max(stored[0], time), stored[1]
+            stored_time, aggregate = stored
+            time = max(stored_time, time)
             old = calculation.result(aggregate) if self.retracts else None
-            if held is not None:
-                aggregate = calculation.subtract(key, aggregate, calculation.read(held))
+            if subtracted is not None:
+                aggregate = calculation.subtract(key, aggregate, calculation.read(subtracted))
         if added is not None:
             aggregate = calculation.add(key, aggregate, calculation.read(added))
-        elif held is None:
+        elif subtracted is None:
             return
         state[0] = time, aggregate
         if old is not None:
@@ -203,7 +211,7 @@ class TableAggregate(Timeless, BaseAggregation):
         return not state.windows and not state.instead
 
 
-def _own(row: Row) -> str:
+def _table_key(row: Row) -> str:
     """The row's key in its table; `row.key` is the group's key."""
     return row.foreign or ""
 
@@ -224,7 +232,7 @@ class WindowedAggregate(Aggregation):
     def _bounds(self, start: int) -> Bounds:
         return start, start + self.window.size_ms
 
-    def _add_row(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""
         if row.key is None:
             out.count("null_key")
@@ -235,7 +243,7 @@ class WindowedAggregate(Aggregation):
         # Kafka Streams judges each of the overlapping windows: a record can be late for the earlier ones only.
         for start in starts:
             if start + size > last_late_end:
-                self._add(state, start, self._bounds(start), row, out)
+                self._add_to_window(state, start, self._bounds(start), row, out)
             else:
                 late += 1
         if late:
@@ -243,11 +251,11 @@ class WindowedAggregate(Aggregation):
             if late == len(starts):
                 out.send_late()
 
-    def due(self, state: State) -> int | None:
+    def due(self, state: Windows) -> int | None:
         return self.lateness.closes_at(min(state) + self.window.size_ms) if state else None
 
     def close(
-        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         last_closed = self.lateness.last_closed_end(closed) - self.window.size_ms
         for start in [start for start in state if start <= last_closed]:

@@ -13,7 +13,7 @@ import msgspec
 from sluice.errors import TopologyError
 from sluice.operators.aggregation import accumulators
 from sluice.operators.aggregation.accumulators import Accumulator
-from sluice.operators.aggregation.statistics import Pair, statistic
+from sluice.operators.aggregation.statistics import ArgumentPair, statistic
 from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO
 
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
@@ -80,7 +80,7 @@ class Function:
             return kind
         # A parametrized type for each pair of types: msgspec decodes numbers as the types of their fields.
         fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
-        return msgspec.defstruct("TypedPair", fields, bases=(Pair,), frozen=True) | None
+        return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 
 
 def _require(what: str, argument: type | None, allowed: tuple[type, ...] | None) -> None:

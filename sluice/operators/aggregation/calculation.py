@@ -15,7 +15,7 @@ import msgspec
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE, Function, accumulator_of
-from sluice.operators.aggregation.statistics import Pair
+from sluice.operators.aggregation.statistics import ArgumentPair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
 from sluice.values import contract_parts
 
@@ -117,7 +117,7 @@ class Functions:
             if at not in self._pairs:
                 texts[at] = _text(argument)
             elif argument is not None:
-                texts[at] = Pair(_text(argument.x), argument.y)
+                texts[at] = ArgumentPair(_text(argument.x), argument.y)
         for at in self._maps:
             texts[at] = None if texts[at] is None else _sorted(texts[at])
         return texts

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from sluice.operators.aggregation.aggregate import Aggregation, State
+from sluice.operators.aggregation.aggregate import Aggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import WindowLateness
@@ -24,7 +24,7 @@ class SessionAggregate(Aggregation):
         self.window = window
         self.lateness = WindowLateness(window)
 
-    def _add_row(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
         key = row.key
         if key is None:
@@ -55,17 +55,17 @@ class SessionAggregate(Aggregation):
         state[start] = end, aggregate
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
-    def _sessions_near(self, state: State, row: Row) -> list[int]:
+    def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without those already closed."""
         earliest_end = max(row.time - self.window.gap_ms, self.lateness.last_closed_end(row.before) + 1)
         latest_start = row.time + self.window.gap_ms
         return sorted(start for start in state if start <= latest_start and state[start][0] >= earliest_end)
 
-    def due(self, state: State) -> int | None:
+    def due(self, state: Windows) -> int | None:
         return self.lateness.closes_at(min(end for end, _ in state.values())) if state else None
 
     def close(
-        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         """Forget the sessions that no later record can join."""
         last_closed_end = self.lateness.last_closed_end(closed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.aggregation.aggregate import Aggregation, State
+from sluice.operators.aggregation.aggregate import Aggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import WindowLateness
@@ -24,7 +24,7 @@ class SlidingAggregate(Aggregation):
         self.window = window
         self.lateness = WindowLateness(window)
 
-    def _add_row(self, state: State, row: Row, out: Output) -> None:
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
@@ -46,7 +46,7 @@ class SlidingAggregate(Aggregation):
             out.count("late")
             out.send_late()
 
-    def _next_window(self, state: State, starts: list[int], time: int) -> tuple[int, Any] | None:
+    def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""
         earliest = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
         containing = next((start for start in starts if earliest <= start <= time), None)
@@ -58,7 +58,7 @@ class SlidingAggregate(Aggregation):
             return None
         return latest, self.calculation.copy(aggregate)
 
-    def _create_next(self, state: State, row: Row, out: Output, next_window: tuple[int, Any] | None) -> None:
+    def _create_next(self, state: Windows, row: Row, out: Output, next_window: tuple[int, Any] | None) -> None:
         """Create the window right after the record, if `_next_window` has returned it."""
         if next_window is not None:
             start = row.time + 1
@@ -66,7 +66,7 @@ class SlidingAggregate(Aggregation):
             latest, aggregate = next_window
             out.emit(row.key, self.calculation.result(aggregate), latest, window=(start, start + self.window.size_ms))
 
-    def _add_to_own(self, state: State, starts: list[int], row: Row, out: Output) -> bool:
+    def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record that has a window of its own, which ends at the record. Returns whether any window was open.
 
         `starts` are the starts of nearby windows, the latest first.
@@ -96,7 +96,7 @@ class SlidingAggregate(Aggregation):
         return is_counted
 
     def _add_to_first(
-        self, state: State, starts: list[int], row: Row, out: Output, next_window: tuple[int, Any] | None
+        self, state: Windows, starts: list[int], row: Row, out: Output, next_window: tuple[int, Any] | None
     ) -> bool:
         """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
@@ -109,22 +109,22 @@ class SlidingAggregate(Aggregation):
         is_first_in_next = previous < row.time and previous + 1 not in state
         return self._add_to_each(state, [previous + 1, 0] if is_first_in_next else [0], row, out) or is_counted
 
-    def _add_to_each(self, state: State, starts: list[int], row: Row, out: Output, copied: Any | None = None) -> bool:
+    def _add_to_each(self, state: Windows, starts: list[int], row: Row, out: Output, copied: Any | None = None) -> bool:
         """Add the value to the windows for which it is not late. Returns whether there was any."""
         size = self.window.size_ms
         last_late = self.lateness.last_late_end(row.after) - size
         is_added = False
         for start in starts:
             if start > last_late:
-                self._add(state, start, (start, start + size), row, out, copied)
+                self._add_to_window(state, start, (start, start + size), row, out, copied)
                 is_added = True
         return is_added
 
-    def due(self, state: State) -> int | None:
+    def due(self, state: Windows) -> int | None:
         return self.lateness.late_at(self._last_use(min(state))) if state else None
 
     def close(
-        self, state: State, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
         """Forget the windows that can no longer be changed or copied to a new one."""
         for start in [start for start in state if self.lateness.is_late(self._last_use(start), closed)]:

@@ -23,7 +23,7 @@ _EXACT = Context(prec=100_000, traps=[Inexact])
 """Enough digits for any sum of fourth powers of decimals."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class ArgumentPair(msgspec.Struct, frozen=True):
     """The arguments of a function of two columns. Subclasses declare their types."""
 
     x: Any
@@ -126,7 +126,7 @@ def _powers_of_double(value: float, count: int) -> tuple[Exact, ...]:
     return tuple(_exact(*[value] * power) for power in range(1, count + 1))
 
 
-def _products_of_pair(pair: Pair) -> tuple[Exact, ...] | None:
+def _products_of_pair(pair: ArgumentPair) -> tuple[Exact, ...] | None:
     x, y = pair.x, pair.y
     if x is None or y is None:
         return None

@@ -16,7 +16,7 @@ def joined(left: str | None, right: str | None) -> str:
     return f'{{"left":{"null" if left is None else left},"right":{"null" if right is None else right}}}'
 
 
-class Pair(msgspec.Struct, array_like=True):
+class TablePair(msgspec.Struct, array_like=True):
     """The values of both tables for a key."""
 
     left: str | None = None
@@ -29,16 +29,14 @@ class TableJoin(Timeless):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
     A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
-    in an outer join while either side has one. As in Kafka Streams, a tombstone of a row without a value is sent on if
-    the other side has one, unless the row's side is a filtered table (`filtered`). An inner join sends nothing for
-    changes while the other side has no value.
+    in an outer join while either side has one. `filtered` says of each side whether its table is filtered.
 
-    If the sides depend on the same table, one of them may change before the other in one step of the table. Then the
-    join reads the other side as in Kafka Streams, from a store that already has the change: it gets this change ahead,
-    and again when it is the side's turn.
+    If the sides depend on the same table, one of them may change before the other in one step of the table. As in Kafka
+    Streams, the join then reads the other side from a store that already has the change: the join gets this change
+    ahead (side AHEAD), and again when it is the side's turn.
     """
 
-    state_type: Any = Pair
+    state_type: Any = TablePair
 
     def __init__(self, how: How, *, retracts: bool = False, filtered: tuple[bool, bool] = (False, False)) -> None:
         self.how = how
@@ -47,10 +45,10 @@ class TableJoin(Timeless):
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
         """Key and side → value and time of a change that is not the side's turn yet."""
 
-    def new_state(self) -> Pair:
-        return Pair()
+    def new_state(self) -> TablePair:
+        return TablePair()
 
-    def process(self, state: Pair, row: Row, out: Output) -> None:
+    def process(self, state: TablePair, row: Row, out: Output) -> None:
         if row.key is None:
             if row.side < AHEAD:
                 out.count("null_key")
@@ -63,23 +61,25 @@ class TableJoin(Timeless):
             return
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
+        # A filtered table sends no tombstone for a row that the filter has never passed.
         if row.value is None and self.filtered[row.side] and (state.right if row.side == RIGHT else state.left) is None:
             return
-        seen = self._seen(state, row) if self._ahead else state
-        old = self._result(seen)
+        pair = self._pair_in_stores(state, row) if self._ahead else state
+        old = self._result(pair)
         if row.side == RIGHT:
-            state.right, state.right_time = seen.right, seen.right_time = changed
+            state.right, state.right_time = pair.right, pair.right_time = changed
         else:
-            state.left, state.left_time = seen.left, seen.left_time = changed
-        new = self._result(seen)
-        if old is None and new is None and not self._sends_tombstone(seen, row.side):
+            state.left, state.left_time = pair.left, pair.left_time = changed
+        new = self._result(pair)
+        if old is None and new is None and not self._sends_tombstone(pair, row.side):
             return
-        time = max(row.time, seen.left_time, seen.right_time)
+        # Kafka Streams: the result has the larger time of both sides, also if a tombstone deletes it.
+        time = max(row.time, pair.left_time, pair.right_time)
         if self.retracts and old is not None:
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def _seen(self, state: Pair, row: Row) -> Pair:
+    def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
         """The values of both sides as the stores have them: with the other side's change, if it came ahead."""
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
@@ -87,25 +87,28 @@ class TableJoin(Timeless):
         if ahead is None:
             return state
         if other == LEFT:
-            return Pair(*ahead, state.right, state.right_time)
-        return Pair(state.left, state.left_time, *ahead)
+            return TablePair(*ahead, state.right, state.right_time)
+        return TablePair(state.left, state.left_time, *ahead)
 
-    def _sends_tombstone(self, state: Pair, side: int) -> bool:
-        """Whether a change of a side that has no result before and after it is sent as a tombstone."""
+    def _sends_tombstone(self, state: TablePair, side: int) -> bool:
+        """Whether a tombstone is sent for a change of this side that has no result before and after it.
+
+        As in Kafka Streams, it is if the other side has a value, except for the right side of a left join.
+        """
         other = state.left if side == RIGHT else state.right
         return other is not None and (self.how == "inner" or side != RIGHT)
 
-    def is_empty(self, state: Pair) -> bool:
+    def is_empty(self, state: TablePair) -> bool:
         return state.left is None and state.right is None
 
-    def _result(self, state: Pair) -> str | None:
+    def _result(self, state: TablePair) -> str | None:
         left, right = state.left, state.right
         if self.how == "outer":
             return None if left is None and right is None else joined(left, right)
         return joined(left, right) if left is not None and (right is not None or self.how == "left") else None
 
 
-class Entry(msgspec.Struct, array_like=True):
+class TableValue(msgspec.Struct, array_like=True):
     """The table's value for a key."""
 
     value: str | None = None
@@ -118,25 +121,27 @@ class StreamTableJoin(Timeless):
     records without a key with a null right side.
     """
 
-    state_type: Any = Entry
+    state_type: Any = TableValue
 
     def __init__(self, how: How, *, mapped: bool = False) -> None:
         self.how = how
         self.mapped = mapped
 
-    def new_state(self) -> Entry:
-        return Entry()
+    def new_state(self) -> TableValue:
+        return TableValue()
 
-    def process(self, state: Entry, row: Row, out: Output) -> None:
+    def process(self, state: TableValue, row: Row, out: Output) -> None:
+        # Only the stream side sends results; a change of the table is for later stream records.
         if row.side == RIGHT:
             if row.key is None:
                 out.count("null_key")
             elif not row.old:
                 state.value = row.value
+        # Kafka Streams drops stream records without a value; those without a key match nothing in an inner join.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
             out.emit(row.foreign if self.mapped else row.key, joined(row.value, state.value), row.time)
 
-    def is_empty(self, state: Entry) -> bool:
+    def is_empty(self, state: TableValue) -> bool:
         return state.value is None

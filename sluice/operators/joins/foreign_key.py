@@ -23,18 +23,14 @@ class ForeignKeyJoin(Timeless):
     """Results have the left table's key. A change of a right row has that row's time; of a left row, the larger time.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
-    foreign key and its new value to that of the new one, in any order. Neither state knows the other value, so the
-    engine tells them by the side of the rows. It is MOVED for
+    foreign key and its new value to that of the new one, in any order. Neither state has the other value, so the engine
+    marks such rows (`engine/stages/foreign_keys.py`). A row's side is MOVED for
 
-    - an old value without a new one that has a foreign key,
+    - an old value, unless a new value that has a foreign key replaces it,
     - a new value whose old value had another foreign key, and
     - a tombstone of a row that had a value.
 
-    As in Kafka Streams, an inner join sends a tombstone for the first, and for the second if there is no right row. It
-    sends nothing for a left row that cannot have had a result. The deletion of an unknown right row sends results
-    unless the right table is filtered. It cannot know whether the right table had a row for the
-    old foreign key, so some tombstones delete nothing. A left row without a foreign key has no result in an inner join,
-    and a result with a null right side in a left join.
+    A left row without a foreign key has no result in an inner join, and a result with a null right side in a left join.
     """
 
     state_type: Any = Referred
@@ -53,6 +49,8 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
         elif row.old:
             state.left.pop(row.foreign, None)
+            # Kafka Streams sends a tombstone for a left row that leaves its foreign key, whether or not there is a
+            # right row, so some tombstones delete nothing. In a left join, the row's new place sends the result.
             if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
                 out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
@@ -66,14 +64,17 @@ class ForeignKeyJoin(Timeless):
             return
         old, state.right = state.right, row.value
         state.right_time = -1 if row.value is None else row.time
+        # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a filtered table does
+        # not pass on the deletion of a row that it never had.
         if self.right_filtered and old is None and row.value is None:
             return
-        # Kafka Streams reads the rows that refer to a key from a store, which has them in the order of their keys.
+        # Kafka Streams reads the left rows of a foreign key from a store, which has them in the order of their keys.
         for key in sorted(state.left, key=str.encode):
             out.emit(key, self._result(state.left[key], row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
+            # The deleted row had a result in a left join; in an inner join, its old value has sent the tombstone.
             if self.how == "left" and row.side == MOVED:
                 out.emit(key, None, row.time)
             return
@@ -83,6 +84,7 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
+        # Without a right row, a row that has moved here may have had a result at its old foreign key: a tombstone.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 

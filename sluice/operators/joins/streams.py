@@ -17,7 +17,7 @@ _NEVER = 1 << 62
 _TIME = attrgetter("time")
 
 
-class Record(msgspec.Struct, array_like=True):
+class StoredRecord(msgspec.Struct, array_like=True):
     """A record that later records of the other side may match."""
 
     time: int
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, array_like=True):
 class Side(msgspec.Struct, array_like=True):
     """A key's records of one side of the join."""
 
-    records: list[Record] = []
+    records: list[StoredRecord] = []
     """Sorted by time."""
     waits_from: int = _NEVER
     """Time of the earliest record that waits for a match."""
@@ -161,7 +161,7 @@ class StreamJoin:
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
-        record = Record(row.time, row.value, waits_for_match)
+        record = StoredRecord(row.time, row.value, waits_for_match)
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -188,7 +188,7 @@ class StreamJoin:
 
     def _send_unmatched(self, state: Sides, key: str | None, stream_time: int, out: Output) -> None:
         """Send the records that no longer wait for a match, by time, the right side first."""
-        due: list[tuple[int, int, Record]] = []
+        due: list[tuple[int, int, StoredRecord]] = []
         if self.shared is not None:
             stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import BufferFull
-from sluice.operators.suppress import Limit, Suppress
+from sluice.operators.suppress import BufferLimit, Suppress
 from tests.unit.operators.feed import Given, run
 
 
@@ -41,7 +41,7 @@ def test_updates_of_a_window_wait_from_the_first_one() -> None:
 
 
 def test_a_full_buffer_emits_the_oldest_window_early() -> None:
-    suppress = Suppress("time_limit", 1000, Limit(records=1))
+    suppress = Suppress("time_limit", 1000, BufferLimit(records=1))
     rows = [Given("a", 1, 0, window=(0, 5)), Given("a", 2, 6, window=(5, 10))]
     ran = run(suppress, rows)
     assert [(result.window, result.value) for result in ran.results] == [((0, 5), 1)]
@@ -51,18 +51,18 @@ def test_a_full_buffer_emits_the_oldest_window_early() -> None:
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4), (2,)])
 def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...]) -> None:
     rows = [Given("a", 1, 3), Given("b", 1, 1), Given("c", 1, 5), Given("b", 2, 6), Given("a", 2, 7)]
-    ran = run(Suppress("time_limit", 1000, Limit(records=2)), rows, cuts)
+    ran = run(Suppress("time_limit", 1000, BufferLimit(records=2)), rows, cuts)
     assert [(result.key, result.value) for result in ran.results] == [("b", 1), ("a", 1), ("c", 1)]
 
 
 def test_emitted_updates_free_the_buffer() -> None:
     rows = [Given("a", 1, 0), Given("b", 1, 10), Given("c", 1, 12)]
-    ran = run(Suppress("time_limit", 10, Limit(records=2)), rows)
+    ran = run(Suppress("time_limit", 10, BufferLimit(records=2)), rows)
     assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c fit into the buffer"
 
 
 def test_a_full_buffer_of_bytes_emits_early() -> None:
-    suppress = Suppress("time_limit", 1000, Limit(bytes=10))
+    suppress = Suppress("time_limit", 1000, BufferLimit(bytes=10))
     ran = run(suppress, [Given("a", "12", 0), Given("b", "123", 0), Given("c", "1", 0)])
     assert ran.values == ["12"], 'a and "12" with its quotes are 5 bytes, b and c are 6 and 4'
     run(suppress, [Given("d", "more than will ever fit", 0)])
@@ -71,7 +71,7 @@ def test_a_full_buffer_of_bytes_emits_early() -> None:
 
 
 def test_a_full_buffer_reports_its_size_and_limit() -> None:
-    suppress = Suppress("time_limit", 1000, Limit(records=1, when_full="shut_down"))
+    suppress = Suppress("time_limit", 1000, BufferLimit(records=1, when_full="shut_down"))
     assert run(suppress, [Given("a", 1, 0)]).values == []
     suppress.check()
     run(suppress, [Given("b", 1, 0)])
@@ -82,6 +82,6 @@ def test_a_full_buffer_reports_its_size_and_limit() -> None:
 
 
 def test_emitted_updates_no_longer_count() -> None:
-    suppress = Suppress("time_limit", 10, Limit(records=1, when_full="shut_down"))
+    suppress = Suppress("time_limit", 10, BufferLimit(records=1, when_full="shut_down"))
     run(suppress, [Given("a", 1, 0), Given("b", 1, 20)])
     suppress.check()
