@@ -30,6 +30,8 @@ class Scope:
     """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
+    turns: tuple[int, ...] = ()
+    """The number of the child that was taken at each node with several children on the way to this scope."""
     rekeyed: bool = False
     """Whether a step since the start of the stage has changed the key."""
 

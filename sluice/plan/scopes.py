@@ -68,7 +68,8 @@ class Scopes:
                     inputs.append((node.number, number))
         if len(inputs) <= 1:
             return scope
-        return replace(scope, path=(*scope.path, row_order.turn_sql(inputs.index((child.number, side)))))
+        turn = inputs.index((child.number, side))
+        return replace(scope, path=(*scope.path, row_order.turn_sql(turn)), turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
         """The scope in which a value that is not an object, and is null, counts as a missing value."""
@@ -208,6 +209,8 @@ class Scopes:
         match node:
             case nodes.Process():
                 return True
+            case nodes.Join() if nodes.joins_global_table(node):
+                return self.after(node.left).rekeyed
             case nodes.Merge() | nodes.StreamOperator():
                 return any(self.after(parent).rekeyed for parent in nodes.parents(node))
             case _:
@@ -319,7 +322,9 @@ class Scopes:
         first = scopes[0]
         # If an earlier step turned a record into several rows, streams that do not follow that step take only one.
         depth = self.columns.next_layer(first.stage)
-        numbers = [value_if(self.columns.row_condition(scope), str(side)) for side, scope in enumerate(scopes)]
+        # As in Kafka Streams, a child that was declared earlier is processed first, with everything behind it.
+        sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
+        numbers = [value_if(self.columns.row_condition(scopes[side]), str(side)) for side in sides]
         streams = f"m{node.number}_ways"
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)
@@ -341,7 +346,8 @@ class Scopes:
         exploded[node.number] = None
         return replace(
             rows, depth=rows.depth + 1, columns=columns, scalar=first.scalar, is_null=is_null,
-            exploded=tuple(exploded), path=(_by_stream(number, paths),), results_of=results_of,
+            exploded=tuple(exploded), path=(_by_stream(number, paths),), turns=scopes[sides[0]].turns,
+            results_of=results_of,
         )  # fmt: skip
 
     def _columns_by_stream(self, node: nodes.Node, scopes: Sequence[Scope], number: str, depth: int) -> dict[str, str]:

@@ -263,6 +263,8 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
     match node:
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
             return nodes.is_table(parent) or key != "_key" or scope.rekeyed
+        case nodes.Join() if nodes.joins_global_table(node):
+            return False  # every task of Kafka Streams has the whole global table
         case nodes.Join(on=on):
             return scope.rekeyed or (side == LEFT and on is not None)
         case nodes.ToTable() if side == LEFT:

@@ -306,6 +306,11 @@ STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator)
 """The steps that may keep a state, or a position in a topic."""
 
 
+def joins_global_table(node: Join) -> bool:
+    """Whether the right side of a join is a global table."""
+    return isinstance(node.right, Source) and node.right.kind == "global_table"
+
+
 def is_step_name(name: str) -> bool:
     """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")

@@ -79,3 +79,38 @@ def test_a_record_arrives_once_per_path_through_merges_and_flat_maps(drive: Driv
     results = {name: (driver.store(f"{name}_counts")["k"], len(driver.read(name))) for name in ("two", "three", "six")}
     assert results == {"two": (2, 2), "three": (3, 3), "six": (6, 6)}
     assert driver.store("flat") == {"k": 4}
+
+
+class Numbered(Struct):
+    n: int
+    key: str = ""
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_children_come_in_the_order_of_their_declaration_whatever_the_order_of_a_merge(
+    drive: Drive, *, stateful: bool
+) -> None:
+    pipeline = Pipeline("twice", workers=2)
+    numbers = pipeline.stream("numbers", value=Numbered)
+    larger = numbers.select(n="n + 100", key="key")
+    merged = numbers.merge(larger)
+    merged.to("merged")
+    if stateful:
+        merged.group_by_key().aggregate(store="all", n="collect_list(n)")
+    driver = drive(pipeline)
+    driver.pipe("numbers", Numbered(1), key="k")
+    assert [record.value["n"] for record in driver.output("merged")] == [101, 1]
+    if stateful:
+        assert driver.store("all") == {"k": {"n": [101, 1]}}
+
+
+def test_a_join_with_a_global_table_does_not_send_records_to_the_end_of_the_line(drive: Drive) -> None:
+    pipeline = Pipeline("twice", workers=2)
+    numbers = pipeline.stream("numbers", value=Numbered)
+    names = pipeline.global_table("names", value=Numbered)
+    joined = numbers.join(names, on="key").select(n="left.n + right.n", key="left.key")
+    numbers.merge(joined).group_by_key().aggregate(store="all", n="collect_list(n)")
+    driver = drive(pipeline)
+    driver.pipe("names", Numbered(100), key="other")
+    driver.pipe("numbers", Numbered(1, "other"), key="k")
+    assert driver.store("all") == {"k": {"n": [101, 1]}}
