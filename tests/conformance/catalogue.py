@@ -225,6 +225,8 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         raise Unfit("the other side may have a row that has been deleted")
     if not (left.can_be_looked_up and right.can_be_looked_up):
         raise Unfit("Kafka Streams would join with an old row that was never sent")
+    if _may_change_first(left, right) or _may_change_first(right, left):
+        raise Unfit("Kafka Streams would join the filtered row with a row that has not been computed yet")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
@@ -236,6 +238,12 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         settled=left.settled and right.settled and not (is_shared and "fk" in about),
         deletes=not (is_shared and how == "inner"),
     )  # fmt: skip
+
+
+def _may_change_first(filtered: Values, other: Values) -> bool:
+    """Whether a filtered or mapped table may change before another one that was joined from the same table."""
+    is_filtered = filtered.kind == "table" and len(filtered.origins) == 1 and filtered.id not in SOURCES
+    return is_filtered and other.kind == "table" and len(other.origins) > 1 and filtered.origins <= other.origins
 
 
 def foreign(left: Values) -> dict[str, Any]:
