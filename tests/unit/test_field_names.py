@@ -73,7 +73,7 @@ def test_a_name_without_backticks_is_read_or_refused_with_the_backticks(name: st
             assert parse(text).fields == {read}
         else:
             assert reference(name) in mistake
-            assert "names: filter at test_names.py:" in mistake
+            assert "names: filter at test_field_names.py:" in mistake
 
 
 def refusal(stream: Stream[Any], condition: str) -> str | None:

@@ -19,7 +19,7 @@ STEPS = [
 JOB = SimpleNamespace(pipeline=SimpleNamespace(name="orders", steps={}), python_steps=STEPS)
 STORAGE: Any = SimpleNamespace(job=JOB, locations=[])
 PUBLISHER: Any = SimpleNamespace(error=None)
-LEASE: Any = SimpleNamespace(require=lambda: None)
+LEASE: Any = SimpleNamespace(require_in_ledger=lambda: None)
 
 
 def error_of(cause: str) -> str:
