@@ -75,7 +75,7 @@ class BufferFull(EngineError):
 
 
 class Overdue(EngineError):
-    """A run has missed the pipeline's deadline, and the newest snapshot is older than that."""
+    """A run has missed the pipeline's deadline, and the newest snapshot is older than the deadline."""
 
     title = "The data are too old"
 
@@ -197,7 +197,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A request to a state server, or its claim, concerns a worker that belongs to another server."""
+    """A request or command is not allowed, or would overwrite what another server, run or command has changed."""
 
     status = 403
     title = "Refused"

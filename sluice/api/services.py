@@ -20,7 +20,7 @@ from sluice.support.single_flight import SingleFlightCache
 
 SERVICES = "sluice_services"
 """The key of the services in a request's state."""
-LAG_SECONDS = 2.0
+_LAG_SECONDS = 2.0
 """How long the topics' end offsets are cached."""
 
 
@@ -35,7 +35,7 @@ class Services:
     runs: Runs = NO_RUNS
     kafka: Callable[[], dict[str, str]] = _kafka_settings
     _lags: SingleFlightCache[Lag | BrokersUnreachable] = field(
-        default_factory=lambda: SingleFlightCache(LAG_SECONDS, 10), repr=False
+        default_factory=lambda: SingleFlightCache(_LAG_SECONDS, 10), repr=False
     )
     _held: HeldPartitions = field(default_factory=HeldPartitions, repr=False)
 

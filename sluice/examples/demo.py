@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,8 +27,8 @@ from sluice.settings import settings
 from sluice.topology import drawing, load_pipeline
 
 SEED = 7
-USUAL_PORT = 8080
-RUN_SECONDS = 1_800.0
+_USUAL_PORT = 8080
+_RUN_SECONDS = 1_800.0
 """A run takes half a minute on a quiet machine, and minutes on a busy one."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WIDTH = 400
@@ -100,10 +100,10 @@ def _platform(options: Options, home: Path) -> LocalPlatform:
 
 def _usual_port() -> int:
     try:
-        check_port(USUAL_PORT)
+        check_port(_USUAL_PORT)
     except PreflightError:
         return free_port()
-    return USUAL_PORT
+    return _USUAL_PORT
 
 
 def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
@@ -132,14 +132,14 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
 def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
     """Wait for the run that the records trigger, and report its progress."""
     with steps.step(f"Wait for the DAG {dag} to start by itself") as step:
-        for _ in platform.ticks(RUN_SECONDS, f"Airflow has not started a run of the DAG {dag}"):
+        for _ in platform.ticks(_RUN_SECONDS, f"Airflow has not started a run of the DAG {dag}"):
             if runs := airflow.runs(dag):
                 break
             step.say("its trigger compares the topics' end offsets with the ledger")
         step.conclude(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
     with steps.step("Run the pipeline with spark-submit until all records are read") as step:
-        for _ in platform.ticks(RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"):
+        for _ in platform.ticks(_RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"):
             state = next(dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run)
             tasks = ", ".join(f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(dag, run))
             if state in ("success", "failed"):
@@ -156,10 +156,10 @@ def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps:
         actual = example.actual(platform.kafka_config, expected)
         with Client(platform.url, token=airflow.token) as client:
             for store in expected.stores:
-                rows = (
-                    ((entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key, entry.value)
-                    for entry in client.range(store, pipeline=example.name)
-                )
+                rows: list[tuple[Any, Any]] = []
+                for entry in client.range(store, pipeline=example.name):
+                    key = (entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key
+                    rows.append((key, entry.value))
                 actual.stores[store] = example.actual_store(store, rows)
         differences = expected.differences(actual)
         step.conclude(f"{expected.size:,} entries and records, {sum(differences.values())} differences")

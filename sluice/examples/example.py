@@ -152,11 +152,11 @@ def produce_samples(kafka: Mapping[str, str], example: Example, samples: Iterabl
 
 def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
     """Read the records of an example's topics, in the order of their timestamps."""
-    samples = [
-        Sample(topic, _text(message.key()), _bytes(message.value()), message.timestamp()[1])
-        for topic in example.topics
-        for message in read_topic(kafka, topic)
-    ]
+    samples: list[Sample] = []
+    for topic in example.topics:
+        for message in read_topic(kafka, topic):
+            key, value = _text(message.key()), _bytes(message.value())
+            samples.append(Sample(topic, key, value, message.timestamp()[1]))
     return sorted(samples, key=lambda sample: sample.timestamp_ms)
 
 

@@ -37,7 +37,11 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
     for number in range(count // len(_TOPICS)):
         time_ms += random.randint(1_000, 20_000)
         luck = random.random()
-        at = time_ms - (_LATE_MS if luck < 0.02 else random.randrange(_DISORDER_MS) if luck < 0.2 else 0)
+        at = time_ms
+        if luck < 0.02:
+            at -= _LATE_MS
+        elif luck < 0.2:
+            at -= random.randrange(_DISORDER_MS)
         # The time in UTC, to the second, as most producers write it.
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
@@ -114,9 +118,10 @@ def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
-        for start in {start for time_ms in times for start in (time_ms - _GAP_MS, time_ms + 1)}:
-            if inside := [time_ms for time_ms in times if start <= time_ms <= start + _GAP_MS]:
-                windows[page, start, start + _GAP_MS] = len(inside)
+        for start in {time_ms - _GAP_MS for time_ms in times} | {time_ms + 1 for time_ms in times}:
+            count = sum(start <= time_ms <= start + _GAP_MS for time_ms in times)
+            if count:
+                windows[page, start, start + _GAP_MS] = count
     return windows
 
 

@@ -21,11 +21,11 @@ from sluice.kafka.brokers import ANSWER_SECONDS
 from sluice.kafka.topics import Headers, headers_of, read_topic, topic_ids
 from sluice.values.dead_letter_headers import FIRST, PREFIX, original
 
-READ_SECONDS = 8.0
+_READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are returned."""
-MOST_BYTES = 10_000
+_MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
-UNKNOWN = "unknown"
+_UNKNOWN = "unknown"
 """Reason of a record in the topic of dead letters that Sluice has not written."""
 UNREADABLE = frozenset(
     {
@@ -119,7 +119,7 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        return self.header("reason") or UNKNOWN
+        return self.header("reason") or _UNKNOWN
 
     @property
     def source(self) -> Place | None:
@@ -179,7 +179,7 @@ class Matches:
 
 
 def find_dead_letters(
-    kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFilter, limit: int, most_bytes: int = MOST_BYTES
+    kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFilter, limit: int, most_bytes: int = _MOST_BYTES
 ) -> Matches:
     """The newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
 
@@ -189,7 +189,7 @@ def find_dead_letters(
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return matches
-    until = time.monotonic() + READ_SECONDS
+    until = time.monotonic() + _READ_SECONDS
     for letter in chosen_letters(kafka, pipeline, chosen):
         matches.reasons[letter.reason] += 1
         matches.letters.append(letter.with_most(most_bytes))

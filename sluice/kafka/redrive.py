@@ -179,7 +179,7 @@ def _send(
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
             producer.produce(
-                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *history_headers(history)],
+                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *_history_headers(history)],
                 on_delivery=partial(delivered, letter, history),
             )  # fmt: skip
         until = time.monotonic() + _TIMEOUT_S
@@ -210,7 +210,7 @@ def _abort(producer: Producer) -> None:
     producer.abort_transaction(_TIMEOUT_S)
 
 
-def history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
+def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
     """The last headers of a record that was re-driven after these failures."""
     if not history:
         return []
@@ -255,7 +255,7 @@ def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
     # The record has these headers from its last re-drive, unless another program has written a record to its place.
-    earlier = history_headers(letter.history)
+    earlier = _history_headers(letter.history)
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]
     return key, value, timestamp, headers

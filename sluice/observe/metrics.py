@@ -12,7 +12,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 
-Labels = tuple[tuple[str, str], ...]
+_Labels = tuple[tuple[str, str], ...]
 
 HELP = {
     "lag_records": "Records of a partition that the pipeline has not read.",
@@ -38,7 +38,7 @@ class Gauge:
 
     name: str
     value: float
-    labels: Labels = ()
+    labels: _Labels = ()
 
 
 def gauges(

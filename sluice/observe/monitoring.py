@@ -30,11 +30,11 @@ def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, in
     counted: Counter[str] = Counter()
     # A pipeline that lingers publishes 60,000 snapshots a day, few of them with dead letters.
     for snapshot in ledger.snapshots.since(pipeline, since, ("dead_letter", f"{UNWRITTEN}/")):
-        counted.update(dead_letters_of(snapshot))
+        counted.update(_dead_letters_of(snapshot))
     return dict(counted.most_common())
 
 
-def dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
+def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     """Reason → number of dead letters of one batch."""
     counts = snapshot.counts
     reasons = _counts_with("dead_letter/", counts)
@@ -117,7 +117,7 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         late=_counts_with("late/", counts),
         dropped=_counts_with("dropped/", counts),
         failed=_counts_with("failed/", counts),
-        dead_letters=dead_letters_of(snapshot),
+        dead_letters=_dead_letters_of(snapshot),
         read=dict(read),
         written=_counts_with("output/", counts),
         rows=counts.get("rows", 0),

@@ -38,7 +38,8 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
 async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: dict[str, Any] | None = None) -> str:
     """Alert unless a snapshot has been published since the run was queued. Airflow's triggerer calls this.
 
-    A run that lingers can last longer than the deadline, although its data are new. Returns what was found.
+    A run that lingers can last longer than the deadline, although its data are new. Returns a sentence about the
+    outcome.
     """
     context = context or {}
     allowed = timedelta(milliseconds=deadline_ms)
@@ -51,7 +52,7 @@ async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: 
 async def alert(pipeline: str, since: datetime, why: str, notify: str, context: dict[str, Any]) -> str:
     """Record that a pipeline's data are too old, and call `notify`, unless its newest snapshot is newer than `since`.
 
-    Does so once, until a run has read all records. Returns what was found.
+    Alerts only once until a run has read all records. Returns a sentence about the outcome.
     """
     run = str((context.get("dag_run") or {}).get("dag_run_id", ""))
     detail = await asyncio.to_thread(_note_if_old, settings(), pipeline, since, why, run)

@@ -29,8 +29,8 @@ from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 
 OWNER = "sluice"
-RETRIES = 2
-RETRY_DELAY = timedelta(seconds=10)
+_RETRIES = 2
+_RETRY_DELAY = timedelta(seconds=10)
 _NOTE_SECONDS = 3.0
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. promote: make it the current "
@@ -45,7 +45,7 @@ _POINTS = {
     "several with commas between them. Empty: where the current generation began.",
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
-LONGEST_RUN = timedelta(hours=2)
+_LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 """`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -89,7 +89,7 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         dags[NAME] = deadlines_dag(watched, alerts.on_overdue, defaults() | {"on_failure_callback": alerts.on_failure})
     broken_files = _files_by_dag_id(broken, {*dags, *RESERVED})
     for name, file in broken_files.items():
-        dags[name] = broken_dag(name, file)
+        dags[name] = _broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
     _note({name: file.error for name, file in broken_files.items()})
@@ -144,7 +144,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
         tags={"sluice", "pipeline"},
         params=_parameters(),
         default_args=defaults() | {"on_failure_callback": alerts.on_failure},
-        owner_links=owner_links(),
+        owner_links=_owner_links(),
         deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
     )
     SluiceOperator(
@@ -188,7 +188,7 @@ def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:
     return f"@{CONTINUOUS}" if pipeline.schedule == CONTINUOUS else pipeline.schedule
 
 
-def broken_dag(name: str, broken: Broken) -> DAG:
+def _broken_dag(name: str, broken: Broken) -> DAG:
     """The DAG of a pipeline that cannot be loaded. It keeps the history of runs visible, and has no schedule."""
     from airflow.providers.standard.operators.python import PythonOperator
 
@@ -237,15 +237,15 @@ def defaults() -> dict[str, object]:
     """Default arguments of all tasks."""
     return {
         "owner": OWNER,
-        "retries": RETRIES,
-        "retry_delay": RETRY_DELAY,
+        "retries": _RETRIES,
+        "retry_delay": _RETRY_DELAY,
         "retry_exponential_backoff": True,
         "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": LONGEST_RUN,
+        "execution_timeout": _LONGEST_RUN,
     }
 
 
-def owner_links() -> dict[str, str]:
+def _owner_links() -> dict[str, str]:
     """A link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
     base = conf.get("api", "base_url", fallback="") or ""
     return {OWNER: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}

@@ -33,7 +33,7 @@ from sluice.values.sink_tables import DeltaTable, PostgresTable
 
 Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
 
-FACET = "sluice_audit"
+_FACET = "sluice_audit"
 """The name of the run facet with the audit."""
 _READ = ("run", "replay", "promote")
 """The actions that read the pipeline's topics."""
@@ -82,7 +82,7 @@ def lineage(
     return OperatorLineage(
         inputs=_inputs(job, kafka, audits) if action in _READ else [],
         outputs=_outputs(job, kafka, configuration.ledger, databases, audits) if action in _PUBLISHED else [],
-        run_facets={FACET: _facet(audits)} if audits else {},
+        run_facets={_FACET: _facet(audits)} if audits else {},
     )
 
 

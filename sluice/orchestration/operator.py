@@ -112,7 +112,7 @@ class SluiceOperator(SparkSubmitOperator):
                 )  # fmt: skip
                 self.conf = dict(submitted.for_backlog(unread).conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
-                with added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
+                with _added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
                 if not submitted.is_finished:
                     raise AirflowException(UNFINISHED)
@@ -237,7 +237,7 @@ def _run(context: Context) -> str:
 
 
 @contextmanager
-def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables of this process during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -15,7 +15,7 @@ from sluice.airflow_connections import KAFKA
 from sluice.engine.run.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.orchestration.watch import POLL_SECONDS, Seen, Watch
+from sluice.orchestration.watch import POLL_SECONDS, Observation, Watch
 from sluice.settings import settings
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
@@ -168,13 +168,13 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await self._watch.leave(self)
             self._watch = None
 
-    async def _look(self, watch: Watch, new: Burst | None) -> Seen | None:
-        """What the watch sees; None while the broker, a topic or the ledger is unreachable, which is logged once.
+    async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
+        """Observe the pipeline. None while the broker, a topic or the ledger is unreachable, which is logged once.
 
         A new burst learns when the last run began, which an earlier triggerer has started.
         """
         try:
-            seen = await watch.look(self.pipeline, frozenset(self.topics))
+            seen = await watch.observe(self.pipeline, frozenset(self.topics))
             if new is not None and new.min_interval_s:
                 began = await asyncio.to_thread(_last_run_began, self.pipeline)
                 if began is not None:

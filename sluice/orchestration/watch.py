@@ -24,7 +24,7 @@ POLL_SECONDS = 0.5
 """The period of the triggers. They share what they read only if they have the same one."""
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """A pipeline's unread records, its driver's lease and the time of its newest snapshot, if there ever was one."""
 
     lag: Lag
@@ -77,15 +77,15 @@ class Watch:
             ledger, self._ledger, self._admin = self._ledger, None, None
             await asyncio.to_thread(ledger.close)
 
-    async def look(self, pipeline: str, topics: frozenset[str]) -> Seen:
-        """What a trigger that has joined sees. Topics that do not exist are missing in the lag.
+    async def observe(self, pipeline: str, topics: frozenset[str]) -> Observation:
+        """Observe a pipeline for a trigger that has joined. Topics that do not exist are missing in the lag.
 
         Raises BrokersUnreachable, and StateError if the ledger cannot be reached.
         """
         topics_of_all = frozenset[str]().union(*self._topics.values())
         shared = await self._rounds.get(topics_of_all, lambda: self._read(topics_of_all))
         lag = shared.lag.of_pipeline(topics, shared.positions.get(pipeline, {}))
-        return Seen(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
+        return Observation(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
 
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:

@@ -12,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 
 from sluice.errors import PreflightError
 
-SETTINGS = "SLUICE_IVY_SETTINGS"
+_SETTINGS = "SLUICE_IVY_SETTINGS"
 """Environment variable with the path of an ivysettings.xml, for repositories other than Maven Central."""
 
 _TREE = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
@@ -67,20 +67,21 @@ def fetch(
     if ivy.returncode:
         raise PreflightError(
             f"Cannot download jars: {_reason(output)}.",
-            next_step=f"Check that the Maven repository is reachable, or set {SETTINGS} to an ivysettings.xml.",
+            next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an ivysettings.xml.",
         )
     return {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
 
 
 def _description(modules: Iterable[Module], transitive: bool) -> str:
-    wanted = "".join(
-        f"<dependency org={quoteattr(module.organisation)} name={quoteattr(module.name)} "
-        f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" conf="default-&gt;default"/>'
-        for module in modules
-    )
+    dependencies = ""
+    for module in modules:
+        dependencies += (
+            f"<dependency org={quoteattr(module.organisation)} name={quoteattr(module.name)} "
+            f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" conf="default-&gt;default"/>'
+        )
     return (
-        '<ivy-module version="2.0"><info organisation="sluice" module="jars"/>'
-        f'<configurations><conf name="default"/></configurations><dependencies>{wanted}</dependencies></ivy-module>'
+        '<ivy-module version="2.0"><info organisation="sluice" module="jars"/><configurations>'
+        f'<conf name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>'
     )
 
 
@@ -95,9 +96,10 @@ def _ivy_jar() -> Path:
 
 
 def _settings() -> list[str]:
-    path = os.environ.get(SETTINGS)
+    path = os.environ.get(_SETTINGS)
     if path and not Path(path).is_file():
-        raise PreflightError(f"{SETTINGS} is {path}, which does not exist.", next_step="Correct or unset the variable.")
+        why = f"{_SETTINGS} is {path}, which does not exist."
+        raise PreflightError(why, next_step="Correct or unset the variable.")
     return ["-settings", path] if path else []
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from sluice.errors import PreflightError
 
 LOOPBACK = "127.0.0.1"
-OLDEST_JAVA = 17
+_OLDEST_JAVA = 17
 DEMO_MEMORY_MIB = 4096
 """The memory that Kafka, Airflow and one Spark application use together, plus a margin."""
 
@@ -33,7 +33,7 @@ class Java:
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     """Find Java in JAVA_HOME, else on the PATH. Raises PreflightError if it is missing or too old."""
-    next_step = f"Install Java {OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
+    next_step = f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
     path = _java_path(environ)
     if path is None:
         raise PreflightError("Java was not found on the PATH.", next_step=f"{next_step}, or set JAVA_HOME.")
@@ -43,9 +43,9 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
         line = text.strip().partition("\n")[0]
         raise PreflightError(f"Cannot find the version of {path}, which says: {line!r}.", next_step=f"{next_step}.")
     release = int(version[1])
-    if release < OLDEST_JAVA:
+    if release < _OLDEST_JAVA:
         raise PreflightError(
-            f"{path} is Java {release}, but Spark and Kafka need {OLDEST_JAVA} or newer.",
+            f"{path} is Java {release}, but Spark and Kafka need {_OLDEST_JAVA} or newer.",
             next_step=f"{next_step}, or set JAVA_HOME to a newer Java.",
         )
     return Java(path, release)

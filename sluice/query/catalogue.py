@@ -24,7 +24,7 @@ _RENEWAL = 0.8
 
 FRESH_SECONDS = 0.05
 """Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
-SELDOM = 20
+_SELDOM = 20
 """The list of stores and the placements count as current this many times longer, unless a snapshot is published."""
 
 
@@ -92,20 +92,20 @@ class Catalogue:
 
     async def stores(self) -> list[StoreInfo]:
         """All stores, sorted by pipeline and name."""
-        return await self._fresh("stores", self._ledger.generations.stores, times=SELDOM)
+        return await self._fresh("stores", self._ledger.generations.stores, times=_SELDOM)
 
     async def named(self, name: str) -> list[StoreInfo]:
         """The stores with this name, one per pipeline that has it."""
-        by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=SELDOM)
+        by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=_SELDOM)
         return by_name.get(name, [])
 
     async def generations(self) -> list[GenerationInfo]:
         """The current generations of all pipelines, sorted by pipeline."""
-        return await self._fresh("generations", self._ledger.generations.all_current, times=SELDOM)
+        return await self._fresh("generations", self._ledger.generations.all_current, times=_SELDOM)
 
     async def failures(self) -> list[Failure]:
         """Unresolved failures, sorted by pipeline and kind."""
-        return await self._fresh("failures", self._ledger.failures.all, times=SELDOM)
+        return await self._fresh("failures", self._ledger.failures.all, times=_SELDOM)
 
     async def snapshots(self, pipeline: str, limit: int) -> list[Snapshot]:
         """The newest snapshots of a pipeline, newest first."""
@@ -152,7 +152,7 @@ class Catalogue:
         if snapshot is None:
             return None
         read_at, snapshot_id, info = self._generations.get(pipeline, (0.0, "", None))
-        if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * SELDOM <= self._clock():
+        if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * _SELDOM <= self._clock():
             read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
             if info is None:
                 return None

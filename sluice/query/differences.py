@@ -15,7 +15,7 @@ from sluice.query.reader import Reader
 from sluice.query.results import Pin
 from sluice.state.queries.entries import Entry
 
-DIFF_SECONDS = 30.0
+_DIFF_SECONDS = 30.0
 EXAMPLES = 20
 """The number of examples of each kind of difference."""
 _PAGE = 5_000
@@ -58,18 +58,18 @@ class Differences:
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
     """Compare all entries of a store at two snapshots. Values are equal if their published texts are equal.
 
-    Raises TooSlow after `DIFF_SECONDS`, and Incomplete if a worker is unavailable.
+    Raises TooSlow after `_DIFF_SECONDS`, and Incomplete if a worker is unavailable.
     """
     differences = Differences()
     try:
-        async with asyncio.timeout(DIFF_SECONDS):
+        async with asyncio.timeout(_DIFF_SECONDS):
             async for kind, old, new in _pairs(_entries(reader, before), _entries(reader, after)):
                 if kind is None:
                     differences.same += 1
                 else:
                     differences.add(kind, old, new, examples)
     except TimeoutError:
-        raise TooSlow(f"Comparing the snapshots took longer than {DIFF_SECONDS:g} s.") from None
+        raise TooSlow(f"Comparing the snapshots took longer than {_DIFF_SECONDS:g} s.") from None
     return differences
 
 

@@ -1,9 +1,13 @@
 """Uvicorn's HTTP protocol with time and size limits, and with fewer steps per request.
 
-Without limits, Uvicorn waits forever for the rest of a request. A connection has one timer for all of its limits, which
-moves only if a limit ends before it; Uvicorn starts and cancels a timer for each request. A response's head is encoded
-once for all responses with the same headers, and responses are sent when all that is ready has run. Otherwise each
-write would wake the client, which then takes the server's core. A key takes 57 us of CPU instead of 138.
+Without limits, Uvicorn waits forever for the rest of a request. Three tricks save time: a look-up of a key takes 57 us
+of CPU time instead of 138.
+
+- A connection has one timer for all of its limits, which is started again only if a limit ends before it. Uvicorn
+  starts and cancels a timer for each request.
+- The head of a response is encoded once for all responses with the same headers.
+- All responses of an iteration of the event loop are sent at its end. Otherwise each write would wake a client on the
+  same machine, which then takes the server's core.
 
 The classes override steps of Uvicorn's, so a new version of Uvicorn needs a look at them.
 """
@@ -34,7 +38,7 @@ SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
 UNREAD_SECONDS = 30.0
 """How long a client may read nothing of what waits for it."""
-MOST_HEAD_BYTES = 64 * 2**10
+_MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
 """Key in a request's scope of the function to call when the request has shown the token."""
 
@@ -123,7 +127,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head:
-            if self._head_bytes > MOST_HEAD_BYTES:
+            if self._head_bytes > _MOST_HEAD_BYTES:
                 self.timeout_keep_alive_handler()
         elif self._is_in_body and not self.cycle.response_complete:
             self._wait(SILENT_SECONDS)
@@ -137,7 +141,7 @@ class PatientProtocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         # An error here, such as that of a URL without a path, ends the connection with 400.
-        if self._head_bytes > MOST_HEAD_BYTES and self._size_of_head() > MOST_HEAD_BYTES:
+        if self._head_bytes > _MOST_HEAD_BYTES and self._size_of_head() > _MOST_HEAD_BYTES:
             raise ValueError("The head of the request is too large.")
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")

@@ -44,8 +44,8 @@ SHARD = "/local/{pipeline}/{generation:small}/{number:small}"
 MAX_QUERY_BYTES = 4 * 2**20
 MAX_WRITE_BYTES = 4 * 2**30
 """Size limit of one worker's share of a batch."""
-QUERY_BODY_SECONDS = 10.0
-WRITE_BODY_SECONDS = 600.0
+_QUERY_BODY_SECONDS = 10.0
+_WRITE_BODY_SECONDS = 600.0
 """Time limits for receiving the body of a query and of a write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
@@ -293,10 +293,10 @@ def _checksum(request: Request, name: str) -> int | None:
 
 
 async def _rows(request: Request) -> bytes:
-    return await _body(request, MAX_WRITE_BYTES, WRITE_BODY_SECONDS)
+    return await _body(request, MAX_WRITE_BYTES, _WRITE_BODY_SECONDS)
 
 
-async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = QUERY_BODY_SECONDS) -> bytes:
+async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = _QUERY_BODY_SECONDS) -> bytes:
     return await read_body(request, most, seconds)
 
 

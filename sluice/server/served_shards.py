@@ -22,7 +22,7 @@ from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import location
 from sluice.support.file_modes import make_file, make_folder
 
-IDENTITY_FILE = ".state-server"
+_IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
 """How often the server reads from the ledger which workers it serves. It serves a worker that was moved away for the
 same time longer, because other processes may not know of the move yet."""
@@ -116,7 +116,7 @@ def identity_of(base_url: str) -> str:
         return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()
     folder = Path(url.database or "")
     make_folder(folder)
-    file = folder / IDENTITY_FILE
+    file = folder / _IDENTITY_FILE
     if not file.exists():
         new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
         make_file(new)

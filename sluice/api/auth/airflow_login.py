@@ -21,7 +21,7 @@ from sluice.api.http.problems import problem
 from sluice.api.http.request_headers import header
 from sluice.support.single_flight import SingleFlightCache
 
-REMEMBER_SECONDS = 5.0
+_REMEMBER_SECONDS = 5.0
 """How long a checked token and its permissions are cached, and therefore how long a revoked token still works."""
 
 _MAX_USERS = 1_000
@@ -34,7 +34,7 @@ class LoginRequired:
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
-        self._users = SingleFlightCache[AirflowUser | None](REMEMBER_SECONDS, _MAX_USERS, clock=clock)
+        self._users = SingleFlightCache[AirflowUser | None](_REMEMBER_SECONDS, _MAX_USERS, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 401."""

@@ -58,7 +58,7 @@ class NotJson(QueryError):
     next_step = "Send Content-Type: application/json."
 
 
-class NoParameters(msgspec.Struct, frozen=True):
+class _NoParameters(msgspec.Struct, frozen=True):
     """The parameters of a route without parameters."""
 
 
@@ -115,7 +115,7 @@ class Router:
         self.routes: list[Route] = []
 
     def get(
-        self, path: str, *answers: Any, parameters: type[msgspec.Struct] = NoParameters, **options: Any
+        self, path: str, *answers: Any, parameters: type[msgspec.Struct] = _NoParameters, **options: Any
     ) -> Callable[[Handler], Handler]:
         """Register the decorated function for GET and HEAD."""
 
@@ -131,7 +131,7 @@ class Router:
         path: str,
         *answers: Any,
         body: type[msgspec.Struct],
-        parameters: type[msgspec.Struct] = NoParameters,
+        parameters: type[msgspec.Struct] = _NoParameters,
         **options: Any,
     ) -> Callable[[Change], Change]:
         """Register the decorated function for POST. The function takes the parameters and the decoded JSON body."""
@@ -182,7 +182,7 @@ class App:
     async def _answer(self, path: str, request: Request) -> Response:
         readers, path_values = self._match(path)
         if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
-            return no_route()
+            return _no_route()
         if (reader := readers.get(request.method)) is None:
             detail = f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
             return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
@@ -225,7 +225,7 @@ async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.St
         raise InvalidParameters("The body of the request is not valid JSON.") from None
 
 
-def no_route() -> Response:
+def _no_route() -> Response:
     """The response for a path without a route."""
     return problem(404, "There is nothing at this path.", _SEE_DOCS)
 

@@ -34,7 +34,7 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-class PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
+class _PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
 
 
@@ -47,8 +47,8 @@ def page_router(folder: Path) -> Router:
         """The page with stores, workers and snapshots, whose script queries the REST view."""
         return _html("page.html", request)
 
-    @router.get("/panels/{pipeline}.js", is_described=False, parameters=PanelQuery)
-    async def get_panel(request: Request, query: PanelQuery) -> Response:
+    @router.get("/panels/{pipeline}.js", is_described=False, parameters=_PanelQuery)
+    async def get_panel(request: Request, query: _PanelQuery) -> Response:
         """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
         access = await access_of(request)
         await access.require_pipeline(query.pipeline)

@@ -31,27 +31,27 @@ router = Router("stores", "/v1/stores", 400, 404, 429)
 
 pipelines_router = Router("overview", "/v1/events", 429)
 
-EVENT_SECONDS = 1.0
+_EVENT_SECONDS = 1.0
 """How often the ledger and Airflow are checked for changes of any pipeline."""
 POLL_SECONDS = 0.25
 """How often the ledger is checked for a new snapshot."""
-HEARTBEAT_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 5.0
 """How often an idle stream sends a comment, and how often the log-in of every stream is checked again."""
 MAX_STREAMS = 100
 """Maximum number of open streams per server process."""
-SEND_SECONDS = 30.0
+_SEND_SECONDS = 30.0
 """How long a client may stop reading before its stream is closed."""
 
 _EVENTS = "text/event-stream"
 
 
-class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+class _ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     pipeline: str | None = None
 
 
-@router.get("/{store}/changes", parameters=ChangesQuery, media_types=(_EVENTS,))
-async def stream_changes(request: Request, query: ChangesQuery) -> Response:
+@router.get("/{store}/changes", parameters=_ChangesQuery, media_types=(_EVENTS,))
+async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
 
     The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send when they
@@ -94,11 +94,11 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
         if changed:
             yield _encoded_event("pipelines", "", changed)
         before = now
-        if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+        if time.monotonic() > heartbeat + _HEARTBEAT_SECONDS:
             heartbeat = time.monotonic()
             yield b": still here\n\n"
             user = await refresh_principal(access.request)
-        await asyncio.sleep(EVENT_SECONDS)
+        await asyncio.sleep(_EVENT_SECONDS)
 
 
 async def _activity(access: Access) -> dict[str, Any]:
@@ -149,9 +149,9 @@ class _Stream(StreamingResponse):
 
 
 async def _send_in_time(send: Send, message: Message) -> None:
-    """Send, or end the stream if its client has read nothing for `SEND_SECONDS`."""
+    """Send, or end the stream if its client has read nothing for `_SEND_SECONDS`."""
     try:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(_SEND_SECONDS):
             await send(message)
     except TimeoutError:
         raise ClientDisconnect from None
@@ -165,11 +165,11 @@ async def _events(access: Access, pin: Pin, since: str | None) -> AsyncIterator[
             if event is not None:
                 yield event
                 last = pin.snapshot.id
-            elif time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+            elif time.monotonic() > heartbeat + _HEARTBEAT_SECONDS:
                 yield b": still here\n\n"
             else:
                 await asyncio.sleep(POLL_SECONDS)
-            if time.monotonic() > heartbeat + HEARTBEAT_SECONDS:
+            if time.monotonic() > heartbeat + _HEARTBEAT_SECONDS:
                 heartbeat = time.monotonic()
                 user = await refresh_principal(access.request)
                 if user is None or not await user.may_read(pin.store.pipeline):

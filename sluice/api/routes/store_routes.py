@@ -28,8 +28,8 @@ from sluice.state.model import StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import GROUPINGS
 from sluice.state.shard.ranges import Range
 
-MAX_PAGE = 1_000
-LIST_SECONDS = 20.0
+_MAX_PAGE = 1_000
+_LIST_SECONDS = 20.0
 """Time limit for the list of stores, longer than the timeout of an unreachable worker."""
 _MAX_KEY_LENGTH = 2_000
 
@@ -37,7 +37,7 @@ router = Router("stores", "/v1/stores", 400, 404, 410, 412, 429)
 
 Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
 Key = Annotated[str, Meta(description="The key.", max_length=_MAX_KEY_LENGTH)]
-Limit = Annotated[int, Meta(description="Maximum number of entries.", ge=1, le=MAX_PAGE)]
+Limit = Annotated[int, Meta(description="Maximum number of entries.", ge=1, le=_MAX_PAGE)]
 Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
@@ -77,7 +77,7 @@ class KeyQuery(WindowQuery, frozen=True, kw_only=True):
 class KeysQuery(ReadPoint, frozen=True, kw_only=True):
     store: Store
     key: Annotated[
-        list[Key], Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=MAX_PAGE)
+        list[Key], Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=_MAX_PAGE)
     ]
 
 
@@ -140,10 +140,10 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     """All stores that you may read, with their snapshots and the status of their workers."""
     access = await access_of(request)
     try:
-        async with asyncio.timeout(LIST_SECONDS):
+        async with asyncio.timeout(_LIST_SECONDS):
             return reply([await _store(access, store, query.entries) for store in await access.stores()])
     except TimeoutError:
-        raise TooSlow(f"Listing the stores took longer than {LIST_SECONDS:g} s.") from None
+        raise TooSlow(f"Listing the stores took longer than {_LIST_SECONDS:g} s.") from None
 
 
 @router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True, may_be_empty=True)

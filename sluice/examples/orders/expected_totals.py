@@ -24,7 +24,7 @@ from sluice.kafka.topics import read_topic
 
 WINDOW_MS = 15_000
 GRACE_MS = 15_000
-MAX_AHEAD_MS = 3_600_000
+_MAX_AHEAD_MS = 3_600_000
 TYPES = ("GENERAL", "RESTAURANT")
 _SCALE = 2
 _FIELDS: dict[str, type] = {
@@ -98,12 +98,17 @@ class Totals:
         stores: dict[str, dict[Any, Any]] = {}
         for kind in TYPES:
             prefix = f"{kind.lower()}_orders"
-            running = {location: total for (of, location), total in self.running.items() if of == kind}
-            windows = {(location, start): total for (of, location, start), total in self.windows.items() if of == kind}
-            stores[f"{prefix}_count"] = {key: total[0] for key, total in running.items()}
-            stores[f"{prefix}_revenue"] = dict(running)
-            stores[f"{prefix}_count_window"] = {key: total[0] for key, total in windows.items()}
-            stores[f"{prefix}_revenue_window"] = dict(windows)
+            running: dict[Any, Total] = {}
+            for (order_type, location), total in self.running.items():
+                if order_type == kind:
+                    running[location] = total
+            windows: dict[Any, Total] = {}
+            for (order_type, location, start), total in self.windows.items():
+                if order_type == kind:
+                    windows[location, start] = total
+            for suffix, totals in (("", running), ("_window", windows)):
+                stores[f"{prefix}_count{suffix}"] = {key: total[0] for key, total in totals.items()}
+                stores[f"{prefix}_revenue{suffix}"] = dict(totals)
         return stores
 
 
@@ -138,7 +143,7 @@ def read(value: bytes | None, now_ms: int) -> Order:
     if order["orderType"] not in TYPES:
         raise _BadError("contract")
     time_ms = _time(order["orderedDateTime"])
-    if time_ms > now_ms + MAX_AHEAD_MS:
+    if time_ms > now_ms + _MAX_AHEAD_MS:
         raise _BadError("future")
     return Order(order["locationId"], order["orderType"], _money(order["finalAmount"]), time_ms)
 

@@ -56,15 +56,11 @@ def expected(records: Iterable[Sample]) -> Results:
             place = (key[0], key[1], key[1] + WINDOW_MS) if name.endswith("_window") else key
             results.stores.setdefault(name, {})[place] = value
         if name.endswith("_revenue"):
-            results.tables[name] = {
-                location: {
-                    "totalRevenue": {
-                        "locationId": location, "runnuingOrderCount": total[0], "runningRevenue": total[1]
-                    },
-                    "store": addresses[location],
-                }
-                for location, total in rows.items()
-            }  # fmt: skip
+            table: dict[Any, Any] = {}
+            for location, (number, revenue) in rows.items():
+                total = {"locationId": location, "runnuingOrderCount": number, "runningRevenue": revenue}
+                table[location] = {"totalRevenue": total, "store": addresses[location]}
+            results.tables[name] = table
     return results
 
 

@@ -13,7 +13,7 @@ STORE_1234 = "store_1234"
 START_MS = 1_670_230_527_000
 """The time of the first order: 2022-12-05T08:55:27Z."""
 
-ORDERS_PER_SECOND = 200
+_ORDERS_PER_SECOND = 200
 """The number of orders per second of event time."""
 
 MAX_DISORDER_S = 10
@@ -105,7 +105,7 @@ def orders(
     locations = store_ids(stores)
     second_of = _Seconds()
     for number in range(count):
-        second = start_ms // 1000 + number // ORDERS_PER_SECOND
+        second = start_ms // 1000 + number // _ORDERS_PER_SECOND
         luck = random.random()
         if luck < late_share:
             second -= _LATE_BY_S

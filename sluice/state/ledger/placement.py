@@ -4,8 +4,8 @@ Every process opens the shard of a worker without a placement itself. A worker w
 server. The server also writes the shard if it is a SQLite file, which only the server's host can open; a shard in
 PostgreSQL is written directly.
 
-Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it begins, so that the
-change of one that was paused meanwhile is refused.
+Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it begins. A move that
+was paused while another one began has an older epoch, and is refused.
 """
 
 from __future__ import annotations

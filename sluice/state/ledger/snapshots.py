@@ -28,7 +28,7 @@ class KeptBatches(NamedTuple):
     newest: int
 
 
-PUBLISH_SECONDS = 60.0
+_PUBLISH_SECONDS = 60.0
 """How long publishing takes at most if the database does not answer. A slow disk must not end a run."""
 _GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
@@ -53,7 +53,7 @@ class Snapshots(LedgerPart):
         batches: it is older than the newest snapshot, or has the same number but other positions.
         """
         ref = snapshot.ref
-        with database_errors("Publishing the snapshot", PUBLISH_SECONDS), transaction(self._engine) as connection:
+        with database_errors("Publishing the snapshot", _PUBLISH_SECONDS), transaction(self._engine) as connection:
             if audit is not None:
                 require_epoch(connection, ref, audit.epoch)
             last = _last_batch(connection, ref)

@@ -85,7 +85,7 @@ class Standbys(LedgerPart):
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
 
     def record_copy(self, standby: Standby, ref: GenerationRef, batch: int | None, epoch: int) -> Standby:
-        """Record that a standby has a complete copy up to a batch; with None, that it has none. Returns it changed.
+        """Record that a standby has a complete copy up to a batch, or no copy if it is None. Returns the new standby.
 
         Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch, and Refused if
         the standby has changed since it was read.

@@ -16,7 +16,7 @@ from sluice.values.field_paths import names_of
 
 GROUPINGS = frozenset({"_all", "_key", "_start"})
 """The values of `group_by` that are not fields."""
-MAX_GROUPS = 10_000
+_MAX_GROUPS = 10_000
 """Limit of the number of groups in a result."""
 
 Order = Literal["group", "entries", "sum", "min", "max"]
@@ -97,9 +97,9 @@ class Aggregates:
     def _sums(self, name: bytes) -> _Sums:
         sums = self._groups.get(name)
         if sums is None:
-            if len(self._groups) == MAX_GROUPS:
+            if len(self._groups) == _MAX_GROUPS:
                 raise QueryError(
-                    f"The result has more than {MAX_GROUPS:,} groups.", next_step="Group by another field."
+                    f"The result has more than {_MAX_GROUPS:,} groups.", next_step="Group by another field."
                 )
             sums = self._groups[name] = _Sums()
         return sums

@@ -119,7 +119,7 @@ class ShardCopy:
             journal = self._source.journal()
             as_of = journal.newest if self._until is None else self._until
             entries = [entry for entry in journal.batches if entry.batch <= as_of]
-            finish_copy(target, Journal(journal.epoch, entries), as_of, published)
+            _finish_copy(target, Journal(journal.epoch, entries), as_of, published)
         except DamagedState:
             let_write()
             raise
@@ -190,12 +190,12 @@ class NewShard:
         entries: list[JournalEntry] = []
         for operator, rows in self.rows.items():
             entries.append(JournalEntry(operator, batch, rows, checksum_of(self.totals[operator])))
-        finish_copy(self.shard, Journal(epoch, entries), batch, None)
+        _finish_copy(self.shard, Journal(epoch, entries), batch, None)
         self.shard.seal(sealed=False)
         return self.shard.checksums(batch)
 
 
-def finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
+def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
     Raises DamagedState if they differ from the published checksums; without them, from those of the journal.

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import httptools
 from typing_extensions import override
 
-MAX_IDLE = 16
-CONNECT_SECONDS = 3.0
-UNACKNOWLEDGED_SECONDS = 5.0
+_MAX_IDLE = 16
+_CONNECT_SECONDS = 3.0
+_UNACKNOWLEDGED_SECONDS = 5.0
 """A host that acknowledges nothing for this time is lost. The limit of a query itself is longer."""
 
 
@@ -43,7 +43,7 @@ class HttpClient:
                 return await self._send(connection, request)
             except ConnectionError:
                 continue  # the server closed the idle connection; sending a query twice is safe
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(_CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, self._host, self._port, ssl=self._tls
             )
@@ -60,7 +60,7 @@ class HttpClient:
         except BaseException:
             connection.close()  # otherwise the rest of this response would be read as the next response
             raise
-        if connection.is_open and len(self._idle) < MAX_IDLE:
+        if connection.is_open and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
@@ -95,7 +95,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = True
         # Without it, the kernel waits many minutes for a host that has lost its network.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = int(UNACKNOWLEDGED_SECONDS * 1_000)
+            milliseconds = int(_UNACKNOWLEDGED_SECONDS * 1_000)
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     @override

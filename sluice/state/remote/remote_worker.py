@@ -14,7 +14,7 @@ from sluice.state.remote.http_client import HttpClient
 
 T = TypeVar("T")
 
-CALLS_AT_ONCE = 1
+_CALLS_AT_ONCE = 1
 """Concurrent calls for single keys per worker. Keys requested in the meantime share the next call."""
 
 
@@ -44,7 +44,7 @@ class RemoteWorker:
         future = self._waiting.setdefault(store, {}).get(query.key)
         if future is None:
             future = self._waiting[store][query.key] = asyncio.get_running_loop().create_future()
-            if len(self._calls) < CALLS_AT_ONCE:
+            if len(self._calls) < _CALLS_AT_ONCE:
                 self._start_call()
         # A caller that is cancelled must not cancel the look-up for others who wait for the same key.
         return await asyncio.shield(future)
@@ -56,7 +56,7 @@ class RemoteWorker:
 
     def _end_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if self._waiting and len(self._calls) < CALLS_AT_ONCE:
+        if self._waiting and len(self._calls) < _CALLS_AT_ONCE:
             self._start_call()
 
     async def _look_up_waiting_keys(self) -> None:

@@ -31,7 +31,7 @@ _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
-READ_AT_BEGIN = 100_000
+_READ_AT_BEGIN = 100_000
 """When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it reads only the rows
 that it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
@@ -64,7 +64,7 @@ class LocalShard(Shard):
         already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
         """
         if anew or (continued and not _is_copy(url)):
-            discard_sealed(url)
+            _discard_sealed(url)
         shard = cls(open_driver(url, "create"))
         if anew or continued:
             shard.seal()
@@ -197,7 +197,7 @@ class LocalShard(Shard):
         with self._writing(epoch):
             self._forget_since(as_of + 1)
         checksums = self.checksums(as_of)
-        if rows <= READ_AT_BEGIN:
+        if rows <= _READ_AT_BEGIN:
             self._verify_rows(as_of, checksums.state_rows)
             self.verify_states(as_of, checksums)
         return checksums
@@ -403,7 +403,7 @@ def _is_copy(url: str) -> bool:
         return bool(shard.is_sealed())
 
 
-def discard_sealed(url: str) -> None:
+def _discard_sealed(url: str) -> None:
     """Remove a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
     if not exists(url):
         return

@@ -119,7 +119,7 @@ def versions(driver: Driver, since: int, after: tuple[Any, ...] | None, limit: i
     return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
 
-def all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
+def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
     """All versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
@@ -142,7 +142,7 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
     """The digest sum of all states as of a batch. Reads and checks every version."""
     digest_sum, last_key, last_digest = 0, None, 0
-    for version in all_versions(driver, page_rows):
+    for version in _all_versions(driver, page_rows):
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
             if key == last_key:

@@ -34,7 +34,7 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 STATE_ROWS, UNFINISHED = -1, -2
-"""Numbers in a journal that are no operator's: of the state rows, and of a copy that is not finished."""
+"""Numbers in a journal in place of an operator's: for state rows, and for an unfinished copy."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +43,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     operator: int
     """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
     batch: int
-    """For an unfinished copy, the first batch whose versions it may lack, wherever they are."""
+    """For an unfinished copy: the first batch that the copied rows may lack."""
     rows: int
     checksum: str
 
@@ -61,12 +61,12 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def unfinished(self) -> int | None:
-        """The first batch that an unfinished copy lacks, besides the rows after its last one; None for other shards."""
+        """The first batch that the rows of an unfinished copy lack; None for a complete shard."""
         return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """The places of a shard's last versions in the order in which they are copied; None without any."""
+    """The places of a shard's last versions in the order in which they are copied; None if there are none."""
 
     row: tuple[int, str, int, int] | None
     """Group, key, window start and batch."""

@@ -16,7 +16,7 @@ PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FR
         AND n.batch > c.batch AND n.batch <= ?)
     ORDER BY group_id, key, window_start LIMIT ?"""
 # Versions that no snapshot since a batch can show: superseded versions, and tombstones.
-SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
+_SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
     value IS NULL OR EXISTS (
         SELECT 1 FROM state_rows AS n
         WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
@@ -46,6 +46,6 @@ LAST_ROW = """SELECT group_id, key, window_start, batch FROM state_rows
     ORDER BY group_id DESC, key DESC, window_start DESC, batch DESC LIMIT 1"""
 LAST_STATE = """SELECT operator, shared, key, batch FROM states
     ORDER BY operator DESC, shared DESC, key DESC, batch DESC LIMIT 1"""
-NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, batch {SUPERSEDED}
+NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, batch {_SUPERSEDED}
     ORDER BY group_id, key, window_start, batch LIMIT 1 OFFSET ?"""
-DELETE_SUPERSEDED = f"DELETE {SUPERSEDED} AND (group_id, key, window_start, batch) <= (?, ?, ?, ?)"
+DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (group_id, key, window_start, batch) <= (?, ?, ?, ?)"
