@@ -129,6 +129,7 @@ def _token(environ: Mapping[str, str]) -> str:
             token = file.read_text().strip()
         except (OSError, UnicodeDecodeError):
             raise SettingsError("Cannot read the file in SLUICE_SERVER_TOKEN_FILE.") from None
+    # The token is sent in a header, whose text must be ASCII.
     if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
         raise SettingsError(f"SLUICE_SERVER_TOKEN must be at least {_TOKEN_LENGTH} printable ASCII characters.")
     return token

@@ -40,6 +40,7 @@ class AirflowRuns:
             tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag))
             statement = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(tagged))
             paused = dict(session.execute(statement).all())
+            # Ids increase with every run, while the times of runs can be equal.
             newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             last = dict(zip((run.dag_id for run in runs), self._answers(session, runs), strict=True))

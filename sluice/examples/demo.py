@@ -88,6 +88,7 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
             _stay(platform, console)
         return 0 if outcome.is_right else 1
     finally:
+        # Another Ctrl-C must not leave processes behind.
         with _uninterrupted(), Steps(console, began) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
             platform.stop()
             step.conclude("all processes have ended")

@@ -105,7 +105,9 @@ def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | 
                 producer.produce(topic, value, key, timestamp=timestamp_ms)
                 break
             except BufferError:
+                # The queue is full: wait until the broker has taken some records.
                 producer.poll(0.1)
+        # Polling calls `note` for the records that the broker has answered.
         if number % _POLL_EVERY == 0:
             producer.poll(0)
     undelivered = producer.flush(_TIMEOUT_S)

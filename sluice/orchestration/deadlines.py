@@ -78,6 +78,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
         while True:
+            # All triggers observe at the same moments, so that they share a round.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
             if (seen := await self._look(self._watch, None)) is None:
                 continue

@@ -153,6 +153,7 @@ class SluiceOperator(SparkSubmitOperator):
         return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings(), databases)
 
     def _get_hook(self) -> SparkSubmitHook:
+        # Airflow has no setting for this, so the hook's method is wrapped.
         hook = super()._get_hook()
         log = hook._process_spark_submit_log
 

@@ -63,6 +63,7 @@ class Burst:
             self._seen, self._same_since = lag.ends, now
         if now - self._same_since < self.settle_s and now - self._first_at < self.max_wait_s:
             return False
+        # The next burst begins after the records that this event is for.
         self._seen, self._fired, self._fired_at = None, lag.ends, now
         self._ever = True
         return True
@@ -152,6 +153,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             # All triggers look at the same moments, so that they share what the first of them reads.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
+            # A broker that is being restarted is asked less and less often.
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
             if seen is not None:
                 is_first = False

@@ -38,6 +38,7 @@ def read_cursor(text: str, secret: bytes, store: str) -> Cursor:
     try:
         signed = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
         signature, content = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]
+        # Anyone can send a text, so the content is parsed only if a server has signed it.
         if hmac.compare_digest(signature, _signature(content, secret)):
             cursor = msgspec.json.decode(content, type=Cursor)
             if cursor.store == store:

@@ -184,6 +184,7 @@ class Reader:
         return tuple(status for _, status in results)
 
     async def _query_owner(self, pin: Pin, key: str, query: Query[T]) -> tuple[T, WorkerStatus]:
+        # Every worker has the whole table.
         if pin.store.kind == "global":
             result, statuses = await self._query_any(pin.workers, query)
         else:

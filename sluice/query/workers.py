@@ -124,6 +124,7 @@ class Workers:
         """The worker's own result as a list of one, empty if the worker is unavailable, and its status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
+        # The token must reach only servers that are registered in the ledger.
         if not info.server and info.location.startswith("http"):
             return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
         if self._paused and info.server in self._paused:
@@ -135,8 +136,10 @@ class Workers:
         worker = self._worker(info)
         seconds = WORKER_SECONDS
         try:
+            # The databases enforce the time limit of a local worker themselves.
             if isinstance(worker, LocalWorker):
                 return [await worker.execute(query)], WorkerStatus(info.number, "ok")
+            # The standby can answer, so the caller need not wait long for the worker.
             if query.is_quick and info.at_standby(query.as_of) is not None:
                 seconds = LOOKUP_SECONDS
             async with asyncio.timeout(seconds):

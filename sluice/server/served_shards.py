@@ -84,6 +84,7 @@ class ServedShards:
         """Address of a worker's shard if this server serves it, else None."""
         if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
+        # The URL of a shard at a server ends with /GENERATION/NUMBER.
         generation = int(worker.server.split("/")[-2])
         return location(self._base_url, GenerationRef(worker.pipeline, generation), worker.number)
 

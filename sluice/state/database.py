@@ -59,6 +59,7 @@ def database_url(text: str) -> URL:
         ) from None
     backend = url.get_backend_name()
     if backend == "postgresql":
+        # Only psycopg's waits end when a server no longer answers (`postgres_connection`).
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database:
         return url

@@ -21,6 +21,7 @@ def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) ->
         while processes() and time.monotonic() < until:
             time.sleep(0.1)
     finally:
+        # Also if the wait was interrupted: a process must not outlive the program that started it.
         _send(processes(), signal.SIGKILL)
 
 

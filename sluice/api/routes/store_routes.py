@@ -157,6 +157,7 @@ async def get_key(request: Request, query: KeyQuery) -> Response:
         answer = await access.reader.get(pin, query.key)
     if not answer.entries:
         raise NotFound(f"Store {query.store!r} has no such key or window in snapshot {pin.snapshot.id}.")
+    # Encoding many windows would keep all other requests waiting.
     if len(answer.entries) > MANY:
         return await asyncio.to_thread(lambda: store_reply(pin, _payload(answer)))
     return store_reply(pin, _payload(answer))
@@ -178,6 +179,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
     """Entries of all workers, sorted by key and window, page by page. All pages come from one snapshot."""
     access = await access_of(request)
     cursor = await _cursor(access, query)
+    # All pages are from the snapshot of the first one.
     if cursor:
         pin = await access.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
     else:

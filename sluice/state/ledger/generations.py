@@ -174,6 +174,7 @@ class Generations(LedgerPart):
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
+            # The row stays, so that no other generation gets this number.
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:

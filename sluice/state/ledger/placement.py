@@ -85,6 +85,7 @@ class Placements(LedgerPart):
                     f"standby promote {placement.pipeline} {placement.number}",
                 )
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
+            # Only a move takes a worker away from a server, because it also copies the shard.
             if before is not None and before.address != placement.address:
                 raise Refused(
                     f"Worker {placement.number} of {placement.pipeline!r} is at {before.shown}, not here.",
@@ -120,6 +121,7 @@ class Placements(LedgerPart):
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             if _epoch(connection, move, lock=True) != move.epoch:
                 raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
+            # A shard of a new generation would stay behind, and a run would not find it.
             if _generations(connection, move.pipeline) != move.generations:
                 raise Refused(
                     f"A generation of {move.pipeline!r} was added or removed while its worker {move.number} was moved. "

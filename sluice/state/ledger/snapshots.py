@@ -66,6 +66,7 @@ class Snapshots(LedgerPart):
                 if batch is not None:
                     connection.execute(insert(HISTORY), history_row(ref, batch))
                 return True
+            # A driver that crashed, or lost its connection, during the commit publishes the batch again.
             same_batch = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == snapshot.batch)
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:

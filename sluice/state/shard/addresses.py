@@ -23,6 +23,7 @@ def drop(url: str) -> None:
     """Delete a shard that this process can open. Does nothing if it does not exist."""
     parsed = with_password(_parsed(url))
     if parsed.get_backend_name() == "sqlite":
+        # The log belongs to the database: a new database of the same name must not find it.
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:
@@ -42,6 +43,7 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
         return base.set(database=str(path)).render_as_string(hide_password=False)
     schema = f"sluice_{pipeline}_{generation}_w{worker}"
+    # PostgreSQL cuts longer names, so that two shards could get the same schema.
     if len(schema) > _POSTGRES_NAME_BYTES:
         digest = hashlib.sha256(pipeline.encode()).hexdigest()[:16]
         schema = f"sluice_{digest}_{generation}_w{worker}"

@@ -63,6 +63,7 @@ class LocalShard(Shard):
         With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard
         already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
         """
+        # A shard that was moved away from here may be in the place of the copy.
         if anew or (continued and not _is_copy(url)):
             _discard_sealed(url)
         shard = cls(open_driver(url, "create"))
@@ -320,6 +321,7 @@ class LocalShard(Shard):
 
     @override
     def compact(self, keep_from: int) -> int:
+        # Each step deletes a limited number of rows, so that a run never waits long for the lock.
         removed = 0
         position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
@@ -337,6 +339,7 @@ class LocalShard(Shard):
 
     @override
     def absorb_rows(self, versions: Iterable[Version]) -> None:
+        # The digest comes with the row, so a row that was altered on the way is refused.
         rows = [(*version.row, _checked_digest(*version.row, version.digest), version.batch) for version in versions]
         with self._driver.transaction():
             self._require_sealed()

@@ -99,6 +99,7 @@ class PostgresDriver(Driver):
             try:
                 yield
             except UndefinedTable:
+                # PostgreSQL says the same to a role that may not use the schema, whose shard is not damaged.
                 self._require_usage()
                 raise
             except LockNotAvailable as error:
@@ -156,6 +157,7 @@ class PostgresDriver(Driver):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         with self._lock, self._errors():
+            # The server may have been restarted since the last transaction.
             if self._connection.closed:
                 self._connection = self._connect()
             with self._connection.transaction():
