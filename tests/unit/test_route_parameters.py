@@ -1,14 +1,14 @@
-"""Numbers in the query of a request to a custom route."""
+"""Parameters in the query of a request to a route."""
 
 from __future__ import annotations
 
 from decimal import Decimal
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 import pytest
 
-from sluice.api.http.route import InvalidParameters, ParameterReader
+from sluice.api.http.route import InvalidParameters, ParameterReader, query_pairs
 from sluice.api.routes.custom_routes import Routes, Stores
 
 routes = Routes("orders")
@@ -33,3 +33,11 @@ def test_numbers_are_read_as_json_writes_them() -> None:
 def test_other_texts_are_no_numbers(name: str, number: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{name}: Expected"):
         read(**{"least": "1", name: number})
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["key=store_1234", "key", "key=", "=", "=a", "a=b=c", "a;b=c", "key=a%20b", "a=1&b=2", "a=1+2", "?a=/"],
+)
+def test_a_query_with_one_plain_parameter_is_read_like_any_other(query: str) -> None:
+    assert query_pairs(query) == parse_qsl(query, keep_blank_values=True, errors="strict")
