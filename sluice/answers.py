@@ -1,4 +1,8 @@
-"""The types of REST responses, which the server encodes and the client decodes."""
+"""The types of REST responses, which the server encodes and the client decodes, and the rules that both share.
+
+A type has the name of what it shows: `Snapshot` shows a `state.model.Snapshot`. `api.http.replies` encodes responses as
+JSON. Commands print them as a table, JSON or CSV: `commands.console` has a function for each of these formats.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,11 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
+
+MAX_KEYS = 1_000
+"""Maximum number of keys in a request."""
+MAX_PAGE = 1_000
+"""Maximum number of entries on a page."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -34,6 +43,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 def unavailable(workers: Iterable[WorkerStatus]) -> list[str]:
     """The workers that did not answer, each with the reason."""
     return [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]
+
+
+def is_partial(workers: Iterable[WorkerStatus]) -> bool:
+    """Whether data may be missing because a worker did not answer."""
+    return any(worker.status != "ok" for worker in workers)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):

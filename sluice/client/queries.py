@@ -16,6 +16,7 @@ import msgspec
 from typing_extensions import Unpack
 
 from sluice.answers import (
+    MAX_KEYS,
     BatchHistory,
     Change,
     Count,
@@ -36,12 +37,12 @@ T = TypeVar("T")
 
 STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
-    401: Refused, 403: Refused, 404: NotFound, 410: Gone, 412: NotReached, 429: Busy, 502: StateError, 503: StateError,
-}  # fmt: skip
+    error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
+}
+_ERRORS |= {401: Refused, 502: StateError}  # of the log-in, and of a proxy
+"""Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
 """Most characters of the keys in a request. Servers and proxies commonly allow 8 KB for the first line of a request."""
-_MOST_KEYS = 1_000
-"""Most keys that the REST view takes in a request."""
 _SHORT_SECONDS = 2.0
 """A stream of changes that the server ends sooner has not ended because its log-in expired."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
@@ -336,7 +337,7 @@ def _requested_keys(keys: list[str]) -> list[list[str]]:
     length = 0
     for key in keys:
         key_length = len(quote(key, safe="")) + len("&key=")
-        is_full = length + key_length > _QUERY_LENGTH or len(requests[-1]) == _MOST_KEYS
+        is_full = length + key_length > _QUERY_LENGTH or len(requests[-1]) == MAX_KEYS
         if requests[-1] and is_full:
             requests.append([])
             length = 0

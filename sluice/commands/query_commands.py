@@ -124,16 +124,17 @@ def scan(
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)
         else:
+            from sluice.answers import MAX_PAGE
             from sluice.client.queries import joined
 
             with _client() as client:
                 if complete:
                     selection["require"] = "complete"
-                page = client.page(store, limit=min(limit, 1_000), **selection)
+                page = client.page(store, limit=min(limit, MAX_PAGE), **selection)
                 pages = [page]
                 left = limit - len(page.entries)
                 while page.cursor and left > 0:
-                    page = client.page(store, limit=min(left, 1_000), cursor=page.cursor, **selection)
+                    page = client.page(store, limit=min(left, MAX_PAGE), cursor=page.cursor, **selection)
                     pages.append(page)
                     left -= len(page.entries)
                 has_more = page.cursor is not None

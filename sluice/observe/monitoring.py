@@ -92,8 +92,13 @@ def log_path(run: str, airflow: str = "") -> str:
 
 def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
     """A snapshot with its age."""
-    age = round(max((now - snapshot.published_at).total_seconds(), 0.0), 3)
+    age = age_seconds(snapshot.published_at, now)
     return answers.Snapshot(snapshot.id, snapshot.published_at, age, snapshot.positions)
+
+
+def age_seconds(since: datetime, now: datetime) -> float:
+    """Seconds from a time until `now`; never below zero, as clocks of different machines differ."""
+    return round(max((now - since).total_seconds(), 0.0), 3)
 
 
 def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.BatchHistory:

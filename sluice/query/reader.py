@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sluice.answers import WorkerStatus
+from sluice.answers import MAX_KEYS, WorkerStatus
 from sluice.errors import QueryError, StateError
 from sluice.query.catalogue import Catalogue
 from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 MAX_ENTRIES = 100_000
 """Limit of the number of entries in a result."""
-MAX_KEYS = 1_000
-"""Limit of the number of keys in a query."""
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A query that every shard can execute."""
 MANY = 2_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from sluice.answers import WorkerStatus
+from sluice.answers import WorkerStatus, is_partial
 from sluice.state.model import GenerationInfo, Snapshot, StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import Group
 from sluice.state.queries.entries import Entry
@@ -53,7 +53,7 @@ class Result:
     @property
     def partial(self) -> bool:
         """Whether values may be missing because a worker is unavailable."""
-        return any(worker.status != "ok" for worker in self.workers)
+        return is_partial(self.workers)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from sluice import answers
-from sluice.answers import WorkerStatus
+from sluice.answers import WorkerStatus, is_partial
 from sluice.observe import monitoring
 from sluice.query import Entry, Pin
 from sluice.query.catalogue import PipelineSnapshot
@@ -38,7 +38,7 @@ class Payload:
     @property
     def partial(self) -> bool:
         """Whether data may be missing because a worker is unavailable."""
-        return any(worker.status != "ok" for worker in self.workers)
+        return is_partial(self.workers)
 
     @property
     def standby(self) -> bool:
@@ -64,7 +64,7 @@ def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
 
 def age_seconds(since: datetime) -> float:
     """Seconds from a time until now, never below zero."""
-    return round(max((datetime.now(UTC) - since).total_seconds(), 0.0), 3)
+    return monitoring.age_seconds(since, datetime.now(UTC))
 
 
 def window_time(ms: int) -> datetime | None:

@@ -28,7 +28,6 @@ from sluice.state.model import StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import GROUPINGS
 from sluice.state.shard.ranges import Range
 
-_MAX_PAGE = 1_000
 _LIST_SECONDS = 20.0
 """Time limit for the list of stores, longer than the timeout of an unreachable worker."""
 _MAX_KEY_LENGTH = 2_000
@@ -37,7 +36,7 @@ router = Router("stores", "/v1/stores", 400, 404, 410, 412, 429)
 
 Store = Annotated[str, Meta(description="The store's name.", max_length=200)]
 Key = Annotated[str, Meta(description="The key.", max_length=_MAX_KEY_LENGTH)]
-Limit = Annotated[int, Meta(description="Maximum number of entries.", ge=1, le=_MAX_PAGE)]
+Limit = Annotated[int, Meta(description="Maximum number of entries.", ge=1, le=answers.MAX_PAGE)]
 Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
@@ -77,7 +76,8 @@ class KeyQuery(WindowQuery, frozen=True, kw_only=True):
 class KeysQuery(ReadPoint, frozen=True, kw_only=True):
     store: Store
     key: Annotated[
-        list[Key], Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=_MAX_PAGE)
+        list[Key],
+        Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=answers.MAX_KEYS),
     ]
 
 
@@ -321,7 +321,7 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
         retention_ms=store.retention_ms,
         workers=workers,
         snapshot=None if pin is None else snapshot_answer(pin.snapshot),
-        partial=any(worker.status != "ok" for worker in workers),
+        partial=answers.is_partial(workers),
         entries=None if pin is None or not count_entries else (await access.reader.count(pin)).entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )
