@@ -85,7 +85,7 @@ def refusal(stream: Stream[Any], condition: str) -> str | None:
 
 
 def test_the_names_in_a_struct_are_checked_where_it_is_written() -> None:
-    with pytest.raises(TopologyError, match=r"struct at test_names\.py:"):
+    with pytest.raises(TopologyError, match=r"struct at test_field_names\.py:"):
         struct({"n": "a b"})
 
 
@@ -170,7 +170,7 @@ def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
     ],
 )
 def test_a_column_that_a_table_cannot_have_is_refused(table: OutputTable, name: str, mistake: str) -> None:
-    with pytest.raises(TopologyError, match=rf"to\(.*\) at test_names\.py:\d+: .*{mistake}.*select"):
+    with pytest.raises(TopologyError, match=rf"to\(.*\) at test_field_names\.py:\d+: .*{mistake}.*select"):
         stream_of("n").select({name: "n"}).to(table)
     with pytest.raises(TopologyError, match="not a valid name of a column"):
         replace(table, key=name)
