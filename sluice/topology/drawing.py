@@ -82,15 +82,20 @@ def text(pipeline: Pipeline) -> str:
     lines = [f"pipeline {pipeline.name}, {counted(pipeline.workers, 'worker')}"]
 
     def show(node: nodes.Node, depth: int) -> None:
-        lines.append("  " * depth + title(node) + (f": {detail(node)}" if detail(node) else ""))
-        for child in pipeline.nodes:
-            if nodes.parents(child)[:1] == (node,):
-                show(child, depth + 1)
+        expressions = detail(node)
+        lines.append("  " * depth + title(node) + (f": {expressions}" if expressions else ""))
+        for child in _successors(pipeline, node):
+            show(child, depth + 1)
 
     for node in pipeline.nodes:
         if isinstance(node, nodes.Source):
             show(node, 1)
     return "\n".join(lines)
+
+
+def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
+    """The nodes whose first input is this node. A join is below its left side only."""
+    return [child for child in pipeline.nodes if nodes.parents(child)[:1] == (node,)]
 
 
 def svg(pipeline: Pipeline) -> str:
@@ -121,29 +126,22 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
         """Place a node and all nodes after it; return the next free row."""
         place[node.number] = (20 + column * (_BOX + _GAP), 20 + row * _ROW)
         free = row
-        for child in pipeline.nodes:
-            if nodes.parents(child)[:1] == (node,):
-                free = put(child, column + 1, free)
+        for child in _successors(pipeline, node):
+            free = put(child, column + 1, free)
         return max(free, row + 1)
 
-    free = 0
-    looked_up = []
-    for source in pipeline.nodes:
-        if isinstance(source, nodes.Source):
-            if source.kind == "stream":
-                free = put(source, 0, free)
-            else:
-                looked_up.append(source)
-    # Place tables that have steps first: other tables are placed relative to the steps that look them up.
-    looked_up.sort(key=lambda table: not any(nodes.parents(node)[:1] == (table,) for node in pipeline.nodes))
-    for table in looked_up:
-        joins = [
-            place[node.number][0]
-            for node in pipeline.nodes
-            if table in nodes.parents(node)[1:] and node.number in place
-        ]
-        column = max(min(joins, default=20) // (_BOX + _GAP) - 1, 0)
-        free = put(table, column, free)
+    sources = [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
+    tables = [source for source in sources if source.kind != "stream"]
+    next_row = 0
+    for source in sources:
+        if source.kind == "stream":
+            next_row = put(source, 0, next_row)
+    # Place tables that have steps first: other tables are placed relative to the joins that look them up.
+    tables.sort(key=lambda table: not _successors(pipeline, table))
+    for table in tables:
+        joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:] and node.number in place]
+        left_edge = min((place[join.number][0] for join in joins), default=20)
+        next_row = put(table, max(left_edge // (_BOX + _GAP) - 1, 0), next_row)
     return place
 
 

@@ -251,9 +251,10 @@ class Handle(Generic[V]):
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
     """Two different names that are the same when folded, if there are any."""
-    known: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for name in names:
-        if (other := known.setdefault(folded(name), name)) != name:
+        other = first_names.setdefault(folded(name), name)
+        if other != name:
             return other, name
     return None
 
@@ -746,12 +747,14 @@ class Stream(Handle[V]):
         """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
         where = self._where(step)
         if is_sql_allowed and not callable(function):
+            advice = ""
+            if isinstance(function, list | tuple):
+                fields = ", ".join(map(str, function))
+                advice = f'Write one expression over several fields as "struct({fields})".'
             raise TopologyError(
                 f"{where}: expected an SQL expression (str) or a function of (value), got {type(function).__name__}: "
                 f"{function!r}.",
-                next_step=f'Write one expression over several fields as "struct({", ".join(map(str, function))})".'
-                if isinstance(function, list | tuple)
-                else "",
+                next_step=advice,
             )
         return with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
 
@@ -916,6 +919,7 @@ class Table(Handle[V]):
         node: nodes.Node = self.pipeline.add(
             nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
         )
+        # The join has a row's old and new value under different foreign keys, and so cannot know the old result.
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, _joined_shape(self, other))

@@ -65,8 +65,9 @@ class Graph:
         for node in self.nodes:
             if not left_out.isdisjoint(nodes.parents(node)):
                 left_out.add(node)
+        # Stateful steps stay even if nothing follows them, because their stores can be queried.
         for node in reversed(self.nodes):
-            following = [each for each in self.nodes if node in nodes.parents(each)]
+            following = [child for child in self.nodes if node in nodes.parents(child)]
             if following and left_out.issuperset(following) and not isinstance(node, nodes.STATEFUL):
                 left_out.add(node)
         rest = copy.copy(self)

@@ -315,10 +315,8 @@ def is_step_name(name: str) -> bool:
     """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
-    kinds = {
-        value.__name__.lower() for value in globals().values() if isinstance(value, type) and issubclass(value, Node)
-    }
-    return kind in kinds and number.isdecimal()
+    node_types = [value for value in globals().values() if isinstance(value, type) and issubclass(value, Node)]
+    return kind in [node_type.__name__.lower() for node_type in node_types] and number.isdecimal()
 
 
 def parents(node: Node) -> tuple[Node, ...]:
@@ -355,6 +353,7 @@ def is_table(node: Node) -> bool:
         case Aggregate() | Suppress() | ToTable():
             return True
         case Join(kind=kind):
+            # In Kafka Streams, a stream that joins a table stays a stream; only two tables make a table.
             return kind in ("table-table", "foreign-key", "lookup")
         case Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
             return is_table(parent)
@@ -364,13 +363,14 @@ def is_table(node: Node) -> bool:
 
 def upstream(node: Node) -> tuple[Node, ...]:
     """The node and all nodes that feed it, each once, depth first."""
-    passed: dict[Node, None] = {}
+    visited: dict[Node, None] = {}
     waiting = [node]
     while waiting:
-        if (at := waiting.pop()) not in passed:
-            passed[at] = None
-            waiting += reversed(parents(at))
-    return tuple(passed)
+        current = waiting.pop()
+        if current not in visited:
+            visited[current] = None
+            waiting += reversed(parents(current))
+    return tuple(visited)
 
 
 def follows_state(node: Node) -> bool:

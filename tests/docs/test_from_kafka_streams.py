@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
 from sluice.topology import Pipeline
-from sluice.topology.loading.file import load_file
+from sluice.topology.loading.pipeline_import import load_file
 from tests.docs.pages import read
 
 PAGE = "docs/from-kafka-streams.md"

@@ -18,7 +18,7 @@ from sluice.state.ledger.audits import SourceAudit
 from sluice.state.model import GenerationRef, owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM
-from sluice.topology.loading.file import load_file
+from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.record_metadata import OnError
 from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start

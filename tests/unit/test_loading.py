@@ -12,8 +12,8 @@ import pytest
 
 from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
-from sluice.topology.loading.file import load_file
-from sluice.topology.loading.folder import declared_names, pipeline_files
+from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.pipeline_modules import load_module
 
 GOOD = '''"""Counts sales.

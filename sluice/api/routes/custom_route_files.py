@@ -22,8 +22,8 @@ from sluice.api.auth.permissions import Principal, principal
 from sluice.api.http.route import App, ParameterReader, Route
 from sluice.api.routes.custom_routes import Routes
 from sluice.errors import RouteError, SluiceError
-from sluice.topology.loading.file import LOAD_SECONDS, import_file
-from sluice.topology.loading.isolation import outcomes
+from sluice.topology.loading.isolated_imports import import_isolated
+from sluice.topology.loading.pipeline_import import LOAD_SECONDS, import_file
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
     files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
     loaded = RouteFiles({}, {})
     segments: dict[str, Path] = {}
-    for file, outcome in outcomes(files, seconds, load=pipeline_of_routes, start_seconds=60.0).items():
+    for file, outcome in import_isolated(files, seconds, load=pipeline_of_routes, start_seconds=60.0).items():
         try:
             if outcome.error:
                 raise RouteError(outcome.error, next_step=outcome.next_step)

@@ -42,7 +42,8 @@ def _attribute(name: str, handle: object) -> str:
         return 'Take one of its outputs first: .output, or ["name"].'
     if isinstance(handle, dsl.Stream | dsl.Table) and name in _AGGREGATIONS:
         return f"Group the records first: group_by(...).{name}(...)."
-    close = difflib.get_close_matches(name, [known for known in dir(handle) if not known.startswith("_")], n=1)
+    public = [attribute for attribute in dir(handle) if not attribute.startswith("_")]
+    close = difflib.get_close_matches(name, public, n=1)
     return f"Did you mean {close[0]}?" if close else ""
 
 
@@ -56,14 +57,15 @@ def _arguments(message: str) -> str:
     function = getattr(owners[owner] if owner in owners else getattr(dsl, owner, None), name, None)
     if not inspect.isfunction(function):
         return ""
-    parameters = [value for name, value in inspect.signature(function).parameters.items() if name != "self"]
-    written = ", ".join(
-        f"{value.name}=..." if value.kind is value.KEYWORD_ONLY else str(value.replace(annotation=value.empty))
-        for value in parameters
-        if value.kind is not value.KEYWORD_ONLY or value.default is value.empty
-    )
-    optional = [
-        value.name for value in parameters if value.kind is value.KEYWORD_ONLY and value.default is not value.empty
-    ]
+    required, optional = [], []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            required.append(str(parameter.replace(annotation=parameter.empty)))
+        elif parameter.default is parameter.empty:
+            required.append(f"{parameter.name}=...")
+        else:
+            optional.append(parameter.name)
     more = f" Optional: {', '.join(optional)}." if optional else ""
-    return f"Write {name}({written}).{more}"
+    return f"Write {name}({', '.join(required)}).{more}"

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError, error_text
-from sluice.topology.loading.advice import next_step
+from sluice.topology.loading.import_advice import next_step as import_next_step
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module
 
@@ -30,12 +30,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         others = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
-        raise TopologyError(
-            f"{file.name} defines no pipeline.",
-            next_step=f"Rename the variable {others[0]} to pipeline."
-            if others
-            else 'Add: pipeline = Pipeline("name").',
-        )
+        next_step = f"Rename the variable {others[0]} to pipeline." if others else 'Add: pipeline = Pipeline("name").'
+        raise TopologyError(f"{file.name} defines no pipeline.", next_step=next_step)
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
             f"{file.name} makes another pipeline than {pipeline.name!r}: {', '.join(others)}.",
@@ -67,7 +63,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
         raise TopologyError(
-            f"{_place(file, error)} cannot be imported: {cause}.", next_step=next_step(error, file)
+            f"{_place(file, error)} cannot be imported: {cause}.", next_step=import_next_step(error, file)
         ) from error
 
 

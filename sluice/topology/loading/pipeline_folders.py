@@ -10,13 +10,13 @@ from itertools import chain
 from pathlib import Path
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.topology.loading.file import LOAD_SECONDS, load_file
-from sluice.topology.loading.isolation import Outcome, outcomes
+from sluice.topology.loading.isolated_imports import Outcome, import_isolated
+from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 from sluice.topology.pipeline import Pipeline
 
 _ROUTES = "_routes"
 """Suffix of the names of files with custom routes: see `sluice.routes`."""
-_NAMED = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
+_PIPELINE_CALL = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
     Each file is first imported in a separate process; this process imports it only if that succeeded within `seconds`.
     """
-    tried = outcomes(pipeline_files(folder), seconds)
-    names = Counter(outcome.name for outcome in tried.values() if not outcome.error)
+    results = import_isolated(pipeline_files(folder), seconds)
+    names = Counter(outcome.name for outcome in results.values() if not outcome.error)
     loaded = Loaded([], [])
-    for file, outcome in tried.items():
+    for file, outcome in results.items():
         try:
-            _require_usable(outcome, tried, names)
+            _require_usable(outcome, results, names)
             loaded.pipelines.append(load_file(file, seconds))
         except SluiceError as error:
             loaded.broken.append(Broken(file, outcome.name or next(iter(declared_names(file)), file.stem), error))
@@ -74,16 +74,18 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     named = [file for file, names in declared.items() if name in names]
     if len(named) == 1 and (pipeline := load_file(named[0])).name == name:
         return pipeline
-    tried = outcomes([file for file, names in declared.items() if file in named or not names or file.stem == name])
-    matching = [file for file, outcome in tried.items() if outcome.name == name and not outcome.error]
+    results = import_isolated(
+        [file for file, names in declared.items() if file in named or not names or file.stem == name]
+    )
+    matching = [file for file, outcome in results.items() if outcome.name == name and not outcome.error]
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:
         raise _same_name(matching, name)
-    for file, outcome in tried.items():
+    for file, outcome in results.items():
         if outcome.error and (file in named or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
-    names = sorted({*chain.from_iterable(declared.values()), *(outcome.name for outcome in tried.values())})
+    names = sorted({*chain.from_iterable(declared.values()), *(outcome.name for outcome in results.values())})
     raise TopologyError(
         f"There is no pipeline {name!r} in {folder}.", next_step=f"Known pipelines: {', '.join(filter(None, names))}."
     )
@@ -98,24 +100,27 @@ def declared_names(file: Path) -> tuple[str, ...]:
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     except (SyntaxError, ValueError, RecursionError):
-        return tuple(dict.fromkeys(match[2] for match in _NAMED.finditer(text)))
-    return tuple(dict.fromkeys(name for call in calls if (name := _name(call))))
+        return tuple(dict.fromkeys(match[2] for match in _PIPELINE_CALL.finditer(text)))
+    names = [_literal_name(call) for call in calls]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _name(call: ast.Call) -> str | None:
+def _literal_name(call: ast.Call) -> str | None:
     """The literal name in a call of Pipeline; None for other calls and for computed names."""
     function = call.func
-    called = getattr(function, "id", getattr(function, "attr", ""))
-    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
-    value = given[0].value if called == "Pipeline" and given and isinstance(given[0], ast.Constant) else None
-    return value if isinstance(value, str) else None
+    if getattr(function, "id", getattr(function, "attr", "")) != "Pipeline":
+        return None
+    names = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
+    if names and isinstance(names[0], ast.Constant) and isinstance(names[0].value, str):
+        return names[0].value
+    return None
 
 
-def _require_usable(outcome: Outcome, tried: dict[Path, Outcome], names: Counter[str]) -> None:
+def _require_usable(outcome: Outcome, results: dict[Path, Outcome], names: Counter[str]) -> None:
     if outcome.error:
         raise TopologyError(outcome.error, next_step=outcome.next_step)
     if names[outcome.name] > 1:
-        raise _same_name([file for file, other in tried.items() if other.name == outcome.name], outcome.name)
+        raise _same_name([file for file, other in results.items() if other.name == outcome.name], outcome.name)
 
 
 def _same_name(files: list[Path], name: str) -> TopologyError:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from sluice.errors import SluiceError, TopologyError
-from sluice.topology.loading.file import LOAD_SECONDS, load_file
+from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
 _GRACE_SECONDS = 2.0
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
     next_step: str = ""
 
 
-def outcomes(
+def import_isolated(
     files: Sequence[Path],
     seconds: float = LOAD_SECONDS,
     load: Callable[[Path, float], str] = pipeline_name,
@@ -57,7 +57,7 @@ def outcomes(
     command = [sys.executable, "-P", "-c", program, str(seconds)]
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             [*command, *(str(file.absolute()) for file in files)],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def outcomes(
         )
     except (subprocess.SubprocessError, OSError) as error:
         raise TopologyError(f"The helper process that imports the pipelines' files failed: {error}.") from None
-    return dict(zip(files, msgspec.json.decode(ran.stdout, type=list[Outcome]), strict=True))
+    return dict(zip(files, msgspec.json.decode(process.stdout, type=list[Outcome]), strict=True))
 
 
 @dataclass
@@ -121,7 +121,7 @@ def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> 
         return Outcome(error=error.detail, next_step=error.next_step)
 
 
-def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
+def _import_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
     waiting = [_Child(file, seconds, load) for file in files]
     running: dict[int, _Child] = {}
     results: dict[Path, Outcome] = {}
@@ -143,5 +143,5 @@ def _try_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float]
 def main(load: Callable[[Path, float], str]) -> None:
     """Entry point of the helper process. Its arguments are the time limit and the files; it prints outcomes as JSON."""
     paths = [Path(argument) for argument in sys.argv[2:]]
-    tried = _try_all(paths, float(sys.argv[1]), load)
-    sys.stdout.buffer.write(msgspec.json.encode([tried[path] for path in paths]))
+    results = _import_all(paths, float(sys.argv[1]), load)
+    sys.stdout.buffer.write(msgspec.json.encode([results[path] for path in paths]))
