@@ -24,7 +24,7 @@ KINDS = ("function", "expression", "reduce", "aggregate", "overflow", "process",
 WINDOWS = ("hopping", "sliding", "session")
 STORES = ("function", "expression", "reduce", "aggregate", *WINDOWS, "overflow")
 TOPICS = ("amounts", "process", "numbers")
-GOOD = int(os.environ.get("POISON_AMONG", "500"))
+GOOD = int(os.environ.get("POISON_AMONG", "300"))
 KEYS = min(50, GOOD // 50)
 LARGE = 1.7e308
 """Twice this amount exceeds the largest double."""

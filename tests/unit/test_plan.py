@@ -403,7 +403,7 @@ def test_a_column_says_which_step_and_which_field_it_is_for() -> None:
 def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
     names = Names("p")
     sources = len(every_operator(names, ()).nodes)
-    for kept in combinations(PARTS, 3):
+    for kept in [*combinations(PARTS, 3)][::4]:
         before = every_operator(names, kept)
         after = every_operator(names, [*(part for part in PARTS if part not in kept), *kept])
         added = after.nodes[sources : sources + len(after.nodes) - len(before.nodes)]
