@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import structlog
-from pyspark.sql import SparkSession
 
 from sluice.testing import TopologyTestDriver, topology_test_driver
 from tests.docs.pages import read, steps, write_files
@@ -29,9 +28,7 @@ def logged_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/how-to/processors.md", "docs/how-to/serdes.md"])
-def test_the_session_prints_its_output(
-    page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_session_prints_its_output(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = read(page)
     write_files(text, tmp_path)
     monkeypatch.chdir(tmp_path)
