@@ -11,22 +11,28 @@ TOGETHER = ("tests/api/", "tests/browser/", "tests/engine/test_delta")
 
 SPARK = (
     "tests/engine/",
-    "tests/pipelines/",
-    "tests/conformance/",
-    "tests/docs/test_from_kafka_streams.py",
-    "tests/docs/test_project.py",
+    "tests/conformance/test_both_ways.py",
+    "tests/conformance/test_topologies.py",
     "tests/docs/test_readme.py",
-    "tests/docs/test_sessions.py",
-    "tests/docs/test_test_a_pipeline.py",
     "tests/faults/test_run_samples.py",
+    "tests/pipelines/test_aggregates.py",
+    "tests/pipelines/test_checking.py",
+    "tests/pipelines/test_ended_functions.py",
+    "tests/pipelines/test_expressions.py",
+    "tests/pipelines/test_failing_expressions.py",
+    "tests/pipelines/test_keys.py",
+    "tests/pipelines/test_many_drivers.py",
+    "tests/pipelines/test_names.py",
+    "tests/pipelines/test_pos.py",
+    "tests/pipelines/test_processors.py",
+    "tests/pipelines/test_results.py",
+    "tests/pipelines/test_tables.py",
+    "tests/pipelines/test_transform.py",
+    "tests/pipelines/test_values.py",
 )
-"""Tests with a Spark. Half of the processes start with them, so that few processes start a Spark."""
+"""Tests that start a Spark in their process. Half of the processes begin with them, so that few start a Spark."""
 
-NOT_SPARK = (
-    "tests/engine/test_postgres_tls.py",
-    "tests/engine/test_transaction.py",
-    "tests/pipelines/test_database_tables.py",
-)
+NOT_SPARK = ("tests/engine/test_postgres_tls.py", "tests/engine/test_transaction.py")
 """Exceptions from `SPARK`."""
 
 WAITING = (
