@@ -43,6 +43,7 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return None
     kind = type_of(argument, types)
     if is_integer(kind):
+        # A BIGINT of sums could overflow in one order of records and not in another.
         return CombinableFunction(name, f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)

@@ -93,7 +93,7 @@ class JobColumns:
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
         """The column of the stage's last layer that computes `sql`. Adds it on first use."""
         if sql.isidentifier() and sql != "false":
-            return sql
+            return sql  # it is a column already
         layer = self._layer(scope.stage, _LAST)
         for column in layer:
             if isinstance(column, Column) and column.sql == sql:
@@ -135,6 +135,7 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """The column of a field."""
+        # Sources decode only the fields that are read, and operators parse their results only if they are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)
@@ -331,6 +332,7 @@ class JobColumns:
 
         A failure is reported with the value of the scope `reported_with`.
         """
+        # A node can have several edges with the same expressions, which are computed and reported once.
         same = next((other for other in self._fallible if replace(expression, name=other.name) == other), None)
         if same is None:
             self._fallible.append(expression)

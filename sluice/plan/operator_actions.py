@@ -59,6 +59,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.ToTable():
             return Latest()
         case nodes.Suppress():
+            # A session can still grow for its gap after its end, in addition to the grace.
             window = nodes.window_of(node)
             wait_ms = window.open_ms if node.until == "window_close" and window else node.limit_ms
             limits = node.max_records, node.max_bytes, node.when_full
@@ -92,8 +93,10 @@ def waits_for_close(node: nodes.Node) -> bool:
     """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
         case nodes.Aggregate(window=window):
+            # Windows expire from the operator's state when they close.
             return window is not None
         case nodes.Join(kind=kind):
+            # Unmatched records come out when stream time has left their window behind.
             return kind == "stream-stream"
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
@@ -105,8 +108,10 @@ def needs_retractions(node: nodes.Node) -> bool:
     """Whether the node needs the old values of its input table."""
     match node:
         case nodes.Aggregate(parent=parent):
+            # An aggregate of a table subtracts the old row and adds the new one.
             return nodes.is_table(parent)
         case nodes.Join(kind=kind):
+            # A row whose foreign key changes is deleted under the old foreign key.
             return kind == "foreign-key"
         case _:
             return _is_filtered(node)
@@ -116,8 +121,11 @@ def requires_value(node: nodes.Node) -> bool:
     """Whether the node drops records without a value."""
     match node:
         case nodes.Join():
+            # In Kafka Streams, a stream's join drops null values; in a join of tables, they are deletions.
             return not nodes.is_table(node)
         case nodes.Aggregate(parent=parent, window=window):
+            # Kafka Streams drops null values in aggregates without windows and in sliding windows, but adds them to
+            # tumbling, hopping and session windows.
             return not nodes.is_table(parent) and (window is None or isinstance(window, SlidingWindow))
         case _:
             return False

@@ -81,6 +81,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
         case nodes.Suppress():
             return "holds results back"
         case nodes.Join(kind="lookup") if not is_behind:
+            # The changes of a group look up the global table when they are published.
             return ""
         case nodes.Join():
             return "stores both sides and joins them in order"
@@ -93,6 +94,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
 def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
     """Why an aggregate is an operator; empty if it is combinable."""
     window = node.window
+    # The texts are shown by `sluice explain`, and each is a reason why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
     if window is not None and len(topics_of(node)) > 1:

@@ -122,6 +122,7 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
+                # The key of a windowed table has a window, so as a stream's key it is another key.
                 is_windowed = nodes.window_of(node.parent) is not None
                 scope = replace(scope, rekeyed=scope.rekeyed or is_windowed)
                 return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
@@ -140,6 +141,7 @@ class Scopes:
     def _table_rows(self, scope: Scope) -> Scope:
         """The scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
+        # Kafka Streams drops a table's records that have no key, and counts them.
         return replace(scope, passed=f"({scope.passed} AND {self.columns.read(scope, '_key')} IS NOT NULL)")
 
     # -- Results of operators

@@ -164,6 +164,7 @@ class StagePlanner:
                 if argument is not None:
                     texts[f"argument{number}"] = argument
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
+        # If the node has an expression for the key, the record's own key goes along in the column `foreign`.
         own_key = self.columns.read(before, "_key")
         key = sqls.get("key", own_key)
         foreign = None if "key" not in sqls else own_key
@@ -194,8 +195,10 @@ class StagePlanner:
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
+        # Operators send a table's old value as a row of its own, which only some of the next steps take.
         if edge.stage and not edge.has_old_values:
             passed += " AND NOT old"
+        # There is nothing to subtract for a row that did not exist, and nothing to add for a deleted row.
         if edge.has_arguments and edge.has_old_values:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)
@@ -262,6 +265,7 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
     """Whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
     match node:
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
+            # Kafka Streams sends a grouped table through a repartition topic even if the key stays the same.
             return nodes.is_table(parent) or key != "_key" or scope.rekeyed
         case nodes.Join() if nodes.joins_global_table(node):
             return False  # every task of Kafka Streams has the whole global table

@@ -51,6 +51,7 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.StreamOperator(parent=parent):
             return shape_after(parent)
         case nodes.Join(left=left, right=right):
+            # If one field's type is unknown, so is the type of the whole side.
             return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})
         case _:
             return Shape({})

@@ -31,7 +31,7 @@ def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Re
         return Result(plain(left, right))
     try:
         return Result(checked(left, right))
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid:  # Arrow does not tell which row overflows
         return map_rows(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
 
 
@@ -60,6 +60,7 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
 
 
 def _quotient(left: Any, right: Any) -> Any:
+    # NumPy rounds down, SQL towards zero. -1 is left out, since the least integer divided by -1 overflows.
     quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
     return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
 

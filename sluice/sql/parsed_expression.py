@@ -77,7 +77,7 @@ class Naming:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Spark names the field after a struct's field, too. Its optimizer then removes the struct.
+        # Spark also names the field after a field of a struct. Its optimizer removes the struct again.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
@@ -189,6 +189,7 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
     """The text with backticks around these names where they have none."""
+    # Longest names first, so that a name is not taken for a shorter name at its start.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
     return re.sub(pattern, lambda match: match[0] if match[0].startswith("`") else reference(match[0]), text)

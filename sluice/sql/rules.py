@@ -271,6 +271,7 @@ def _arithmetic(
 ) -> Signature:
     kind = _numbers(kinds)
     if not kind or not is_decimal(kind):
+        # Integers can overflow, and doubles can become infinite.
         return Signature(kind, (kind, kind) if kind else None, fails=True)
     left, right = _operands_digits(node, kinds)
     precision, scale = of_decimals(left, right)
@@ -305,6 +306,7 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     if not kind or not is_decimal(kind):
         return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
     (p1, s1), (p2, s2) = _operands_digits(node, kinds)
+    # Spark's rule for quotients of decimals, which has at least 6 digits after the point.
     scale = max(6, s1 + p2 + 1)
     return Signature(decimal(p1 - s1 + s2 + scale, scale), (decimal(p1, s1), decimal(p2, s2)), fails=True)
 
@@ -432,10 +434,11 @@ _SAFE_CASTS = {
 def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     (of,), to = kinds, declared(node.args["to"])
     if of == VOID:
-        return Signature(to)
+        return Signature(to)  # only Spark computes casts of NULL
     is_tried = bool(node.args.get("safe"))
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
+        # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
         return Signature(to, kinds if is_known else None, fails=of in ("", "BINARY") and not is_tried)
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
         return Signature(to, kinds)
@@ -473,7 +476,7 @@ def _is_widening(of: str, to: str) -> bool:
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
     if of == "BIGINT":
-        of_precision = 19
+        of_precision = 19  # the digits of the largest number; Spark computes with 20
     return of_scale <= scale and of_precision - of_scale <= precision - scale
 
 

@@ -83,6 +83,7 @@ def _accepts(where: str, function: Any, arguments: tuple[str, ...], *, may_yield
             f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}.",
             next_step="" if arguments else f"Pass a function without parameters: lambda: {function!r}.",
         )
+    # An instance of a class with `__call__` may be async or a generator, too.
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     for each in (function, called):
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):

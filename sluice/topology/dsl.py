@@ -223,6 +223,7 @@ class Handle(Generic[V]):
             raise TopologyError(
                 f"{where}: types= names {unknown[0]!r}, but the columns are {', '.join([*identity, *self.fields])}."
             )
+        # Keys are text. A field in the key's column must be text, or a whole number, which has only one text.
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")
         if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
             raise TopologyError(
@@ -555,6 +556,7 @@ class Stream(Handle[V]):
                     next_step="Give the streams the same fields with select or map_values.",
                 )
         node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
+        # A function declares one type of values; values of several contracts are passed as plain data.
         same = all(other.contract is self.contract for other in others)
         return self._next(node, self.shape, self.contract if same else None)
 
@@ -565,6 +567,7 @@ class Stream(Handle[V]):
 
         A last branch `rest="true"` takes the remaining records.
         """
+        # As in Kafka Streams' split(), a record goes to the first branch whose condition is true.
         streams, remaining = {}, self
         for name, where in ({**(branches or {})} | named).items():
             streams[name] = remaining.filter(where, on_error=on_error)
@@ -626,6 +629,7 @@ class Stream(Handle[V]):
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
+        # A stream joins the table's row at the record's time, and a change of the table emits nothing.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'."
@@ -902,6 +906,7 @@ class Table(Handle[V]):
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
         arguments.require_choice(where, "how", how, How)
         self._require_same_pipeline(where, other)
+        # Rows of a windowed table have a key and a window, with which no other table's key can be compared.
         for table in (self, other):
             if nodes.window_of(table.node) is not None:
                 raise TopologyError(f"{where}: {table.node.name!r} is windowed; windowed tables cannot be joined.")
@@ -910,6 +915,7 @@ class Table(Handle[V]):
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
+        # As in Kafka Streams, which has outer joins only of two tables by their keys.
         if how == "outer" and kind != "table-table":
             raise TopologyError(f"{where}: how='outer' needs two tables joined by key.", next_step="Use inner or left.")
         if kind == "lookup" and on is not None:

@@ -110,9 +110,11 @@ class Pipeline(Graph):
         arguments.require_at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
         self.file: Path | None = None
+        # Topics that Sluice writes itself.
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
         self.claim("topic", f"{name}_redriven")
+        # While a file is imported, it must be known which pipelines its code makes.
         if (made := _made.get()) is not None:
             made.append((self, files_running()))
 
@@ -250,6 +252,7 @@ class Pipeline(Graph):
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])
+        # Expressions read the record's metadata under these names.
         if reserved := fields.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",

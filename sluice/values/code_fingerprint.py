@@ -74,6 +74,7 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
             continue  # the name is not bound yet
+    # Sorted, so that the order in which a compiler lists the names does not matter.
     for name in sorted(set(_names_in(function.__code__))):
         value = function.__globals__.get(name)
         is_own = getattr(value, "__module__", None) == function.__module__
@@ -139,7 +140,7 @@ def _node_text(node: ast.AST) -> str:
         if name == "kind":
             continue  # the u prefix of a string
         if name == "body" and isinstance(value, list) and isinstance(node, _DOCUMENTED):
-            value = value[_has_docstring(value) :]
+            value = value[_has_docstring(value) :]  # True is 1: without the first statement
         if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:

@@ -85,6 +85,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
             return _decimal(digits["precision"], digits["scale"], where)
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
+        # Every field can be null in SQL, so `X | None` has the type of X. SQL has no unions of other types.
         present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(present) == 1:
             return _sql_type(present[0], where)
@@ -127,6 +128,7 @@ def _decimal(precision: Any, scale: Any, where: str) -> str:
 
 
 def _struct_type(kind: inspect.StructType, where: str) -> str:
+    # A contract that contains itself would have a type without end.
     if where.count(".") > _DEEPEST:
         raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
     return struct_type(_fields(kind, where))

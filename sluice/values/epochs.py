@@ -109,7 +109,7 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
     """The time for a number in JSON. msgspec adds the field to the message of an error."""
-    if type(number) is not int:
+    if type(number) is not int:  # nor a bool, which is an int for isinstance
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
     try:
         seconds, units = divmod(number, kind.unit.value)

@@ -29,7 +29,7 @@ from sluice.values.record_metadata import MOST_KEY_BYTES
 
 def key_text(value: Any) -> str | None:
     """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
-    if type(value) is str or value is None:
+    if type(value) is str or value is None:  # almost every key
         return value
     if isinstance(value, Enum):  # before str and int, which its class may extend
         return key_text(value.value)
@@ -64,6 +64,7 @@ def _plain(value: Any) -> str | None:
         case Decimal():
             return _decimal(value)
         case datetime():
+            # Equal moments have one text, in UTC, whatever the zones in which they are given.
             zoned = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
             return _without_zeros(zoned.isoformat(" "))
         case date():

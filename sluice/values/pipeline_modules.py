@@ -54,7 +54,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
     the line that starts a driver, before which all that the pipeline needs is defined.
     """
-    if name in sys.modules:
+    if name in sys.modules:  # in a task that has already loaded the file
         return sys.modules[name]
     file = file.absolute()
     last = _imports.get(file)
