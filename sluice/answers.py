@@ -181,7 +181,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation; None before the first run, without topics, stores and workers."""
+    """The number of the current generation. None before the first run: topics, stores and workers are empty then."""
     topics: tuple[str, ...]
     stores: list[str]
     workers: int

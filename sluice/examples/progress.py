@@ -54,7 +54,7 @@ class Step:
 class Steps:
     """Steps, of which several may run at the same time. A context manager.
 
-    Without a terminal, each line has the seconds since `began`, a time of `time.monotonic`, by default now.
+    Without a terminal, each line begins with the seconds since `began`, on the clock `time.monotonic`; default: now.
     """
 
     def __init__(self, console: Console, began: float | None = None) -> None:

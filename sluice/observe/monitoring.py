@@ -70,7 +70,7 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
 
 
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
-    """The audits of a run's batches, oldest first. If the run has published several generations, those of the newest.
+    """The audits of a run's batches, oldest first, of the newest generation that the run has published.
 
     A replay publishes a generation beside the current one, and a restore replaces the current one.
     """
@@ -152,5 +152,5 @@ def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
 
 
 def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts above zero whose names have a prefix, by the rest of their names."""
+    """The counts above zero whose names begin with `prefix`: rest of the name → count."""
     return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix) and count}

@@ -151,7 +151,7 @@ def _table(database: str, table: str) -> tuple[str, str]:
 
 
 def _folder(location: str) -> tuple[str, str]:
-    """The namespace and name of a folder, as OpenLineage's naming has them."""
+    """The namespace and name of a folder, according to OpenLineage's naming rules."""
     url = urlsplit(location)
     if url.scheme in ("", "file"):
         return "file", url.path

@@ -185,7 +185,10 @@ class SluiceOperator(SparkSubmitOperator):
 
 
 def _options(context: Context) -> tuple[str, ...]:
-    """The program's options for the run's action. Fails without retries for another action, or a wrong point."""
+    """The program's options for the run's action.
+
+    Fails the task without retries if the action is unknown or a point of a replay is invalid.
+    """
     parameters = context.get("params") or {}
     action = parameters.get("action", "run")
     if not isinstance(action, str) or action not in ACTIONS:
@@ -205,7 +208,10 @@ def _options(context: Context) -> tuple[str, ...]:
 
 
 def _settings(context: Context) -> Settings:
-    """The settings, changed by the run's parameters. Fails without retries if a parameter is outside its limits."""
+    """The settings, changed by the run's parameters.
+
+    Fails the task without retries if a parameter is outside its limits.
+    """
     parameters = context.get("params") or {}
     for name, (least, most) in LIMITS.items():
         value = parameters.get(name)

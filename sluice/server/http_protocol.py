@@ -105,7 +105,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._reading.cancel()
 
     def _require_reading(self, before: int) -> None:
-        """End the connection unless fewer bytes than before wait for the client."""
+        """End the connection unless the client has read: fewer bytes than `before` must wait for the client."""
         unread = self._batched.get_write_buffer_size()
         if unread < before:
             self._reading = self.loop.call_later(UNREAD_SECONDS, self._require_reading, unread)
@@ -218,7 +218,7 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 class _Cycle(RequestResponseCycle):
-    """One request and its response. Encodes the head of a response of known length only once.
+    """One request and its response. All responses with the same headers share their encoded head.
 
     Uvicorn checks and encodes the headers of each response.
     """

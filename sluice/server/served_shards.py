@@ -24,8 +24,8 @@ from sluice.support.file_modes import make_file, make_folder
 
 _IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
-"""How often the server reads from the ledger which workers it serves. It serves a worker that was moved away for the
-same time longer, because other processes may not know of the move yet."""
+"""How often the server reads from the ledger which workers it serves. A worker that was moved away is served until the
+next time, because other processes may not know of the move yet."""
 
 
 class ServedShards:

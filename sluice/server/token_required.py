@@ -36,7 +36,7 @@ class TokenHolder(Principal):
 class TokenRequired:
     """ASGI middleware that responds with 401 to every request without the servers' token.
 
-    A challenge needs no token: its sender has only proved to know the token (`state.remote.server_identity`).
+    A challenge is answered without the token: its sender proves that it knows the token (`state.remote.server_identity`).
     """
 
     def __init__(self, app: ASGIApp, token: str, card: Card) -> None:

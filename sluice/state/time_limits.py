@@ -83,7 +83,7 @@ def acquire(lock: Lock) -> None:
 
 @contextmanager
 def held(lock: Lock) -> Iterator[None]:
-    """Hold a lock within the block, as `acquire` does."""
+    """Hold a lock within the block. Raises TooSlow like `acquire`."""
     acquire(lock)
     try:
         yield

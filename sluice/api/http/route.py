@@ -84,7 +84,7 @@ class Route:
     media_types: tuple[str, ...] = ("application/json",)
     has_etag: bool = False
     may_be_empty: bool = False
-    """Whether the path's parameter that may have slashes may also be empty."""
+    """Whether the path parameter that matches slashes may be empty."""
     is_described: bool = True
     body: type[msgspec.Struct] | None = None
     """The type of the JSON body of a POST request; None for a read-only route."""

@@ -104,11 +104,11 @@ class Generations(LedgerPart):
         lease: LeaseRow, times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """Give a registered generation the newest snapshot, `batch`, and the history of another one.
+        """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
 
-        `checksums` are those of the new generation's shards, `epoch` is that of its lease, and `lease` is that of the
-        other one. By default, the snapshot keeps its stream times, `stream_times`, and those from which the next batch
-        continues, `times`.
+        `checksums` are those of the new generation's shards. `epoch` is the epoch of the new generation's lease, and
+        `lease` is the old generation's. `stream_times` replaces the stream times of the snapshot, and `times` those
+        from which the next batch continues. By default, the new generation inherits both.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {

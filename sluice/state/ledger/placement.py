@@ -40,7 +40,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The address as commands print and take it."""
+        """The address as commands print and accept it."""
         return address_of(*self.address)
 
     @property
@@ -54,7 +54,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Move(Placement, frozen=True):
-    """A move that has begun: the worker's new placement, and what the move started from."""
+    """A move that has begun: the worker's new placement, the epoch of the move, and the generations to move."""
 
     epoch: int = 0
     generations: frozenset[GenerationRef] = frozenset()

@@ -36,7 +36,9 @@ class Plans(LedgerPart):
     """The plans of all generations' newest batches."""
 
     def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
-        """Plan the next batch of a generation. Returns the plan that the ledger had of this batch already, if any.
+        """Plan the next batch of a generation. Returns the plan to execute.
+
+        That is an earlier plan of the batch if one was begun but not published, otherwise `plan`.
 
         Raises LeaseError unless the generation's lease is held in this epoch.
         """

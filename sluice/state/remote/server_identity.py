@@ -30,7 +30,7 @@ class Card(msgspec.Struct, frozen=True):
 
     host: str
     port: int
-    """The address by which it is known."""
+    """`host` and `port` are the address under which the ledger has the server."""
     database: str
     """The kind of database that has its shards."""
     server: str

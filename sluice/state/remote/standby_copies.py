@@ -171,7 +171,7 @@ def promote_lost_standbys(
 ) -> list[str]:
     """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
 
-    Returns the notes. Raises the errors of `promote`.
+    Returns the notes. Raises the same errors as `promote_standby`.
     """
     info = ledger.generations.get(ref)
     if lost is None:

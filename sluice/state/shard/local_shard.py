@@ -204,7 +204,7 @@ class LocalShard(Shard):
         return checksums
 
     def _forget_since(self, batch: int) -> None:
-        """Within a transaction, remove what a driver that stopped before publishing has written."""
+        """Within a transaction, remove batches that a driver wrote before it stopped, and did not publish."""
         if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
             rows = self._driver.execute("DELETE FROM state_rows WHERE batch >= ?", (batch,))
             states = self._driver.execute("DELETE FROM states WHERE batch >= ?", (batch,))

@@ -129,7 +129,7 @@ class Shard(Protocol):
         Raises EngineError if the shard has a newer batch.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are sorted. `replaced` is
-        the sum of the digests of the versions that these rows replace, if the writer knows it from `before`.
+        the sum of the digests of the versions that these rows replace, if the writer knows it from `rows_before`.
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
@@ -168,7 +168,7 @@ class Shard(Protocol):
         """
 
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
-        """Like `verify`, for operator states. Only their newest two batches are kept."""
+        """Like `verify_rows`, for operator states. Only their newest two batches are kept."""
 
     def scan(
         self,
@@ -198,10 +198,10 @@ class Shard(Protocol):
         """Insert another shard's versions into a sealed shard, in one transaction."""
 
     def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
-        """Like `versions`, for operator states that come after (operator, shared, key, batch)."""
+        """Like `row_versions`, for operator states that come after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
-        """Like `absorb`, for operator states."""
+        """Like `absorb_rows`, for operator states."""
 
     def last_places(self) -> LastPlaces:
         """The places of the last versions, after which an interrupted copy continues."""
