@@ -41,7 +41,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
-    """A producer with these settings, of which its `own` take precedence.
+    """A producer with a connection's settings, and with its `own`, which take precedence.
 
     It sends a key to the same partition as Java's clients do, and so to the partition in which Kafka Streams, and Java
     programs that write the same topic, have the key. librdkafka's own partitioner would choose another one.

@@ -126,7 +126,7 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """Register this server, which listens already, as the owner of its address.
 
     Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
-    address, and both reach only themselves by it.
+    same address, such as 127.0.0.1 on another host.
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:

@@ -105,7 +105,7 @@ class Standbys(LedgerPart):
     ) -> int:
         """Place a worker at its standby's server, which is no standby afterwards, and add a note.
 
-        `place` is the epoch of the worker's placement before; returns the epoch of its new placement.
+        `place` is the epoch of the worker's present placement. Returns the epoch of the new placement.
 
         Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raises LeaseError and
         changes nothing if the generation's lease is no longer held in this epoch, and Refused if the standby has
