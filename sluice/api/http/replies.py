@@ -74,10 +74,10 @@ def window_time(ms: int) -> datetime | None:
 
 def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:
     """Entries as they appear in a response."""
-    shown: list[answers.Entry] = []
-    for entry in entries:
-        start, end = window_time(entry.window_start), window_time(entry.window_end)
-        shown.append(answers.Entry(entry.key, entry.value, start, end))
+    shown = [
+        answers.Entry(entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end))
+        for entry in entries
+    ]
     return Payload("entries", encoded(shown), workers, cursor)
 
 

@@ -25,6 +25,8 @@ _EXACT = Context(prec=700)
 """Adds doubles exactly, whatever their exponents: up to 309 digits before the point, and 324 zeros after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
+_NUMBER_TYPES = frozenset({int, Decimal})
+"""The types of JSON's numbers. The type of true is a subclass of int, so `isinstance` would take it for a number."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +77,7 @@ class Aggregates:
             value = _decoded(entry)
             number = None
             # Without a field, entries can be counted whatever their values.
-            if self._field or _is_number(value):
+            if self._field or type(value) in _NUMBER_TYPES:
                 number = _number(entry, _at(value, self._field), self._field)
             group = _ENCODER.encode(_group(entry, value, self._group_by))
             self._sums(group).add(1, number, number, number)
@@ -137,18 +139,13 @@ def _group(entry: Entry, value: Any, group_by: str) -> Any:
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
     if value is None:
         return None
-    if not _is_number(value):
+    if type(value) not in _NUMBER_TYPES:
         field = repr(".".join(names)) if names else "The value"
         raise QueryError(
             f"{field} of key {entry.key[:100]!r} is not a number.",
             next_step=f"Choose a field: {', '.join(map(str, value))}." if isinstance(value, dict) else "",
         )
     return Decimal(value)
-
-
-def _is_number(value: Any) -> bool:
-    # In Python, True is an int.
-    return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
 def _at(value: Any, names: tuple[str, ...]) -> Any:
