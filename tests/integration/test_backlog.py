@@ -24,14 +24,14 @@ def test_unread_records_are_counted_before_a_run(kafka: EmbeddedKafka, tmp_path:
     states.publish(positions={"counted": {"0": 1, "1": 2}})
 
     def unread(**changed: object) -> int:
-        given = {"enough": 20, "ledger": f"sqlite:///{tmp_path}/ledger.sqlite", "kafka": config} | changed
+        given = {"enough": 20, "ledger_url": f"sqlite:///{tmp_path}/ledger.sqlite", "kafka": config} | changed
         return backlog_of_run(pipeline="counting", topics=["counted", "no_such_topic"], **given)  # type: ignore[arg-type]
 
     assert unread() == 17
     assert unread(from_beginning=True) == 20
     (tmp_path / "file").touch()
     unreadable = f"sqlite:///{tmp_path}/file/ledger.sqlite"
-    assert unread(enough=21, ledger=unreadable) == 20  # the ledger is not opened
-    assert unread(ledger=unreadable) == 0
+    assert unread(enough=21, ledger_url=unreadable) == 20  # the ledger is not opened
+    assert unread(ledger_url=unreadable) == 0
     nowhere = {"bootstrap.servers": f"127.0.0.1:{free_port()}", "socket.timeout.ms": "500"}
     assert unread(kafka=nowhere) == 0
