@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -20,6 +19,7 @@ from sluice.errors import SluiceError, TopologyError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
+from sluice.orchestration.retries import OWNER, pipeline_task_defaults
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import Job, plan
 from sluice.settings import settings
@@ -28,9 +28,6 @@ from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipel
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 
-OWNER = "sluice"
-_RETRIES = 2
-_RETRY_DELAY = timedelta(seconds=10)
 _NOTE_SECONDS = 3.0
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. promote: make it the current "
@@ -45,7 +42,6 @@ _POINTS = {
     "several with commas between them. Empty: where the current generation began.",
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
-_LONGEST_RUN = timedelta(hours=2)
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
 """`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -86,7 +82,9 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     if watched:
-        dags[NAME] = deadlines_dag(watched, alerts.on_overdue, defaults() | {"on_failure_callback": alerts.on_failure})
+        dags[NAME] = deadlines_dag(
+            watched, alerts.on_overdue, pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
+        )
     broken_files = _files_by_dag_id(broken, {*dags, *RESERVED})
     for name, file in broken_files.items():
         dags[name] = _broken_dag(name, file)
@@ -143,7 +141,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
         doc_md=documentation(pipeline),
         tags={"sluice", "pipeline"},
         params=_parameters(),
-        default_args=defaults() | {"on_failure_callback": alerts.on_failure},
+        default_args=pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure},
         owner_links=_owner_links(),
         deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
     )
@@ -231,18 +229,6 @@ class ImportErrorDag(DAG):
 
 def _fail(why: str) -> None:
     raise AirflowFailException(why)
-
-
-def defaults() -> dict[str, object]:
-    """Default arguments of all tasks."""
-    return {
-        "owner": OWNER,
-        "retries": _RETRIES,
-        "retry_delay": _RETRY_DELAY,
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": _LONGEST_RUN,
-    }
 
 
 def _owner_links() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -11,6 +10,7 @@ from airflow.sdk import DAG, Param
 
 from sluice.errors import StateError
 from sluice.operations.retention import retain
+from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 
@@ -48,7 +48,7 @@ def retention_dag() -> DAG:
                 24, type="integer", minimum=1, maximum=8_760, description="Also keep snapshots younger than this"
             ),
         },
-        default_args={"owner": "sluice", "retries": 2, "retry_delay": timedelta(minutes=1)},
+        default_args=maintenance_task_defaults(),
     ) as dag:
         PythonOperator(task_id="retain", python_callable=retain_all)
     return dag
