@@ -82,9 +82,8 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     if watched:
-        dags[NAME] = deadlines_dag(
-            watched, alerts.on_overdue, pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
-        )
+        task_defaults = pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
+        dags[NAME] = deadlines_dag(watched, alerts.on_overdue, task_defaults)
     broken_files = _files_by_dag_id(broken, {*dags, *RESERVED})
     for name, file in broken_files.items():
         dags[name] = _broken_dag(name, file)
