@@ -57,7 +57,7 @@ def windowed(*records: tuple[str, int, Any]) -> pa.RecordBatch:
 
 def combined(partial: PartialAggregates, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
     """The partial aggregates of each state row."""
-    rows = partial.combined(pa.Table.from_batches(batches)).to_pylist()
+    rows = partial.combine(pa.Table.from_batches(batches)).to_pylist()
     results = {(row["key"], row["window_start"]): tuple(row[part.column] for part in partial.parts) for row in rows}
     assert len(results) == len(rows)
     return results
@@ -76,7 +76,7 @@ def test_a_task_passes_on_one_row_per_state_row() -> None:
 
 def test_a_row_has_the_end_of_its_window_and_the_largest_time_of_its_records() -> None:
     records = windowed(("a", 100, Decimal(1)), ("a", 100, Decimal(2)))
-    (row,) = aggregates(n="count(*)").combined(pa.Table.from_batches([records])).to_pylist()
+    (row,) = aggregates(n="count(*)").combine(pa.Table.from_batches([records])).to_pylist()
     assert (row["window_end"], row["time"]) == (200, 101)
 
 

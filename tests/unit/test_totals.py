@@ -66,7 +66,7 @@ def test_two_batches_add_up_to_one(records: list[Record], cut: int) -> None:
     added = parts[0]
     for more in parts[1:]:
         added = added | {
-            name: totals.added(number_of(totals), added[name], new) if name in added else new
+            name: totals.combine(number_of(totals), added[name], new) if name in added else new
             for name, new in more.items()
         }
     assert added == values(totals, records)
@@ -75,7 +75,7 @@ def test_two_batches_add_up_to_one(records: list[Record], cut: int) -> None:
 def test_sums_of_many_digits_stay_exact() -> None:
     totals = totals_of(job(total="sum(amount)"))
     first, second = '[{"total":99999999999999999999999999999999.99}]', '[{"total":0.02}]'
-    assert totals.added(number_of(totals), first, second) == '[{"total":100000000000000000000000000000000.01}]'
+    assert totals.combine(number_of(totals), first, second) == '[{"total":100000000000000000000000000000000.01}]'
 
 
 def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event_time() -> None:
@@ -88,9 +88,9 @@ def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event
     (value,) = {key: text for (key, _), text in values(totals, records[:1]).items()}.values()
     assert json.loads(value) == [{"total": 1.0}, 7]
     assert totals.time(value) == 7
-    assert totals.time(totals.added(number_of(totals), value, '[{"total":2.00},4]')) == 7
+    assert totals.time(totals.combine(number_of(totals), value, '[{"total":2.00},4]')) == 7
 
 
 def test_a_store_whose_output_was_removed_continues_from_its_values() -> None:
     totals = totals_of(job(total="sum(amount)"))
-    assert totals.added(number_of(totals), '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'
+    assert totals.combine(number_of(totals), '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'

@@ -23,8 +23,8 @@ _INTEGERS = ("int", "bigint")
 
 
 @dataclass(frozen=True)
-class Part:
-    """A partial aggregate of a task, stored in `column`."""
+class PartialAggregate:
+    """One aggregate of a task's records, in `column`."""
 
     column: str
     aggregate: Combinable
@@ -35,7 +35,7 @@ class Part:
         """The function that adds up the records' contributions."""
         return "sum" if self.aggregate.function == "count" else self.aggregate.function
 
-    def single(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
+    def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
         """Each record's contribution."""
         if self.aggregate.function != "count":
             return records.column(self.aggregate.column).cast(self.type)
@@ -48,31 +48,34 @@ class Part:
 class PartialAggregates:
     """The aggregates of one group. `values` has, for each store, its fields with their parts."""
 
-    values: tuple[tuple[tuple[str, Part], ...], ...]
+    values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
     """For each store, whether its value is that of its only field."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
         """The aggregates of a group's stores. `types` are the SQL types of the columns that they read."""
-        distinct = dict.fromkeys(aggregate for column in store_columns for _, aggregate in column.columns)
-        parts = {aggregate: Part(f"m{n}", aggregate, _type(aggregate, types)) for n, aggregate in enumerate(distinct)}
-        return cls(
-            tuple(tuple((name, parts[aggregate]) for name, aggregate in column.columns) for column in store_columns),
-            tuple(column.scalar for column in store_columns),
-        )
+        # Stores share equal aggregates.
+        parts: dict[Combinable, PartialAggregate] = {}
+        values: list[tuple[tuple[str, PartialAggregate], ...]] = []
+        for store in store_columns:
+            for _, aggregate in store.columns:
+                if aggregate not in parts:
+                    parts[aggregate] = PartialAggregate(f"m{len(parts)}", aggregate, _type(aggregate, types))
+            values.append(tuple((name, parts[aggregate]) for name, aggregate in store.columns))
+        return cls(tuple(values), tuple(store.scalar for store in store_columns))
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartialAggregate]:
         """The parts, without duplicates."""
         return list(dict.fromkeys(part for fields in self.values for _, part in fields))
 
-    def combined(self, records: pa.Table) -> pa.Table:
+    def combine(self, records: pa.Table) -> pa.Table:
         """Aggregate windowed records to one row per state row, which is identified by key and window start."""
         parts = self.parts
         rows = records.select([*WINDOWED])
         for part in parts:
-            rows = rows.append_column(part.column, part.single(records))
+            rows = rows.append_column(part.column, part.contributions(records))
         functions = {part.column: part.function for part in parts}
         grouped = rows.group_by(["key", "window_start"], use_threads=False)
         added = grouped.aggregate([("window_end", "max"), ("time", "max"), *functions.items()])

@@ -46,7 +46,7 @@ class Totals:
     def rows(self, group: int, records: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The state rows of a group's windowed records."""
         aggregates = self.groups[group]
-        for batch in aggregates.combined(pa.Table.from_batches(records)).to_batches():
+        for batch in aggregates.combine(pa.Table.from_batches(records)).to_batches():
             values = aggregates.json(batch)
             values += [json_values(batch.column("time"))] if group in self.timed else []
             separated = [part for value in values for part in (value, ",")][:-1]
@@ -54,12 +54,13 @@ class Totals:
             value = pc.binary_join_element_wise("[", *separated, "]", "")
             yield rows(batch.num_rows, columns | {"target": group, "value": value})
 
-    def added(self, group: int, first: str, second: str) -> str:
+    def combine(self, group: int, first: str, second: str) -> str:
         """The combined value of two values of a group."""
-        how = self._how[group]
+        combiners = self._combiners[group]
         # Earlier values also end with an event time if an output of the group has been removed since.
-        parts = [_decode(value)[: len(how)] for value in (first, second)]
-        return _encode([add(*values) for add, *values in zip_longest(how, *parts)]).decode()
+        first_values, second_values = _decode(first)[: len(combiners)], _decode(second)[: len(combiners)]
+        combined = [combine(*values) for combine, *values in zip_longest(combiners, first_values, second_values)]
+        return _encode(combined).decode()
 
     def time(self, value: str) -> int:
         """The largest event time in a value of a timed group."""
@@ -67,30 +68,32 @@ class Totals:
         return time
 
     @cached_property
-    def _how(self) -> dict[int, list[Callable[[Any, Any], Any]]]:
+    def _combiners(self) -> dict[int, list[_Combiner]]:
         """Group → for each of its values, the function that combines two of them."""
-        return {
-            group: [
-                *(
-                    _adding([(name, part.function) for name, part in fields], scalar=scalar)
-                    for fields, scalar in zip(aggregates.values, aggregates.scalar, strict=True)
-                ),
-                *([_larger] if group in self.timed else []),
-            ]
-            for group, aggregates in self.groups.items()
-        }
+        combiners: dict[int, list[_Combiner]] = {}
+        for group, aggregates in self.groups.items():
+            of_group = combiners[group] = []
+            for fields, scalar in zip(aggregates.values, aggregates.scalar, strict=True):
+                functions = [(name, part.function) for name, part in fields]
+                of_group.append(_store_combiner(functions, scalar=scalar))
+            if group in self.timed:
+                of_group.append(_larger)
+        return combiners
 
 
 _decode = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def _adding(fields: Sequence[tuple[str, str]], *, scalar: bool) -> Callable[[Any, Any], Any]:
+_Combiner = Callable[[Any, Any], Any]
+
+
+def _store_combiner(fields: Sequence[tuple[str, str]], *, scalar: bool) -> _Combiner:
     """The function that combines two values of a store, given the functions of its fields."""
     if scalar:
-        return _ADD[fields[0][1]]
-    adds = [(name, _ADD[function]) for name, function in fields]
-    return lambda first, second: {name: add(first[name], second[name]) for name, add in adds}
+        return _COMBINERS[fields[0][1]]
+    combiners = [(name, _COMBINERS[function]) for name, function in fields]
+    return lambda first, second: {name: combine(first[name], second[name]) for name, combine in combiners}
 
 
 def _sum(first: Any, second: Any) -> Any:
@@ -107,7 +110,7 @@ def _larger(first: Any, second: Any) -> Any:
     return max((value for value in (first, second) if value is not None), default=None)
 
 
-_ADD: dict[str, Callable[[Any, Any], Any]] = {"sum": _sum, "min": _smaller, "max": _larger}
+_COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger}
 
 
 @dataclass
@@ -117,7 +120,7 @@ class WindowedRecords:
     totals: Totals
     waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
 
-    def add(self, group: int, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def add_records(self, group: int, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Keep a group's records, and yield its state rows once there are many."""
         if records.num_rows:
             waiting = self.waiting.setdefault(group, [])

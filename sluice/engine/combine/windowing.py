@@ -1,8 +1,9 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Stream time belongs to a group and a partition of its source: the largest event time of the records so far, including
-late records. It determines when windows close (see `sluice.values.windows`). A task sees a partition in offset order,
-so stream time is a running maximum that continues from the last batch, and results do not depend on where batches end.
+late records. `sluice/operators/lateness.py` decides by it when records are late. A task sees a partition in offset
+order, so stream time is a running maximum that continues from the last batch, and results do not depend on where
+batches end.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def assign_windows(times: Times, window: Window, stream_time: int, closed: int =
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, 0, stream_time)
-    _, running = advance(times, np.ones(len(times), bool), stream_time)
+    _, stream_times = advance(times, np.ones(len(times), bool), stream_time)
     # A matrix with a row per record and a column per window that may contain it, oldest window first.
     starts = window.first_start(times)[:, None] + np.arange(window.overlap) * window.every_ms
-    holds = (starts >= 0) & (starts <= times[:, None])
-    stream_times = np.maximum(running, closed)[:, None]
-    late = holds & WindowLateness(window).is_late(starts + window.size_ms, stream_times)
-    rows, columns = np.nonzero(holds & ~late)
-    return Windowed(rows, starts[rows, columns], int(late.sum()), int(running[-1]))
+    contains = (starts >= 0) & (starts <= times[:, None])
+    times_reached = np.maximum(stream_times, closed)[:, None]
+    late = contains & WindowLateness(window).is_late(starts + window.size_ms, times_reached)
+    rows, columns = np.nonzero(contains & ~late)
+    return Windowed(rows, starts[rows, columns], int(late.sum()), int(stream_times[-1]))
 
 
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
@@ -96,37 +97,45 @@ class Windowing:
         outcome: RecordOutcome,
     ) -> pa.RecordBatch:
         passed = boolean_mask(batch.column(group.passed))
-        keyed = passed & boolean_mask(batch.column(group.key).is_valid())
-        outcome.dropped["null_key"] |= passed & ~keyed
-        _count(results, "null_key", group, int((passed & ~keyed).sum()))
+        has_key = passed & boolean_mask(batch.column(group.key).is_valid())
+        without_key = passed & ~has_key
+        outcome.dropped["null_key"] |= without_key
+        _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            valued = keyed & ~boolean_mask(batch.column(group.null)) if group.null else keyed
-            outcome.dropped["null_value"] |= keyed & ~valued
-            _count(results, "null_value", group, int((keyed & ~valued).sum()))
-            outcome.applied |= valued
-            return _records(batch, group, np.flatnonzero(valued), None)
-        rows = np.flatnonzero(keyed)
+            # Kafka Streams drops records without a value here, but counts them in windows.
+            counted = has_key & ~boolean_mask(batch.column(group.null)) if group.null else has_key
+            without_value = has_key & ~counted
+            outcome.dropped["null_value"] |= without_value
+            _count(results, "null_value", group, int(without_value.sum()))
+            outcome.applied |= counted
+            return _records(batch, group, np.flatnonzero(counted), None)
+        rows = np.flatnonzero(has_key)
         name = f"{group.name}/{part[0]}/{part[1]}"
         times = batch.column("_time").to_numpy()[rows]
-        since = results.times.get(name, self.before.of(group.name, *part))
-        windowed = assign_windows(times, group.window, since, self.closed)
+        stream_time = results.times.get(name, self.before.of(group.name, *part))
+        windowed = assign_windows(times, group.window, stream_time, self.closed)
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
         outcome.late[rows] = True  # `applied` comes before `late` when records are counted
         _count(results, "late", group, windowed.late)
-        late_rows = np.setdiff1d(rows, rows[windowed.rows]) if group.late is not None else ()
-        if group.late is not None and len(late_rows):
-            late = batch.take(pa.array(late_rows))
-            columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
-            table = with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
-            results.outputs.setdefault(group.late.topic, []).append(table)
+        if group.late is not None:
+            late_for_all = np.setdiff1d(rows, rows[windowed.rows])
+            if len(late_for_all):
+                late_records = _late_records(batch.take(pa.array(late_for_all)), group)
+                results.outputs.setdefault(group.late.topic, []).append(late_records)
         return _records(batch, group, rows[windowed.rows], windowed.starts)
 
 
 def _count(results: PartitionResults, reason: str, group: AggregationGroup, number: int) -> None:
     if number:
         results.counts.update({f"{reason}/{store_column.store}": number for store_column in group.store_columns})
+
+
+def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
+    """The output records for the group's topic of late records."""
+    columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
+    return with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
 
 
 def _records(

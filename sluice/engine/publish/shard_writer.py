@@ -162,7 +162,7 @@ class ShardWriter:
         value, more = first[4], second[4]
         if second[0] not in self.totals.groups or value is None or more is None:
             return second
-        return (*second[:4], self.totals.added(second[0], value, more))
+        return (*second[:4], self.totals.combine(second[0], value, more))
 
     def _change_rows(self, worker: int, rows: list[Row]) -> pa.Table:
         """Written rows for the driver, with the time of each row's output record."""

@@ -111,7 +111,7 @@ class Ingest:
             records = batch if mask is None else batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
-                yield from task.windowed.add(group, windowed)
+                yield from task.windowed.add_records(group, windowed)
             results.count_records(outcome)
         if not self.operators:
             return

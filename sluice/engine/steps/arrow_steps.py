@@ -142,28 +142,33 @@ def _comparable(kind: pa.DataType) -> str:
 def _fallible_columns(
     fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], count: int
 ) -> dict[str, pa.Array]:
-    """The columns of an fallible: its results, their key's text, and its error."""
+    """The columns of a fallible expression: its results, their key's text, and its error.
+
+    Only the rows that have passed the filters before are evaluated. All columns are null for the others.
+    """
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
-    rows, causes = pa.array(np.flatnonzero(passed)), [cause for cause, _ in fallible.causes]
-    read = frozenset[str]().union(*(each.columns for each in (*fallible.columns, *causes)))
-    few, number = {name: columns[name].take(rows) for name in read}, len(rows)
-    made = [evaluate(column, few, number) for column in fallible.columns]
-    values = [
-        array_of(result.values, number).cast(arrow_type(column.type))
-        for result, column in zip(made, fallible.columns, strict=True)
-    ]
-    failed = any_of(*(result.failed for result in made))
-    failed = np.zeros(number, bool) if failed is None else failed
+    rows = pa.array(np.flatnonzero(passed))
+    columns_read: set[str] = set()
+    for expression in (*fallible.columns, *(part for part, _ in fallible.causes)):
+        columns_read |= expression.columns
+    passed_columns = {name: columns[name].take(rows) for name in columns_read}
+    failed = np.zeros(len(rows), bool)
+    values: list[pa.Array] = []
+    for column in fallible.columns:
+        result = evaluate(column, passed_columns, len(rows))
+        values.append(array_of(result.values, len(rows)).cast(arrow_type(column.type)))
+        if result.failed is not None:
+            failed |= result.failed
     key = fallible.planned.key
     keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
-    errors = _errors(fallible, few, values, keys, failed)
+    errors = _errors(fallible, passed_columns, values, keys, failed)
     results = pa.StructArray.from_arrays(values, [f"c{place}" for place in range(len(values))], mask=pa.array(failed))
     places = pa.array(np.cumsum(passed) - 1, mask=~passed)
-    columns_made = {fallible.planned.name: results.take(places), fallible.planned.error: errors.take(places)}
+    fallible_columns = {fallible.planned.name: results.take(places), fallible.planned.error: errors.take(places)}
     if keys is not None:
-        keys = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
-        columns_made[fallible.planned.key_text] = keys.take(places)
-    return columns_made
+        keys_of_results = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
+        fallible_columns[fallible.planned.key_text] = keys_of_results.take(places)
+    return fallible_columns
 
 
 def _errors(
@@ -173,11 +178,12 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """The error of each record for which the fallible fails, or whose results nobody could write."""
+    """The error of each row for which the expression fails, or has a result that nobody could write."""
     errors = np.full(len(failed), None, object)
-    unusable = [(_is_not_finite(each), NOT_FINITE) for each in values]
+    unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
+    # In reverse, so that the first error of a row is the one that stays.
     for rows, text in reversed(unusable):
         if rows is not None:
             errors[rows] = text
@@ -187,11 +193,11 @@ def _errors(
 
 
 def _causes(fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], rows: Any) -> list[str]:
-    """For each of the rows, the error of the first part of the fallible's expressions that fails for it."""
+    """For each of the failed rows, the error of the first part of the expression that fails for it."""
     texts = np.full(len(rows), NO_RESULT, object)
-    few = {name: values.take(pa.array(rows)) for name, values in columns.items()}
+    failed_columns = {name: values.take(pa.array(rows)) for name, values in columns.items()}
     for part, text in reversed(fallible.causes):
-        failed = evaluate(part, few, len(rows)).failed
+        failed = evaluate(part, failed_columns, len(rows)).failed
         if failed is not None:
             texts[failed] = text
     return list(texts)

@@ -1,4 +1,4 @@
-"""Attempts: SQL expressions that may fail for a single record, with the text of the error."""
+"""Computes on Spark SQL expressions that may fail for a single record, with the text of the error."""
 
 from __future__ import annotations
 
@@ -40,13 +40,34 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[F
     No column may read another one. All are added at once, because Spark analyzes the whole query again for every step
     that is added to it. Raises Unresolved if Spark cannot resolve an expression.
     """
-    if not fallibles or any(column.position for column in plain):
-        frame, plain = select(frame, plain, "*") if plain else frame, ()
     if not fallibles:
-        return frame
-    structs = [_tried(_struct_of(fallible)).alias(fallible.name) for fallible in fallibles]
+        return select(frame, plain, "*") if plain else frame
+    # Exploded arrays need a step of their own.
+    if any(column.position for column in plain):
+        frame, plain = select(frame, plain, "*"), ()
+    with_structs = _with_structs(frame, plain, fallibles)
+    parts = [list(_fallible_parts(fallible)) for fallible in fallibles]
     try:
-        attempted = frame.select("*", *(F.expr(column.sql).alias(column.name) for column in plain), *structs)
+        return _with_errors(with_structs, fallibles, parts)
+    except PySparkException:
+        # Rare: sqlglot has written a part in a way that Spark cannot resolve. Its failures get no text of their own.
+        resolved = [[part for part in of_one if _is_resolved(with_structs, part[0])] for of_one in parts]
+    try:
+        return _with_errors(with_structs, fallibles, resolved)
+    except PySparkException:
+        for fallible, of_one in zip(fallibles, resolved, strict=True):
+            try:
+                with_structs.select(_error_column(fallible, of_one, with_structs.schema))
+            except PySparkException as error:
+                raise Unresolved(fallible.step, error) from None
+        raise
+
+
+def _with_structs(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[FallibleExpression]) -> DataFrame:
+    """The frame with the plain columns, and a struct for each fallible expression, null where it fails."""
+    structs = [_null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles]
+    try:
+        return frame.select("*", *(F.expr(column.sql).alias(column.name) for column in plain), *structs)
     except PySparkException:
         select(frame, plain)
         for fallible, struct in zip(fallibles, structs, strict=True):
@@ -55,40 +76,29 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[F
             except PySparkException as error:
                 raise Unresolved(fallible.step, error) from None
         raise
-    schema = attempted.schema
-    outcomes = [list(_outcomes(fallible)) for fallible in fallibles]
-
-    def with_errors() -> DataFrame:
-        errors = (_error_of(*each, schema) for each in zip(fallibles, outcomes, strict=True))
-        return attempted.select("*", *_keys_of(fallibles, schema), *errors)
-
-    try:
-        return with_errors()
-    except PySparkException:
-        outcomes = [[each for each in pairs if _is_resolved(attempted, each[0])] for pairs in outcomes]
-    try:
-        return with_errors()
-    except PySparkException:
-        for fallible, pairs in zip(fallibles, outcomes, strict=True):
-            try:
-                attempted.select(_error_of(fallible, pairs, schema))
-            except PySparkException as error:
-                raise Unresolved(fallible.step, error) from None
-        raise
 
 
-def _struct_of(fallible: FallibleExpression) -> str:
+def _with_errors(
+    frame: DataFrame, fallibles: Sequence[FallibleExpression], parts: Sequence[Sequence[tuple[Column, str]]]
+) -> DataFrame:
+    """The frame with the key text and the error text of each fallible expression."""
+    schema = frame.schema
+    keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
+    errors = [_error_column(fallible, of_one, schema) for fallible, of_one in zip(fallibles, parts, strict=True)]
+    return frame.select("*", *keys, *errors)
+
+
+def _struct_sql(fallible: FallibleExpression) -> str:
     fields = ", ".join(f"'c{number}', {sql}" for number, sql in enumerate(fallible.columns))
     return f"IF({fallible.passed}, named_struct({fields}), NULL)"
 
 
-def _keys_of(fallibles: Sequence[FallibleExpression], schema: spark.StructType) -> Iterator[Column]:
-    """The columns with the texts of the expressions' keys."""
-    return (F.expr(_key_of(each, schema)).alias(each.key_text) for each in fallibles if each.key is not None)
+def _key_column(fallible: FallibleExpression, schema: spark.StructType) -> Column:
+    return F.expr(_key_of(fallible, schema)).alias(fallible.key_text)
 
 
 def _key_of(fallible: FallibleExpression, schema: spark.StructType) -> str:
-    """SQL for the text of a fallible's key. Raises Unresolved if its type cannot be a key."""
+    """SQL for the text of a fallible expression's key. Raises Unresolved if its type cannot be a key."""
     assert fallible.key is not None
     try:
         return key_sql(fallible.result(fallible.key), _types_of(fallible, schema)[fallible.key])
@@ -97,19 +107,22 @@ def _key_of(fallible: FallibleExpression, schema: spark.StructType) -> str:
 
 
 def _types_of(fallible: FallibleExpression, schema: spark.StructType) -> list[spark.DataType]:
-    """The types of a fallible's expressions."""
+    """The types of a fallible expression's columns."""
     kind = schema[fallible.name].dataType
     assert isinstance(kind, spark.StructType)
     return [column.dataType for column in kind.fields]
 
 
-def _error_of(fallible: FallibleExpression, outcomes: Sequence[tuple[Column, str]], schema: spark.StructType) -> Column:
-    """The column with the fallible's error text. `schema` has the type of its struct."""
+def _error_column(
+    fallible: FallibleExpression, parts: Sequence[tuple[Column, str]], schema: spark.StructType
+) -> Column:
+    """The column with the expression's error text. `schema` has the type of its struct."""
     message = F.when(F.expr(f"NOT ({fallible.passed})"), F.lit(None))
-    message = message.when(F.col(fallible.name).isNull(), _cause(outcomes))
-    unusable = []
+    message = message.when(F.col(fallible.name).isNull(), _cause(parts))
+    unusable: list[tuple[str, str]] = []
     for number, kind in enumerate(_types_of(fallible, schema)):
-        if (condition := is_not_finite(fallible.result(number), kind)) is not None:
+        condition = is_not_finite(fallible.result(number), kind)
+        if condition is not None:
             unusable.append((condition, NOT_FINITE))
     if fallible.key is not None:
         key = _key_of(fallible, schema)
@@ -120,21 +133,21 @@ def _error_of(fallible: FallibleExpression, outcomes: Sequence[tuple[Column, str
     return message.cast("STRING").alias(fallible.error)
 
 
-def _outcomes(fallible: FallibleExpression) -> Iterator[tuple[Column, str]]:
+def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]]:
     """For each part of the expression: a column that is null where the part fails, and its error text.
 
     sqlglot writes the parts, and some functions in a way that Spark cannot parse or resolve: such parts are left out.
     """
     for sql, cause in fallible.causes:
         with suppress(PySparkException):
-            yield _tried(f"named_struct('v', {sql})"), cause
+            yield _null_if_failing(f"named_struct('v', {sql})"), cause
 
 
-def _cause(outcomes: Sequence[tuple[Column, str]]) -> Column:
+def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit(NO_RESULT)
-    for outcome, cause in reversed(outcomes):
-        text = F.when(outcome.isNull(), F.lit(cause)).otherwise(text)
+    for part, cause in reversed(parts):
+        text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
 
 
@@ -169,7 +182,7 @@ def _any(array: str, kind: spark.DataType) -> str | None:
     return None if condition is None else f"exists({array}, {element} -> coalesce({condition}, false))"
 
 
-def _tried(sql: str) -> Column:
+def _null_if_failing(sql: str) -> Column:
     """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
     jvm: Any = SparkContext._jvm
     # Whole names: py4j would search all jars for a class named `org`, then for `org.apache`, and so on.
