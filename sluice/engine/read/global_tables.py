@@ -14,8 +14,9 @@ from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.event_times import invalid_times
 from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_keys
-from sluice.engine.read.stream_reader import PartitionOutput, Reader, invalid_times
+from sluice.engine.read.stream_reader import PartitionOutput, Reader
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW

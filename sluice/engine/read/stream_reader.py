@@ -18,6 +18,7 @@ from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection, part_name
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.event_times import Problems, earliest_valid_time, invalid_times
 from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
 from sluice.engine.read.value_columns import failing_places
 from sluice.errors import EngineError, error_text
@@ -33,8 +34,6 @@ Spark does not evaluate `to_json` for records without headers: its first evaluat
 Scala's reflection, which takes the JVM half a second of CPU time.
 """
 
-Problems = list[tuple[str, str] | None]
-"""Per record: the reason for the rejection and its details, or None."""
 SKIPPED = "skipped"
 _EXTRA = {
     "_null": "BOOLEAN",
@@ -102,12 +101,14 @@ class Reader:
         start = this_batch()
         with no_garbage_collection():
             for batch in batches:
-                for part, records in _by_partition(batch) if batch.num_rows else ():
+                if not batch.num_rows:
+                    continue
+                for part, records in _by_partition(batch):
                     output = outputs.setdefault(part, PartitionOutput(*part))
                     output.counts["read"] += records.num_rows
                     output.last = _last(records)
-                    records = self._sequenced(records, output, start) if self.sequenced else records
-                    yield self._decode(records, output, start.begun)
+                    in_sequence = self._with_sequence(records, output, start) if self.sequenced else records
+                    yield self._decode(in_sequence, output, start.begun)
         for output in outputs.values():
             if output.topic in self.uncounted:
                 continue
@@ -120,7 +121,7 @@ class Reader:
     def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def _sequenced(self, batch: pa.RecordBatch, output: PartitionOutput, start: BatchStart) -> pa.RecordBatch:
+    def _with_sequence(self, batch: pa.RecordBatch, output: PartitionOutput, start: BatchStart) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
         The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
@@ -165,13 +166,16 @@ class StreamReader(Reader):
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
-        wanted = {
+        # A step that fails after this task makes a dead letter, which has the record as it was read.
+        needs_raw = bool(job.failures_before_operators)
+        is_needed = {
             "_null": any(decoder.source.keeps_nulls for decoder in decoders.values()),
             "_sequence": job.has_operators,
-            **dict.fromkeys(("_raw_key", "_raw_value"), bool(job.failures_before_operators)),
-            "_raw_headers": job.keeps_headers or bool(job.failures_before_operators),
+            "_raw_key": needs_raw,
+            "_raw_value": needs_raw,
+            "_raw_headers": needs_raw or job.keeps_headers,
         }
-        extra = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        extra = tuple(name for name, needed in is_needed.items() if needed)
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
         return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
 
@@ -198,20 +202,18 @@ class StreamReader(Reader):
             columns = self._columns(decoder, kept, values, output, clock)
             problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
-            problems, columns = [None] * len(values), {}
-            for place in failing_places(len(values), partial(self._fit, decoder, kept, values, output, clock)):
-                record = kept.slice(place, 1)
-                problems[place] = self._problem(decoder, record, values[place : place + 1], output, clock)
+            columns, problems = {}, self._problems(decoder, kept, values, output, clock)
         if any(problems):
             problems = self._apply_on_time(decoder, problems, output)
-            dead_letters += [
-                RejectedRecord(row, *problem)
-                for row, problem in zip(rows, problems, strict=True)
-                if problem and problem[0] != SKIPPED
-            ]
-            valid = [i for i, problem in enumerate(problems) if problem is None]
+            valid: list[int] = []
+            for place, (row, problem) in enumerate(zip(rows, problems, strict=True)):
+                if problem is None:
+                    valid.append(place)
+                elif problem[0] != SKIPPED:
+                    dead_letters.append(RejectedRecord(row, *problem))
             kept = kept.take(pa.array(valid, pa.int64()))
-            columns = self._columns(decoder, kept, [values[i] for i in valid], output, clock, replace_invalid=True)
+            valid_values = [values[place] for place in valid]
+            columns = self._columns(decoder, kept, valid_values, output, clock, replace_invalid=True)
         self._reject(batch, output, dead_letters)
         schema = self.schema
         return pa.RecordBatch.from_arrays(
@@ -238,7 +240,7 @@ class StreamReader(Reader):
         columns["_partition"] = pa.repeat(pa.scalar(output.partition, pa.int32()), len(values))
         columns["_time"] = decoder.columns.event_times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
-            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], _earliest(decoder)), False)
+            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], earliest_valid_time(decoder)), False)
             columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
         for name in self.metadata:
             if name != "_partition":
@@ -290,6 +292,21 @@ class StreamReader(Reader):
             return False
         return not any(invalid_times(decoder, columns["_time"], clock))
 
+    def _problems(
+        self,
+        decoder: ValueDecoder,
+        records: pa.RecordBatch,
+        values: Sequence[Any],
+        output: PartitionOutput,
+        clock: int,
+    ) -> Problems:
+        """The reason why each record is rejected, or None, for records of which at least one has no columns."""
+        problems: Problems = [None] * len(values)
+        for place in failing_places(len(values), partial(self._fit, decoder, records, values, output, clock)):
+            record, value = records.slice(place, 1), values[place : place + 1]
+            problems[place] = self._problem(decoder, record, value, output, clock)
+        return problems
+
     @staticmethod
     def _apply_on_time(decoder: ValueDecoder, problems: Problems, output: PartitionOutput) -> Problems:
         """Apply the source's policy for records without a valid event time."""
@@ -335,40 +352,3 @@ def _utf8(value: str | bytes | None) -> str | None:
         return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         return None
-
-
-def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
-    """Per event time: the reason why it is invalid, or None. Empty if all are valid."""
-    earliest, latest = _earliest(decoder), clock + decoder.source.max_future_skew_ms
-    if not times.null_count and (
-        not len(times) or (pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest)
-    ):
-        return []
-    return [_invalid_time(time, latest, decoder.columns.assumed_ms) for time in times.to_pylist()]
-
-
-_EARLIEST_ASSUMED = 100_000_000_000
-"""In March 1973. Times of this century in seconds, taken for milliseconds, are before it."""
-
-
-def _earliest(decoder: ValueDecoder) -> int:
-    return 0 if decoder.columns.assumed_ms is None else _EARLIEST_ASSUMED
-
-
-def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tuple[str, str] | None:
-    if time is None:
-        return "event_time", "the event time is null"
-    if time < 0:
-        return "event_time", f"the event time, {time} ms, is before 1970"
-    if assumed_ms is not None and time < _EARLIEST_ASSUMED:
-        return (
-            "event_time",
-            f"the event time, {time}, would be before March 1973 in milliseconds: declare its unit with "
-            f'event_time=epoch_s("{assumed_ms}"), epoch_ms or epoch_us',
-        )
-    if time > latest:
-        return (
-            "future",
-            f"the event time, {time} ms, is after {latest} ms, the latest time allowed when the record was read",
-        )
-    return None

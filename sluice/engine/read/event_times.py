@@ -1,0 +1,51 @@
+"""Which event times are valid: neither before 1970 nor too far in the future."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.read.decode import ValueDecoder
+
+Problems = list[tuple[str, str] | None]
+"""Per record: the reason for the rejection and its details, or None."""
+
+
+def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
+    """Per event time: the reason why it is invalid, or None. Empty if all are valid.
+
+    `clock` is the time at which the batch began, in epoch ms.
+    """
+    earliest, latest = earliest_valid_time(decoder), clock + decoder.source.max_future_skew_ms
+    if not times.null_count and (
+        not len(times) or (pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest)
+    ):
+        return []
+    return [_invalid_time(time, latest, decoder.columns.assumed_ms) for time in times.to_pylist()]
+
+
+_EARLIEST_ASSUMED = 100_000_000_000
+"""In March 1973. Times of this century in seconds, taken for milliseconds, are before it."""
+
+
+def earliest_valid_time(decoder: ValueDecoder) -> int:
+    return 0 if decoder.columns.assumed_ms is None else _EARLIEST_ASSUMED
+
+
+def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tuple[str, str] | None:
+    if time is None:
+        return "event_time", "the event time is null"
+    if time < 0:
+        return "event_time", f"the event time, {time} ms, is before 1970"
+    if assumed_ms is not None and time < _EARLIEST_ASSUMED:
+        return (
+            "event_time",
+            f"the event time, {time}, would be before March 1973 in milliseconds: declare its unit with "
+            f'event_time=epoch_s("{assumed_ms}"), epoch_ms or epoch_us',
+        )
+    if time > latest:
+        return (
+            "future",
+            f"the event time, {time} ms, is after {latest} ms, the latest time allowed when the record was read",
+        )
+    return None
