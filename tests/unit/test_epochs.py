@@ -22,7 +22,7 @@ from sluice import (
     epoch_us,
 )
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.stream_reader import invalid_times
+from sluice.engine.read.event_times import invalid_times
 from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 from sluice.values import contract_parts, contracts, epochs

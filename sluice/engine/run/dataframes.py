@@ -19,7 +19,7 @@ from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.run.arrow_query import ArrowQuery, tables_task
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
-from sluice.engine.stages.stage_frames import kinds_in, through, with_layers
+from sluice.engine.stages.stage_frames import after_stage, kinds_in, with_layers
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.fallible_expressions import share_subexpressions
@@ -119,7 +119,7 @@ class Frames:
         frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
         row_batches = frame.mapInArrow(Chain(tasks).__call__, ROW_BATCH_DDL)
         for number in range(1, job.stage_count + 1):
-            row_batches = through(stages, number, row_batches)
+            row_batches = after_stage(stages, number, row_batches)
         self.types = StateTypes.of(stages, totals, inputs)
         return row_batches
 

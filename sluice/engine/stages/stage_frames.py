@@ -32,18 +32,18 @@ from sluice.plan import (
     Transformation,
 )
 from sluice.plan.arrow_support import NeedsSparkError
-from sluice.values.sql_text import backticked
+from sluice.values.sql_text import backticked, named_struct, value_if
 
 
 def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
     """Add the columns of every layer."""
     for layer in layers:
         if isinstance(layer, Transformation):
-            frame = _transformed(frame, layer)
+            frame = _apply_transformation(frame, layer)
             continue
         plain = [column for column in layer if isinstance(column, Column)]
-        attempts = [column for column in layer if isinstance(column, FallibleExpression)]
-        frame = with_columns(frame, plain, attempts)
+        fallibles = [column for column in layer if isinstance(column, FallibleExpression)]
+        frame = with_columns(frame, plain, fallibles)
     return frame
 
 
@@ -55,7 +55,7 @@ _ROW_CHANGES = frozenset({
 })  # fmt: skip
 
 
-def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
+def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
     argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.inputs))
     try:
@@ -64,9 +64,10 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
         raise EngineError(f"The function at {step.at} failed: {str(error).splitlines()[0]}") from error
     if not isinstance(result, DataFrame):
         raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
-    used = _operations(result)
-    if changes := Counter(used) - Counter(_operations(argument)):
-        first = next(name for name in used if name in changes)
+    operations = _operations(result)
+    added = Counter(operations) - Counter(_operations(argument))
+    if added:
+        first = next(name for name in operations if name in added)
         raise EngineError(
             f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
             next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
@@ -78,10 +79,10 @@ def _transformed(frame: DataFrame, step: Transformation) -> DataFrame:
             next_step="Return its argument with further columns, as withColumn does.",
         )
     for name, _, kind in step.outputs:
-        has, declared = result.schema[name].dataType, parse_ddl(kind)
-        if _family(has) != _family(declared):
+        returned, declared = result.schema[name].dataType, parse_ddl(kind)
+        if _family(returned) != _family(declared):
             raise EngineError(
-                f"The function at {step.at} returns the column {name} as {ddl(has)}, but returns= declares "
+                f"The function at {step.at} returns the column {name} as {ddl(returned)}, but returns= declares "
                 f"{ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
@@ -99,20 +100,20 @@ def _operations(frame: DataFrame) -> list[str]:
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
 
-def through(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
+def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
     """The row batches after a stage, from those before it."""
     task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
-    unpack = RowBatchReader(side_outputs)
+    read_rows = RowBatchReader(side_outputs)
     shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
-        routes = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(Chain((unpack, task, routes, *last)).__call__, ROW_BATCH_DDL)
-    rows = shuffled.mapInArrow(Chain((unpack, task, side_outputs.leave)).__call__, ROW_DDL)
+        targets = ShuffleTargets.of(stages, number)
+        return shuffled.mapInArrow(Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_DDL)
+    rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]
     frame = rows.selectExpr("*", *typed) if typed else rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
-    return _routed(stages.job, number, frame).mapInArrow(Chain(last).__call__, ROW_BATCH_DDL)
+    return _rows_for_targets(stages.job, number, frame).mapInArrow(Chain(last).__call__, ROW_BATCH_DDL)
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
@@ -125,37 +126,44 @@ def kinds_in(frame: DataFrame) -> Kinds:
     return kinds
 
 
-def _routed(job: Job, number: int, frame: DataFrame) -> DataFrame:
+def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
     """A row for each target of a stage's results."""
+    is_passed_on = "NOT emitted"
+    rows = [value_if(is_passed_on, _row_sql({}))]
+    rows += [value_if(edge.column, _edge_row_sql(edge)) for edge in job.edges_from(number)]
     failures = [failure for failure in job.failures if failure.stage == number]
-    edges = job.edges_from(number)
-    routes = [f"IF(emitted, NULL, {_route({})})", *(f"IF({edge.column}, {_on(edge)}, NULL)" for edge in edges)]
-    routes += [f"IF({failure.once}, {_rejected(failure)}, NULL)" for failure in failures]
-    routed = frame.selectExpr(*_KEPT, f"inline(filter(array({', '.join(routes)}), route -> route IS NOT NULL))")
-    return routed.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
+    rows += [value_if(failure.once, _rejected_row_sql(failure)) for failure in failures]
+    rows_for_targets = f"filter(array({', '.join(rows)}), row -> row IS NOT NULL)"
+    unchanged = [name for name in ROW if name not in (*_CHANGED, "output")]
+    exploded = frame.selectExpr(*unchanged, f"inline({rows_for_targets})")
+    # The name of a processor's output only matters up to the steps behind the stage.
+    return exploded.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
 
 
-_ROUTED = ("target", "side", "emitted", "key", "value", "foreign", "path")
+_CHANGED = ("target", "side", "emitted", "key", "value", "foreign", "path")
 """The columns in which the rows for the targets differ from the row of the result."""
-_KEPT = [name for name in ROW if name not in (*_ROUTED, "output")]
 
 
-def _on(edge: Edge) -> str:
+def _edge_row_sql(edge: Edge) -> str:
     """SQL for the row that carries a result to an edge's target."""
-    return _route({
+    return _row_sql({
         "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
         "value": edge.value_column, "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
         "path": edge.path_from("path"),
     })  # fmt: skip
 
 
-def _rejected(failure: Failure) -> str:
+def _rejected_row_sql(failure: Failure) -> str:
     """SQL for the rejected row of a result for which a step fails."""
     value = rejection_sql(failure.step.number, failure.error, failure.value)
-    changed = {"target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL"}
-    return _route(changed)
+    return _row_sql({
+        "target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL",
+    })  # fmt: skip
 
 
-def _route(changed: dict[str, str]) -> str:
-    pairs = (f"'{name}', CAST({changed.get(name, f'`{name}`')} AS {ROW[name]})" for name in _ROUTED)
-    return f"named_struct({', '.join(pairs)})"
+def _row_sql(changed: Mapping[str, str]) -> str:
+    """SQL for a row with these columns in place of the result's."""
+    columns: dict[str, str] = {}
+    for name in _CHANGED:
+        columns[name] = f"CAST({changed.get(name, backticked(name))} AS {ROW[name]})"
+    return named_struct(columns)
