@@ -18,8 +18,16 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
+from sluice.engine.read.replay_offsets import (
+    ends_of,
+    limit_to_ranges,
+    offsets_at,
+    position,
+    require_records,
+    sources_from_point,
+    sources_from_topics,
+)
 from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
-from sluice.engine.read.span import ends_of, moved_to, offsets_at, position, require_all, still_there, within
 from sluice.engine.run.batch_loop import divide_records
 from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
@@ -177,15 +185,15 @@ class Rebuild:
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
         if self.from_topics:
-            sources = list(still_there(sources, now))
+            sources = list(sources_from_topics(sources, now))
         else:
-            sources += still_there([], _new_topics(ledger, old, now))
+            sources += sources_from_topics([], _new_topics(ledger, old, now))
         if begin is not None:
             sources = [
                 msgspec.structs.replace(source, first=min(source.first, position(read, source, source.first)))
-                for source in moved_to(begin, sources, self._streams, now, self.settings.kafka)
+                for source in sources_from_point(begin, sources, self._streams, now, self.settings.kafka)
             ]
-        require_all(old, sources, now, {} if self.from_topics else read)
+        require_records(old, sources, now, {} if self.from_topics else read)
         if not self.from_topics:
             self._require_last_records(ledger, old, now)
         return sources, now
@@ -202,7 +210,7 @@ class Rebuild:
         same = _same_topics(ledger, old, now)
         read = {topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same}
         unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
-        require_all(old, unread, now, read)
+        require_records(old, unread, now, read)
         self._require_last_records(ledger, old, now)
         return sources, now
 
@@ -235,11 +243,12 @@ class Rebuild:
         tables = {table.source.topic for table in self.job.tables}
         first = {topic: added[topic] for topic in added if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
-        read = within(ends, {**(latest.positions if latest else {}), **added})
+        read = limit_to_ranges(ends, {**(latest.positions if latest else {}), **added})
         batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
         steps = [*replay_steps([*batches, *unpublished])]
-        published = [replace(step, ends=within(ends, {**step.ends, **first})) for step in steps[: len(batches)]]
-        rest = [replace(step, ends=within(ends, {**step.ends, **added})) for step in steps[len(batches) :]]
+        published_steps, other_steps = steps[: len(batches)], steps[len(batches) :]
+        published = [replace(step, ends=limit_to_ranges(ends, {**step.ends, **first})) for step in published_steps]
+        rest = [replace(step, ends=limit_to_ranges(ends, {**step.ends, **added})) for step in other_steps]
         if not latest or (published and published[-1].ends == read):
             return History(published, rest, complete=True)
         if added.keys() == first.keys():

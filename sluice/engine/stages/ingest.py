@@ -88,17 +88,18 @@ class Ingest:
         task: _TaskResults | None = None
         for batch in batches:
             if batch.num_rows:
-                task = task or self._begin(start)
+                task = task or self._new_task(start)
                 yield from self._rows(batch, task)
         if task is not None:
             yield from task.windowed.rest()
             # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
             topics = {topic for topic, _ in task.parts}
-            timed = [each for each in self.operators if each.has_own_stream_time and not topics.isdisjoint(each.topics)]
-            yield from task.advances.reports(timed, self.workers)
+            timed = [operator for operator in self.operators if operator.has_own_stream_time]
+            with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]
+            yield from task.advances.reports(with_records, self.workers)
             task.end(self.sinks)
 
-    def _begin(self, start: BatchStart) -> _TaskResults:
+    def _new_task(self, start: BatchStart) -> _TaskResults:
         before = self.stream_times.before(start)
         return _TaskResults(
             before=before, windowing=Windowing(self.groups, before), windowed=WindowedRecords(self.totals)
@@ -156,13 +157,13 @@ class Ingest:
         if side.foreign is not None:
             columns["foreign"] = batch.column(side.foreign_column).take(taken)
         position = {name: pa.array(numbers[indices]) for name, numbers in positions.items()}
-        position["path"] = (
-            pa.repeat(pa.scalar(side.constant_path, pa.binary()), len(indices))
-            if side.path_column is None
-            else batch.column(side.path_column).take(taken)
-        )
+        if side.path_column is None:
+            position["path"] = pa.repeat(pa.scalar(side.constant_path, pa.binary()), len(indices))
+        else:
+            position["path"] = batch.column(side.path_column).take(taken)
         position["time"] = batch.column("_time").take(taken)
-        if (headers := headers_of_records(batch)) is not None:
+        headers = headers_of_records(batch)
+        if headers is not None:
             position["headers"] = headers.take(taken)
         if operator.has_own_stream_time:
             advancing = self._advancing(batch, side)

@@ -34,18 +34,19 @@ def functions_of(job: Job) -> dict[str, Function]:
 class Call:
     """Calls an author's function for a record."""
 
-    of: PythonFunction
+    planned: PythonFunction
     step: str
     """The step's name in errors."""
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
-        return msgspec.json.Decoder(self.of.takes.value if self.of.takes else Any).decode
+        return msgspec.json.Decoder(self.planned.takes.value if self.planned.takes else Any).decode
 
     def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
         if not passed:
             return None
-        function, decode = self.of.function.value, self._decode  # an error while loading them is no error of a record
+        # An error while these are loaded is no error of a record.
+        function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))
         except BaseException as error:
@@ -54,7 +55,7 @@ class Call:
             return {"error": describe_error(error)}
 
     def _result(self, function: Callable[..., Any], key: str | None, value: Any) -> dict[str, Any]:
-        match self.of.gives:
+        match self.planned.gives:
             case "nothing":
                 if (result := function(key, value)) is not None:
                     require_run(result)
@@ -84,7 +85,7 @@ class Call:
 
     @cached_property
     def _declared(self) -> Declared:
-        return Declared(Any if self.of.returns is None else self.of.returns.value)
+        return Declared(Any if self.planned.returns is None else self.planned.returns.value)
 
 
 def _key(key: Any) -> str | None:

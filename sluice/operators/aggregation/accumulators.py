@@ -184,15 +184,19 @@ class DecimalSum(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
-        return accumulator if value is None else (accumulator[0] + 1, _within(_SUMS.add, accumulator[1], value))
+        if value is None:
+            return accumulator
+        return accumulator[0] + 1, _in_digits(_SUMS.add, accumulator[1], value)
 
     @override
     def subtract(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
-        return accumulator if value is None else (accumulator[0] - 1, _within(_SUMS.subtract, accumulator[1], value))
+        if value is None:
+            return accumulator
+        return accumulator[0] - 1, _in_digits(_SUMS.subtract, accumulator[1], value)
 
     @override
     def merge(self, earlier: tuple[int, Decimal], later: tuple[int, Decimal]) -> tuple[int, Decimal]:
-        return earlier[0] + later[0], _within(_SUMS.add, earlier[1], later[1])
+        return earlier[0] + later[0], _in_digits(_SUMS.add, earlier[1], later[1])
 
     @override
     def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
@@ -209,10 +213,11 @@ class DecimalAverage(DecimalSum):
             return None
         places = Decimal((0, (1,), int(total.as_tuple().exponent) - 4))
         mean = _MEANS.divide(total, Decimal(count)).quantize(places, context=_MEANS)
-        return _within(_SUMS.plus, mean)
+        return _in_digits(_SUMS.plus, mean)
 
 
-def _within(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
+def _in_digits(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
+    """The result of a calculation. Raises OverflowError if it has more digits than Spark's decimals."""
     try:
         return calculate(*numbers)
     except Rounded:

@@ -84,14 +84,17 @@ class Functions:
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
-        self._raw = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
-        self._maps = [at for at in self._raw if functions[at].maps and functions[at].name in _COMPARED]
-        self._json = [at for at in self._raw if functions[at].name not in _OF_NUMBERS]
-        self._pairs = frozenset(at for at, function in enumerate(functions) if function.takes_pairs)
+        # Places among the functions. An argument of a type other than numbers, Booleans and texts stays JSON text.
+        self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
+        self._map_arguments = [
+            at for at in self._raw_arguments if functions[at].maps and functions[at].name in _COMPARING
+        ]
+        self._json_results = [at for at in self._raw_arguments if functions[at].name not in _COUNTING]
+        self._pair_arguments = frozenset(at for at, function in enumerate(functions) if function.takes_pairs)
         self._accumulators = accumulators
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
         self._adders = [accumulator.add for accumulator in accumulators]
-        self._counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
+        self._has_only_counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
         """Whether the results are numbers of values, which can always be written."""
         self._last: tuple[str | None, Any] = None, self._nulls
         """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
@@ -109,17 +112,17 @@ class Functions:
 
     def _arguments(self, value: str) -> Any:
         arguments = self._decode(value)
-        if not self._raw:
+        if not self._raw_arguments:
             return arguments
         texts: list[Any] = list(arguments)
-        for at in self._raw:
+        for at in self._raw_arguments:
             argument = texts[at]
-            if at not in self._pairs:
+            if at not in self._pair_arguments:
                 texts[at] = _text(argument)
             elif argument is not None:
                 texts[at] = ArgumentPair(_text(argument.x), argument.y)
-        for at in self._maps:
-            texts[at] = None if texts[at] is None else _sorted(texts[at])
+        for at in self._map_arguments:
+            texts[at] = None if texts[at] is None else _with_sorted_names(texts[at])
         return texts
 
     def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -140,7 +143,7 @@ class Functions:
     def result(self, aggregate: tuple[Any, ...]) -> str:
         pairs = zip(self._accumulators, aggregate, strict=True)
         results = [accumulator.result(part) for accumulator, part in pairs]
-        for at in self._json:
+        for at in self._json_results:
             results[at] = _raw_json(results[at])
         shaped: Any = results
         if self._scalar:
@@ -150,7 +153,7 @@ class Functions:
         return _ENCODER.encode(shaped).decode()
 
     def check(self, aggregate: tuple[Any, ...]) -> None:
-        if not self._counts:
+        if not self._has_only_counts:
             self.result(aggregate)
 
     def keep_changes(self) -> None:
@@ -163,8 +166,8 @@ class Functions:
         return aggregate
 
 
-_COMPARED = ("collect_set", "count_distinct", "approx_count_distinct", "mode")
-_OF_NUMBERS = ("count", "count_distinct", "approx_count_distinct")
+_COMPARING = ("collect_set", "count_distinct", "approx_count_distinct", "mode")
+_COUNTING = ("count", "count_distinct", "approx_count_distinct")
 """Functions of any arguments whose results are numbers."""
 
 
@@ -177,7 +180,7 @@ _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _SORTING = msgspec.json.Encoder(decimal_format="number", order="deterministic")
 
 
-def _sorted(text: str) -> str:
+def _with_sorted_names(text: str) -> str:
     """JSON text with the names of every object in order."""
     return _SORTING.encode(_DECODER.decode(text)).decode()
 

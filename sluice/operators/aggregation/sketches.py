@@ -177,10 +177,10 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         for place in sorted(counts):
             rank -= counts[place]
             if rank <= 0:
-                return self._within(place) if self.bins else place  # type: ignore[no-any-return]
+                return self._number_in_bin(place) if self.bins else place  # type: ignore[no-any-return]
         return None
 
-    def _within(self, place: int) -> Any:
+    def _number_in_bin(self, place: int) -> Any:
         """The middle of a bin, as a number of the same kind."""
         middle, least, most = _middle(place), self.least, self.most
         if isinstance(least, Decimal):

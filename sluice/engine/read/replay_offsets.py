@@ -15,7 +15,7 @@ from sluice.state.model import GenerationRef
 from sluice.values.replay_span import Partition, Point
 
 
-def moved_to(
+def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
@@ -40,7 +40,8 @@ def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, st
         with KafkaTimestamps.of(kafka, ends) as timestamps:
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
-    if unknown := sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys()):
+    unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
+    if unknown:
         raise EngineError(
             f"The replay's offsets name partitions that cannot be chosen: {', '.join(unknown)}.",
             next_step=f"Choose among {', '.join(f'{topic}/{number}' for topic, number in sorted(ends))}.",
@@ -53,8 +54,8 @@ def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition,
     return {(name, number): ends[side] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
 
 
-def still_there(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:
-    """Where reading begins if the topics' current records are all that is read."""
+def sources_from_topics(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:
+    """The topics' current partitions, from the first record that they still have."""
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):
@@ -62,7 +63,7 @@ def still_there(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -
             yield SourcePartition(topic=name, partition=number, topic_id=topic.id, first=first)
 
 
-def require_all(
+def require_records(
     old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions
 ) -> None:
     """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
@@ -87,15 +88,15 @@ def ends_of(
     return ends
 
 
-def within(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
+def limit_to_ranges(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
     """The positions of existing partitions, limited to each partition's range (first offset, end)."""
-    return {
-        topic: {
-            str(number): min(max(int(positions.get(topic, {}).get(str(number), first)), first), end)
-            for number, (first, end) in enumerate(bounds)
-        }
-        for topic, bounds in ends.items()
-    }
+    limited: dict[str, dict[str, int]] = {}
+    for topic, ranges in ends.items():
+        limited[topic] = {}
+        for number, (first, end) in enumerate(ranges):
+            given = int(positions.get(topic, {}).get(str(number), first))
+            limited[topic][str(number)] = min(max(given, first), end)
+    return limited
 
 
 def position(positions: Positions, source: SourcePartition, otherwise: int) -> int:
