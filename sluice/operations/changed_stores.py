@@ -191,12 +191,12 @@ class ChangedStores:
         ref = ledger.generations.new(old.pipeline)
         new = self._info(ledger, self.job, ref.generation)
         ledger.generations.register(new, hidden=True, lease=lease.row)
-        with Lease(ledger.leases, ref, self._holder) as own:
+        with Lease(ledger.leases, ref, self._holder) as new_lease:
             merge = Merge(self.job, old, part, new, changes)
-            checksums = merge.fill(batch, ledger.audits.newest(old.ref), own.epoch)
+            checksums = merge.fill(batch, ledger.audits.newest(old.ref), new_lease.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-            ledger.generations.inherit(ref, old.ref, batch, checksums, own.epoch, lease.row, times, shown)
+            ledger.generations.inherit(ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
         # Readers never saw the generation of the changed stores. Its rows are in the new generation now.

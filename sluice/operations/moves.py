@@ -44,30 +44,30 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     change = ledger.placements.begin_move(place)
     copied = 0
     with ExitStack() as stack:
-        left: list[Shard] = []
-        arrived: list[Shard] = []
+        sources: list[Shard] = []
+        targets: list[Shard] = []
         for info in ledger.generations.all(place.pipeline):
             if (shards := _shards(ledger, info, place, progress)) is None:
                 continue
             source, copy = shards
             stack.enter_context(source)
             if copy is None:
-                arrived.append(source)
+                targets.append(source)
                 continue
             stack.enter_context(copy)
             fill_and_seal(source, copy, lambda: ledger.placements.require_newest(change))
             copied += copy.versions
-            left.append(source)
-            arrived.append(copy.target)
+            sources.append(source)
+            targets.append(copy.target)
         try:
             ledger.placements.finish_move(change)
         except Refused:
             # The sources stay in use, unless a newer move has sealed them for itself.
             if ledger.placements.is_newest(change):
-                for source in left:
+                for source in sources:
                     source.seal(sealed=False)
             raise
-        for target in arrived:
+        for target in targets:
             ledger.placements.require_newest(change)
             target.seal(sealed=False)
     return copied
@@ -81,11 +81,11 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
     address = place.shown
     card = server_identity.fetch_card(place.url, address)
     if (card.host, card.port) != place.address:
-        own = address_of(card.host, card.port)
+        own_address = address_of(card.host, card.port)
         raise Refused(
-            f"The state server at {address} calls itself {own}.",
-            next_step=f"Use the address {own}. If it does not lead to the server from here, restart the server with "
-            "--host.",
+            f"The state server at {address} calls itself {own_address}.",
+            next_step=f"Use the address {own_address}. If it does not lead to the server from here, restart the server "
+            "with --host.",
         )
     if ledger.servers.identity(*place.address) not in ("", card.server):
         raise Refused(
@@ -100,7 +100,7 @@ def _shards(
     ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
 ) -> tuple[Shard, ShardCopy | None] | None:
     """The shard to be moved, and its copy: no copy after an earlier move; None if there is no shard."""
-    worker = next((one for one in info.workers if one.number == place.number), None)
+    worker = next((worker for worker in info.workers if worker.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None
     published = ledger.snapshots.last_batch(info.ref)
@@ -110,16 +110,16 @@ def _shards(
         if published is None:
             return None
         raise
-    there = place.shard(info.ref)
-    if worker.location == there:
+    new_address = place.shard(info.ref)
+    if worker.location == new_address:
         # An earlier move was interrupted after it changed the ledger, and may have left the shard sealed.
         return source, None
     try:
-        return source, ShardCopy(source, there, progress, settled=-1 if published is None else published)
+        return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
         # A shard in use is at the new place. It is the right one if it has the published state and the old one has not.
         with suppress(StateError, Refused):
-            target = open_shard(there, to_write=True)
+            target = open_shard(new_address, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
                 source.close()
                 return target, None

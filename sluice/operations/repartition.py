@@ -88,10 +88,10 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         # An earlier call that was killed has left its generation.
         drop_other_generations(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
-        with Lease(ledger.leases, new.ref, holder) as own:
+        with Lease(ledger.leases, new.ref, holder) as new_lease:
             with _errors(name, settings):
-                checksums, rows = _divide(ledger, old, new, batch, own.epoch, progress)
-            ledger.generations.inherit(new.ref, old.ref, batch, checksums, own.epoch, lease.row)
+                checksums, rows = _divide(ledger, old, new, batch, new_lease.epoch, progress)
+            ledger.generations.inherit(new.ref, old.ref, batch, checksums, new_lease.epoch, lease.row)
         before = counted(len(old.workers), "worker")
         note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
         ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)

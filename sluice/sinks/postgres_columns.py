@@ -49,10 +49,10 @@ def created_type(spark: str) -> str:
 
 def fits(spark: str, postgres: str) -> bool:
     """Whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
-    kind, own = _without_parameters(spark), _without_parameters(postgres)
+    kind, column_type = _without_parameters(spark), _without_parameters(postgres)
     if kind == "STRING":
-        return own not in _NO_TEXT and not (own in _ROUNDED and "(" in postgres)
-    return not kind or own in _ACCEPTED.get(kind, (own,))
+        return column_type not in _NO_TEXT and not (column_type in _ROUNDED and "(" in postgres)
+    return not kind or column_type in _ACCEPTED.get(kind, (column_type,))
 
 
 def tells_keys_apart(postgres: str) -> bool:

@@ -100,12 +100,12 @@ class SideOutputs:
 
     def take(self) -> list[SideOutput]:
         """What this chain has collected, and what earlier chains of the same task of Spark have left for it."""
-        left = _file_of_task()
         taken = [*self._collected]
         self._collected.clear()
-        if left is not None and left.exists():
-            taken = [*msgspec.msgpack.decode(left.read_bytes(), type=list[SideOutput]), *taken]
-            left.unlink()
+        file = _file_of_task()
+        if file is not None and file.exists():
+            taken = [*msgspec.msgpack.decode(file.read_bytes(), type=list[SideOutput]), *taken]
+            file.unlink()
         return taken
 
     def leave(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,9 +115,9 @@ class SideOutputs:
         """
         yield from batches
         if taken := self.take():
-            left = _file_of_task()
-            assert left is not None
-            left.write_bytes(msgspec.msgpack.encode(taken))
+            file = _file_of_task()
+            assert file is not None
+            file.write_bytes(msgspec.msgpack.encode(taken))
 
     def _add(self, label: Label, data: bytes) -> None:
         self._collected.append(SideOutput(msgspec.json.encode(label).decode(), data))

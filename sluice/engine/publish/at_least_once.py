@@ -60,8 +60,9 @@ class AtLeastOnce:
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write the encoded records for these topics. Returns their number per topic, and the other topics' records."""
-        own: Records = []
-        rest: Records = []
+        at_once: Records = []
+        in_transaction: Records = []
         for topic, table in records:
-            (own if topic in self.topics else rest).append((topic, table))
-        return (send_at_least_once(self.kafka, own, self.limits) if own else {}), rest
+            (at_once if topic in self.topics else in_transaction).append((topic, table))
+        sent = send_at_least_once(self.kafka, at_once, self.limits) if at_once else {}
+        return sent, in_transaction

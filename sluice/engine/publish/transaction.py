@@ -276,13 +276,13 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])
-        found = [(writer.generation_of(message.key()), message.value()) for message in _messages_to_the_end(consumer)]
+        values = [(writer.generation_of(message.key()), message.value()) for message in _messages_to_the_end(consumer)]
     newest: dict[int, Marker] = {}
     try:
-        for generation, value in found:
-            marker = None if generation is None else msgspec.json.decode(value, type=Marker)
-            if marker is None or generation is None:
-                continue
+        for generation, value in values:
+            if generation is None:
+                continue  # of another pipeline
+            marker = msgspec.json.decode(value, type=Marker)
             # The topic is compacted only now and then, so that it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
                 newest[generation] = marker
@@ -307,17 +307,18 @@ def send_at_least_once(
     Tasks call this concurrently, so that the records do not pass through the driver.
     """
     failed: list[KafkaError] = []
-    own = {**_producer_settings(limits), "enable.idempotence": True, "on_delivery": partial(_note_failure, failed)}
-    producer = producer_of(kafka, own)
+    on_delivery = partial(_note_failure, failed)
+    settings = {**_producer_settings(limits), "enable.idempotence": True, "on_delivery": on_delivery}
+    producer = producer_of(kafka, settings)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output", kafka):
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
             _produce(producer, topic, table)
-        left = producer.flush(COMMIT_TIMEOUT_S)
-    if failed or left:
+        unanswered = producer.flush(COMMIT_TIMEOUT_S)
+    if failed or unanswered:
         why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
-        raise EngineError(f"{len(failed) + left} records were not written: {why}.", next_step=next_step_for(why))
+        raise EngineError(f"{len(failed) + unanswered} records were not written: {why}.", next_step=next_step_for(why))
     return counts
 
 

@@ -85,8 +85,10 @@ class StoreChanges:
                 else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
-        again = {processors[name] for name in processors.keys() & old.keys() if _store_change(old[name], new[name])}
-        operators = {was: name for was, name in _same_operators(before, now) if name not in again}
+        recomputed = {
+            processors[name] for name in processors.keys() & old.keys() if _store_change(old[name], new[name])
+        }
+        operators = {was: name for was, name in _same_operators(before, now) if name not in recomputed}
         ordered = before.operators.keys() | now.operators.keys()
         stores = {
             name

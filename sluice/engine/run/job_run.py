@@ -188,11 +188,11 @@ class JobRun:
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
         limits = topic_limits(kafka, (*self.job.outputs, *self.job.topics))
-        own = {
+        settings = {
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: {"cleanup.policy": "compact"},
         }
-        ensure_topics(kafka, dict.fromkeys(own, 1), own)
+        ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
 
 
