@@ -134,7 +134,7 @@ class ChangedStores:
     def _begin(
         self, ledger: Ledger, lease: Lease, added: frozenset[str]
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
-        """Register a generation of the changed stores, or continue that of a call that was killed.
+        """Register a generation of the changed stores, or continue with the generation of a call that was killed.
 
         Returns also its rebuild, and the batches published so far. From then on, runs of the changed pipeline leave the
         added stores out.

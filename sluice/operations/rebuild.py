@@ -229,8 +229,8 @@ class Rebuild:
     ) -> History:  # fmt: skip
         """The old generation's batches, of which only the records of `sources` before `until` are read.
 
-        Topics that the old generation did not read are read up to their ends; after the new generation was built, only
-        as far as it has read, `built`.
+        Topics that the old generation did not read are read up to their ends, or during a catch-up, up to the offsets
+        in `built`, which the new generation has read.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
@@ -353,7 +353,7 @@ _NEW_TOPICS = (
 
 
 def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
-    """Raise EngineError if a part of the topics was chosen in which no record was read."""
+    """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
     last = history.published[-1].ends if history.published else {}
     if span != EVERYTHING and not any(position(last, source, source.first) > source.first for source in sources):
         raise EngineError(
@@ -370,7 +370,7 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
 
 
 def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
-    """The topics that still are those that a generation reads, rather than new ones of the same names."""
+    """The topics that were not deleted and created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 

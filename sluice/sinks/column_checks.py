@@ -37,7 +37,7 @@ def column(name: str, type_: str, json: bytes) -> Iterator[None]:
 
 
 def length(value: Any, most: int | None) -> Any:
-    """Text of at most so many characters."""
+    """The text, if it has at most `most` characters."""
     if most is not None and value is not None and len(value) > most:
         raise ValueError(f"is longer than {most} characters")
     return value

@@ -16,7 +16,7 @@ with importing():
 
 
 def freeze(phase: str, info: dict[str, int]) -> None:
-    """Scan what a full collection has left, such as the modules that a task has imported, never again."""
+    """Leave what a full collection has not removed, such as imported modules, out of later collections."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 

@@ -67,7 +67,7 @@ class LocalRun(PipedRun):
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """The row batches of a batch for the shards."""
+    """The rows of a batch for the shards, computed in this process."""
 
     row_batches: RowBatches
     spark = None
@@ -80,7 +80,7 @@ class ComputedRows:
 
 
 def compute_batch(query: ArrowQuery, records: Sequence[str]) -> ComputedRows:
-    """What a batch of piped records gives."""
+    """Compute the rows for the shards from a batch of piped records."""
     decoded = [decode_piped(record) for record in records]
     streams = [record for record in decoded if record["topic"] in query.streams]
     tables = [record for record in decoded if record["topic"] in query.tables]

@@ -1,4 +1,4 @@
-"""What the tasks of a batch know when it begins: its number, its clock and the stream times.
+"""The start of a batch, which its tasks need: its number, its clock and the stream times.
 
 The driver gives them to the tasks with Spark's local properties, which Spark sends with every task of the thread that
 starts the query. Nothing is read from a file that hosts would have to share.

@@ -33,7 +33,7 @@ class RowBatchWriter:
 
     workers: int
     side_outputs: SideOutputs
-    """Those of the task, which go behind its rows, each to some worker."""
+    """The side outputs of the task. They follow its rows, each to a worker that its label determines."""
     to_all: bool = False
     """Whether every row goes to every worker."""
 

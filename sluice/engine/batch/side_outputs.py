@@ -48,10 +48,10 @@ class DirectOutput:
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
-    """What a side output is. The driver reads them in this order, whatever order they arrive in."""
+    """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
 
     part: str
-    """The part of the input that it is of."""
+    """The part of the input from which it was computed."""
     topic: str = ""
     """The topic of records; empty for stats and changes."""
     page: int = 0

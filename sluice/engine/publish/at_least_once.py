@@ -35,7 +35,9 @@ class AtLeastOnce:
 
     @classmethod
     def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, TopicLimits]) -> AtLeastOnce | None:
-        """The writer of a job's at-least-once outputs, or None. `default` is the delivery of outputs that set none.
+        """The writer of a job's at-least-once outputs; None if there are none.
+
+        `default` is the delivery of outputs that do not choose one.
 
         Dead letters are never written at least once.
         """

@@ -34,7 +34,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where the output of a run's batches goes."""
+    """The topics and tables to which a run writes, and what they accept."""
 
     topics: Output
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Destinations:
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """What a batch has for its outputs."""
+    """The records of a batch for its outputs, before they are encoded."""
 
     collected: Collected
     """The records of stateless steps, late records, and the dead letters of tasks."""

@@ -84,7 +84,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What the tasks of a batch have computed, whose shards are written."""
+    """The result of a batch's tasks, which have written the shards."""
 
     output: BatchOutput
     counts: dict[str, int]

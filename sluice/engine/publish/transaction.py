@@ -107,7 +107,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """End offsets by topic and partition, of which the later ones replace the others."""
+    """Merge end offsets by topic and partition. Those in `later` replace those in `ends`."""
     return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
 
