@@ -136,7 +136,7 @@ class TaskResults:
 
 @dataclass(frozen=True)
 class RecordSinks:
-    """Collects output records and dead letters of the stateless steps, and counts records."""
+    """Collects the output records and dead letters of stateless steps, and counts the outcomes of records."""
 
     side_outputs: SideOutputs
     sinks: tuple[Sink, ...]

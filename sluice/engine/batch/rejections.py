@@ -79,9 +79,9 @@ RejectedRow = Mapping[str, Any]
 """A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
 
 
-def rejected_rows(spooled: pa.Table) -> list[RejectedRow]:
-    """The sorted rejected rows that tasks have spooled."""
-    rows = spooled.filter(pc.equal(spooled.column("group_id"), REJECTED))
+def rejected_rows(returned: pa.Table) -> list[RejectedRow]:
+    """The sorted rejected rows among the rows that tasks have returned."""
+    rows = returned.filter(pc.equal(returned.column("group_id"), REJECTED))
     return rows.take(pa.array(sorted_indices(rows))).to_pylist() if rows.num_rows else []
 
 

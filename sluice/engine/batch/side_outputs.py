@@ -26,7 +26,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class BatchStats(msgspec.Struct):
-    """A task's counts of records and its stream times."""
+    """Counts of records and stream times: of a task, of the driver, or of the whole batch."""
 
     counts: dict[str, int] = {}
     stream_times: dict[str, int] = {}
@@ -146,7 +146,7 @@ class Collected:
 
     @property
     def stats(self) -> BatchStats:
-        """The stats of the batch, summed over its parts."""
+        """The counts of the batch, summed over its tasks, and the latest stream times."""
         counts: Counter[str] = Counter()
         times: dict[str, int] = {}
         for stats in self._stats:

@@ -82,7 +82,7 @@ class ArrowQuery:
         )
 
     def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> RowBatches:
-        """The row batches for the workers' shards, computed from a batch's records in this process."""
+        """Run all stages in this process. Returns the row batches for the workers' shards."""
         row_batches = by_worker(self.read(iter(streams)))
         for stage in self.stages:
             row_batches = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in row_batches.values()))
@@ -96,7 +96,7 @@ def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
 
 
 def by_worker(row_batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
-    """Row batches in the place of a shuffle."""
+    """Group row batches by worker, in place of Spark's shuffle."""
     shuffled: dict[int, list[pa.RecordBatch]] = {}
     for batch in row_batches:
         for row, worker in enumerate(batch.column("worker").to_pylist()):

@@ -200,7 +200,7 @@ class JobRun:
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
 
-    Its rest would otherwise be built on empty shards. A removal after this ends the lease.
+    Otherwise, the remaining batches would be built on empty shards. A later removal ends the lease.
     """
     with lease:
         if not ledger.sources.get(lease.ref):
