@@ -14,7 +14,7 @@ from sluice.plan import plan
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, sale, sales_of
-from tests.engine.test_tables import crash_before_the_marker
+from tests.engine.test_database_rows import crash_before_the_marker
 from tests.support.delta import delta_rows, written_snapshot
 
 
