@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from sluice.examples import windows
+from sluice.examples import windows_example
 from sluice.examples.example import Window
 
 _LEFT, _WIDTH, _ROW, _BAR = 150, 620, 24, 16
@@ -22,10 +22,10 @@ def kinds() -> str:
     """The windows of four visits, by kind."""
     visits = [("home", time) for time in VISITS]
     rows: dict[str, list[tuple[int, int, str]]] = {
-        "tumbling": _bars(windows.minutes(visits)),
-        "hopping": _bars(windows.overlapping_minutes(visits)),
-        "sliding": _bars(windows.bursts(visits)),
-        "session": _bars(windows.sessions(visits)),
+        "tumbling": _bars(windows_example.minutes(visits)),
+        "hopping": _bars(windows_example.overlapping_minutes(visits)),
+        "sliding": _bars(windows_example.bursts(visits)),
+        "session": _bars(windows_example.sessions(visits)),
     }
     return _timeline("Windows of four visits, with their counts", (-30_000, 150_000), VISITS, rows)
 
@@ -52,7 +52,7 @@ def suppress() -> str:
     visits = [("home", time) for time in VISITS]
     last = 150_000
     changes = [(time, until, str(number)) for number, (time, until) in enumerate(pairwise((*VISITS, last)), start=1)]
-    limited = windows.totals_once_per(_MINUTE, visits, max_records=1)
+    limited = windows_example.totals_once_per(_MINUTE, visits, max_records=1)
     first_minute = sum(time < _MINUTE for time in VISITS)
     closed = next(time for time in VISITS if time >= _MINUTE + 15_000)
     rows = {

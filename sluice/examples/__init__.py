@@ -1,6 +1,6 @@
 """Example applications: for each pipeline in `spark_jobs`, sample records and the expected results.
 
-Each module in this package defines an `Example` with the name `EXAMPLE`; `orders` is a package.
+Each module `NAME_example` defines an `Example` with the name `EXAMPLE`.
 """
 
 from __future__ import annotations
@@ -20,5 +20,6 @@ def load_example(name: str) -> Example:
     """The example with this name. Raises SettingsError unless the name is one of `NAMES`."""
     if name not in NAMES:
         raise SettingsError(f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}.")
-    module = import_module(f"sluice.examples.{name}")
+    package = "sluice.examples.orders" if name == "orders" else "sluice.examples"
+    module = import_module(f"{package}.{name}_example")
     return module.EXAMPLE  # type: ignore[no-any-return]

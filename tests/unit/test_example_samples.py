@@ -9,8 +9,8 @@ import pytest
 from sluice.errors import SettingsError
 from sluice.examples import NAMES, load_example
 from sluice.examples.example import Results, Sample, canonical, decoded
-from sluice.examples.windows import expected as expected_windows
-from sluice.examples.windows import totals_once_per
+from sluice.examples.windows_example import expected as expected_windows
+from sluice.examples.windows_example import totals_once_per
 from sluice.topology import load_pipeline
 
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
