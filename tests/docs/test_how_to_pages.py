@@ -1,4 +1,4 @@
-"""The tests that the page "Test a pipeline" shows."""
+"""The pipelines and the tests that how-to pages show are correct."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.values.pipeline_modules import load_module
-from tests.docs.pages import ROOT, files, read
+from tests.docs.pages import ROOT, files, read, write_files
 
 
-def test_the_tests_of_the_page_pass(session: SparkSession | None, tmp_path: Path) -> None:
+def test_a_pipeline_is_tested_as_the_page_shows(session: SparkSession | None, tmp_path: Path) -> None:
     ((path, content),) = files(read("docs/how-to/test-a-pipeline.md")).items()
     file = tmp_path / Path(path).name
     file.write_text(content)
@@ -24,6 +25,25 @@ def test_the_tests_of_the_page_pass(session: SparkSession | None, tmp_path: Path
     with TopologyTestDriver(load_pipeline(ROOT / "spark_jobs", "words"), spark=session) as driver:
         for test in shown:
             test(driver)
+
+
+def test_the_project_of_the_page_passes_its_tests(session: SparkSession | None, tmp_path: Path) -> None:
+    write_files(read("docs/how-to/project.md"), tmp_path)
+    page = load_module(tmp_path / "tests/test_sensors.py")
+    shown = [test for name, test in vars(page).items() if name.startswith("test_")]
+    assert len(shown) == 3
+    with TopologyTestDriver(load_pipeline(tmp_path / "spark_jobs", "sensors"), spark=session) as driver:
+        page.send(driver)
+        for test in shown:
+            test(driver)
+
+
+def test_fields_of_any_name_and_times_as_numbers_are_read(tmp_path: Path) -> None:
+    write_files(read("docs/how-to/names-and-times.md"), tmp_path)
+    pipeline = load_pipeline(tmp_path / "pipelines", "parcels")
+    (source,) = plan(pipeline).job.streams
+    assert source.types["due"] == "TIMESTAMP"
+    assert source.types["packed"] == "BIGINT"
 
 
 SCRIPT = """
