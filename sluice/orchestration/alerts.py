@@ -69,6 +69,7 @@ async def alert(pipeline: str, since: datetime, why: str, notify: str, context: 
 def _note_if_old(configuration: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
     with Ledger.open(configuration.ledger) as ledger:
         newest = ledger.snapshots.latest(pipeline)
+        # A run that lingers publishes without ending, and another run may have published meanwhile.
         if newest is not None and newest.published_at >= since:
             return ""
         published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"

@@ -79,6 +79,7 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
             if pipeline.deadline_ms is not None:
                 topics = sorted(set(plan(pipeline).job.topics))
                 watched[pipeline.name] = OverdueTrigger(pipeline.name, topics, pipeline.deadline_ms)
+        # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
         except Exception as error:
             broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
     if watched:

@@ -123,6 +123,7 @@ class SluiceOperator(SparkSubmitOperator):
         except BrokersUnreachable as error:
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
+        # Also if Airflow stops the task, which it does with an exception of its own.
         except BaseException:
             self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
             raise

@@ -57,6 +57,7 @@ class Burst:
             return False
         if self._is_running(lag, now) or (self._ever and now - self._fired_at < self.min_interval_s):
             return False
+        # The first new records of a burst begin its longest wait.
         if self._seen is None:
             self._first_at = now
         if lag.ends != self._seen:

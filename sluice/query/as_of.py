@@ -156,6 +156,7 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
             raise QueryError(
                 "min_position is not a position.", next_step="Write TOPIC:PARTITION:OFFSET, separated by commas."
             )
+        # A partition may be given twice: the state must have reached both offsets.
         offsets = positions.setdefault(topic, {})
         offsets[str(partition)] = max(offset, offsets.get(str(partition), 0))
     return positions

@@ -79,6 +79,7 @@ async def _pairs(
     """Both snapshots' entries side by side, as both are sorted by key and window."""
     old, new = await anext(before, None), await anext(after, None)
     while old is not None or new is not None:
+        # As in a merge of two sorted lists: the smaller of both entries has no partner.
         if new is None or (old is not None and _place(old) < _place(new)):
             yield "missing", old, None
             old = await anext(before, None)

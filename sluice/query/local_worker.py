@@ -48,6 +48,7 @@ class LocalWorker:
         """The query's result. A look-up in SQLite runs in this thread, because switching threads would take longer."""
         if query.is_quick:
             shard = self._shards.get("get")
+            # PostgreSQL's answer may take a while, so its look-ups run in other threads.
             if shard is not None and not shard.blocking and self._hold(shard, query.as_of):
                 return query.execute(shard)
         pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")

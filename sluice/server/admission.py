@@ -57,6 +57,7 @@ class Admission:
         timer = asyncio.get_running_loop().call_later(UNPROVEN_SECONDS, self._close, transport)
         client = self._clients[transport] = _client(transport)
         self._unproven.setdefault(client, {})[transport] = timer
+        # A new connection may be a caller's with the token, so an older one is closed.
         if len(self._clients) > self.most:
             most_connections = max(self._unproven.values(), key=len)
             self._close(next(iter(most_connections)))

@@ -146,6 +146,7 @@ class PatientProtocol(HttpToolsProtocol):
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         version = self.parser.get_http_version()
+        # A request without a body is complete at once: `on_message_complete` follows.
         self._is_in_head, self._is_in_body, self._head_bytes = False, True, 0
         self._wait(SILENT_SECONDS)
         scope = self.scope
@@ -172,6 +173,8 @@ class PatientProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
+            # The next requests of a client that does not wait for its responses are answered one after
+            # the other.
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
@@ -201,6 +204,7 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection in some seconds, unless the limit is changed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
+        # A timer that fires too early looks at `_ends_at` again, so only an earlier end needs another timer.
         if self._timer is None or ends_at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -230,6 +234,7 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started and message["type"] == "http.response.start":
             headers = (*self.default_headers, *message.get("headers", ()))
             head = _head(message["status"], headers, self.keep_alive)
+            # Uvicorn sends responses of unknown length, and rejects invalid ones.
             if head is not None and not self.disconnected:
                 self.response_started, self.waiting_for_100_continue, self.chunked_encoding = True, False, False
                 text, self.expected_content_length, self.keep_alive = head

@@ -92,6 +92,7 @@ def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: s
                 f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
             )
         for info in generations:
+            # A generation without a snapshot has no state that could be on another host.
             if ledger.snapshots.last_batch(info.ref) is not None:
                 place = location(configuration.shards, info.ref, number)
                 try:
@@ -203,6 +204,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
     try:
         server.run()
     except SystemExit:
+        # Uvicorn exits for an address in use as well as after a signal.
         if server.started:
             raise
         raise StateError(  # Uvicorn has logged the error
@@ -239,6 +241,7 @@ class _AdmissionConfig(uvicorn.Config):
     @override
     def load(self) -> None:
         super().load()
+        # `Arrival` adds TLS itself, after it has counted the connection.
         tls, self.ssl = self.ssl, None
         admission = Admission(min(MOST_UNPROVEN, raise_file_limit() // 2))
 

@@ -55,6 +55,7 @@ class SingleFlightCache(Generic[T]):
             if keep(value):
                 self._values[key] = self._clock() + self._seconds, value
                 self._used += self._size(value)
+                # Dictionaries keep their order, so the first value is the oldest.
                 while self._used > self._capacity:
                     self._drop(next(iter(self._values)))
             return value

@@ -38,6 +38,7 @@ class LoginRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 401."""
+        # No route uses websockets.
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return

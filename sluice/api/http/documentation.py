@@ -115,6 +115,7 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
     plain |= next((variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {})
     description = schema.get("description") or plain.get("description") or ""
     plain.pop("description", None)
+    # An empty default has no effect, so it needs no mention.
     if schema.get("default") not in (None, "", []):
         plain["default"] = schema["default"]
     if in_path:

@@ -171,6 +171,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _path(scope)
+        # Static files need a log-in, like everything else, but no permission.
         if self._static is not None and path.startswith("/static/"):
             await self._static({**scope, "root_path": _root(scope) + "/static"}, receive, send)
             return

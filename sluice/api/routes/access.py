@@ -90,6 +90,7 @@ class Access:
 
     async def require_pipeline(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, or if it has neither a generation nor a DAG."""
+        # A pipeline that has never run has a DAG but no generation.
         dags = await asyncio.to_thread(self.services.runs.dags)
         if pipeline not in dags or not await self.may_read(pipeline):
             await self.generation(pipeline)

@@ -59,6 +59,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
         partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
             return f"{partition}: {self.read} records were read, but {self.accounted} are accounted for"
+        # Fewer is normal: offsets also number transaction markers and aborted records.
         if self.read > self.end - self.start:
             return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
         return ""

@@ -42,6 +42,7 @@ class RemoteShard(Shard):
         client = httpx.Client(**client_options(ANSWER_SECONDS, token))
         shard = cls(url, client)
         try:
+            # Raises an error if the server does not have the shard, or cannot open it.
             shard.journal()
         except BaseException:
             shard.close()
