@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -59,55 +60,78 @@ _NAMED_FUNCTIONS = {"std": "stddev_samp", "mean": "avg", "every": "bool_and", "s
 
 
 def _function(call: Call) -> AggregateFunction | None:
+    """The function of a call; None if Sluice does not have it."""
     tree = call.tree()
-    first, *more = (part.text for part in call.arguments) if call.arguments else ("",)
     name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
-    if name in ("first", "last") and call.nulls != "RESPECT" and [part.lower() for part in more] == ["true"]:
-        more = []  # these functions ignore nulls
-    if name is None or not first or call.nulls == "RESPECT":
+    arguments = [argument.text for argument in call.arguments]
+    if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
+        del arguments[1:]  # it says that nulls are ignored, as they are without it
+    if name is None or not arguments or call.nulls == "RESPECT":
         return None
-    argument, parameters = first, tuple[float, ...]()
     condition = None if call.condition is None else call.condition.text
-    if name in OF_PAIRS and len(more) == 1:
-        pair = [f"CAST({part} AS DOUBLE)" if name in STATISTICS_OF_TWO else part for part in (first, *more)]
-        # These functions ignore pairs with a null.
-        if condition is not None:
-            pair = [value_if(condition, part) for part in pair]
-        argument = named_struct({"x": pair[0], "y": pair[1]})
-    elif name == "top":
-        parameters = (int(more[0]),)
-    elif name == "median" and not more:
-        name, parameters = "percentile", (0.5,)
-    elif name in ("percentile", "approx_percentile") and len(more) == 1:
-        percentages, is_array = _percentages(more[0])
-        if not percentages:
-            return None
-        name, parameters = f"{name}s" if is_array else name, percentages
-    elif name == "count" and more and not call.quantifier:
-        argument = value_if(all_of(f"({part}) IS NOT NULL" for part in (first, *more)), "TRUE")
-    elif name == "count_if" and not more:
-        name, argument = "count", value_if(first, "TRUE")
-    elif more or name in OF_PAIRS or name in ("percentile", "approx_percentile"):
+    if name in OF_PAIRS:
+        has_two = len(arguments) == 2 and call.quantifier != "DISTINCT"
+        return (name, _pair(name, arguments, condition), ()) if has_two else None
+    function = _function_of_one(name, arguments, call.quantifier)
+    if function is None:
         return None
-    if condition is not None and name not in OF_PAIRS:
+    name, argument, parameters = function
+    if condition is not None:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
         argument = value_if(condition, "TRUE" if argument == "*" else argument)
     if call.quantifier == "DISTINCT":
         return ("count_distinct", argument, ()) if name == "count" else None
-    return (name, None, ()) if argument == "*" else (name, argument, parameters)
+    return name, None if argument == "*" else argument, parameters
+
+
+def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
+    """The argument of a function of two columns: an object of `x` and `y`."""
+    pair = []
+    for argument in arguments:
+        sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
+        # These functions ignore pairs with a null, and so pairs for which the condition of FILTER is not true.
+        pair.append(sql if condition is None else value_if(condition, sql))
+    return named_struct({"x": pair[0], "y": pair[1]})
+
+
+def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tuple[str, str, tuple[float, ...]] | None:
+    """A function of one column, as the functions that Sluice has: its name, argument and parameters."""
+    first, *more = arguments
+    match name:
+        case "top":
+            return name, first, (int(more[0]),)
+        case "median" if not more:
+            return "percentile", first, (0.5,)
+        case "percentile" | "approx_percentile" if len(more) == 1:
+            percentages, is_array = _percentages(more[0])
+            if not percentages:
+                return None
+            return f"{name}s" if is_array else name, first, percentages
+        case "percentile" | "approx_percentile":
+            return None
+        case "count" if more and not quantifier:
+            # It counts the rows in which all arguments have values.
+            return name, value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"), ()
+        case "count_if" if not more:
+            return "count", value_if(first, "TRUE"), ()
+        case _:
+            return None if more else (name, first, ())
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
     """The percentages in the text, and whether it is an array. No percentages if any is not a constant from 0 to 1."""
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
-    numbers = [node.name for node in (tree.expressions if is_array else [tree]) if isinstance(node, exp.Literal)]
-    try:
-        percentages = tuple(map(float, numbers))
-    except ValueError:
-        return (), is_array
-    is_complete = len(numbers) == (len(tree.expressions) if is_array else 1)
-    return (percentages if is_complete and all(0 <= part <= 1 for part in percentages) else ()), is_array
+    percentages: list[float] = []
+    for node in tree.expressions if is_array else [tree]:
+        try:
+            percentage = float(node.name) if isinstance(node, exp.Literal) else -1.0
+        except ValueError:
+            return (), is_array
+        if not 0 <= percentage <= 1:
+            return (), is_array
+        percentages.append(percentage)
+    return tuple(percentages), is_array
 
 
 def require_supported(text: str, where: str) -> None:

@@ -210,13 +210,13 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
             return Result(wide.cast(wanted))
     except pa.ArrowInvalid:
         pass
-    return map_rows(lambda number: decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
+    return map_rows(lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
     """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
     # Spark rounds a quotient to 39 decimals before it rounds it to the scale of the type.
-    return decimal_in(_EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
+    return _decimal_in(_EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
@@ -224,7 +224,7 @@ _DIVISION = Context(prec=130)
 """Enough digits for a quotient of two decimals with 39 decimal places, so that it is rounded only once."""
 
 
-def decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
+def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
     """The number as a decimal of a type. Raises ArithmeticError if it has too many digits."""
     if number.adjusted() > precision and number:
         raise InvalidOperation
@@ -293,7 +293,7 @@ def _whole(text: str) -> int:
 def _to_double(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _DOUBLE)).as_py() in (True, None):
         return Result(pc.utf8_ltrim(values, "+").cast(pa.float64()))
-    return map_rows(java_double, [values], pa.float64(), len(values))
+    return map_rows(_java_double, [values], pa.float64(), len(values))
 
 
 _JAVA_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?")
@@ -301,7 +301,7 @@ _JAVA_HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+
 _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
 
-def java_double(text: str) -> float:
+def _java_double(text: str) -> float:
     """The double that Spark reads from a text. Raises ValueError if the text is no number."""
     short = text.strip("".join(map(chr, range(0x21))))
     if _JAVA_DOUBLE.fullmatch(short):
@@ -332,7 +332,7 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
         number = Decimal(short)
         if number.adjusted() < -scale - 2:
             return Decimal(0)
-        return decimal_in(number, precision, scale)
+        return _decimal_in(number, precision, scale)
 
     wanted, simple = arrow_type(to), rf"^-?[0-9]{{1,{precision - scale}}}(\.[0-9]{{1,{scale}}})?$"
     if precision == scale or not scale:

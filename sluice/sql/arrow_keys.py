@@ -29,10 +29,10 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
     if is_decimal(kind) and (scale := precision_and_scale(kind)[1]) <= PLAIN_SCALE:
         text = values.cast(pa.string())
         return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".") if scale else text
-    return pa.array([_text(value) for value in plain_values(values)], pa.string())
+    return pa.array([_text(value) for value in _plain_values(values)], pa.string())
 
 
-def plain_values(values: pa.Array) -> list[Any]:
+def _plain_values(values: pa.Array) -> list[Any]:
     """The values as Python's, with maps as dicts."""
     python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
     return python_values

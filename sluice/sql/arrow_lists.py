@@ -22,7 +22,7 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 def sizes(values: pa.Array) -> pa.Array:
     """The number of elements."""
-    return pc.list_value_length(as_lists(values) if pa.types.is_map(values.type) else values).cast(pa.int32())
+    return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(pa.int32())
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
@@ -45,9 +45,9 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:
     """The value that each map has for a key, or null."""
-    pairs = as_lists(maps)
+    pairs = _as_lists(maps)
     names, items = pairs.flatten().flatten()
-    rows = rows_of_elements(pairs)
+    rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
     # In reverse, so that of a repeated key's places the first overwrites the others.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
@@ -56,14 +56,14 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     return items.take(pa.array(np.where(places < 0, 0, places), mask=places < 0))
 
 
-def as_lists(maps: pa.Array) -> pa.Array:
+def _as_lists(maps: pa.Array) -> pa.Array:
     """Maps as lists of their entries."""
     return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
 
 
 def map_part(maps: pa.Array, place: int) -> pa.Array:
     """The keys (0) or the values (1) of each map."""
-    pairs = as_lists(maps)
+    pairs = _as_lists(maps)
     return _lists(pairs, pairs.flatten().flatten()[place])
 
 
@@ -71,7 +71,7 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
     """The lists without elements that are null."""
     elements = lists.flatten()
     is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
-    lengths = np.bincount(rows_of_elements(lists)[is_valid], minlength=len(lists))
+    lengths = np.bincount(_rows_of_elements(lists)[is_valid], minlength=len(lists))
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(offsets),
@@ -82,7 +82,7 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
     """Whether a list has an element. Null if no element is equal and one is null, since that might be equal."""
-    count, rows, elements = len(lists), rows_of_elements(lists), lists.flatten()
+    count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
     is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)
     is_contained[rows[mask_of(pc.equal(elements, wanted.take(pa.array(rows))), len(elements))]] = True
@@ -97,7 +97,7 @@ def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
     return pc.binary_join(texts, array_of(separator, len(lists)))
 
 
-def rows_of_elements(lists: pa.Array) -> Any:
+def _rows_of_elements(lists: pa.Array) -> Any:
     """The row of each element."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)

@@ -46,11 +46,6 @@ def any_of(*masks: Mask | None) -> Mask | None:
     return np.logical_or.reduce(present) if present else None
 
 
-def null_at(values: pa.Array, rows: Mask) -> pa.Array:
-    """The values, with null in these rows."""
-    return pc.if_else(pa.array(rows), pa.scalar(None, values.type), values)
-
-
 def map_rows(function: Callable[..., Any], arguments: Iterable[Value], kind: pa.DataType, count: int) -> Result:
     """The results of a Python function for each row; null if an argument is null.
 

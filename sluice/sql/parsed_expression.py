@@ -22,7 +22,7 @@ from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
-MOST_BRACKETS = 40
+_MOST_BRACKETS = 40
 """sqlglot calls about 15 functions for each bracket, and the planner two or three for each level of the parsed
 expression. Python allows 1,000 calls, of which Airflow and the author's code also need some."""
 
@@ -34,7 +34,7 @@ class ParsedExpression:
     text: str
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
-    naming: Mapping[int, Naming] = field(default_factory=dict)
+    naming: Mapping[int, _Naming] = field(default_factory=dict)
     """Starts of columns that name a field of the result, as in `struct(amount)`: replacing them must keep that name."""
 
     @property
@@ -53,7 +53,7 @@ class ParsedExpression:
         """
         return self._replaced(results, lambda _, naming: naming.number)
 
-    def _replaced(self, columns: Mapping[str, str], name_of: Callable[[str, Naming], str]) -> str:
+    def _replaced(self, columns: Mapping[str, str], name_of: Callable[[str, _Naming], str]) -> str:
         out, end = [], 0
         for name, start, stop in self.names:
             sql, naming = columns[name], self.naming.get(start)
@@ -65,7 +65,7 @@ class ParsedExpression:
 
 
 @dataclass(frozen=True)
-class Naming:
+class _Naming:
     """A column in an expression, after whose name Spark names a field of the result, as in `struct(amount)`."""
 
     number: str
@@ -95,7 +95,7 @@ def parse(text: str) -> ParsedExpression:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
     if reason := _reason_to_refuse(tree):
         raise TopologyError(f"{text!r} {reason}.")
-    if _levels(tree) > MOST_LEVELS or _brackets(text) > MOST_BRACKETS:
+    if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
     names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
     return ParsedExpression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
@@ -127,7 +127,7 @@ def _with_backticks(text: str) -> str:
 
 def _too_deep(text: str) -> TopologyError:
     return TopologyError(
-        f"{text[:60]!r}{'...' * (len(text) > 60)} is nested too deeply: at most {MOST_BRACKETS} brackets, and "
+        f"{text[:60]!r}{'...' * (len(text) > 60)} is nested too deeply: at most {_MOST_BRACKETS} brackets, and "
         f"{MOST_LEVELS} operators such as + and OR in a chain.",
         next_step="Compute parts of it in a select before this step, write IN (...) for a chain of comparisons, or use "
         "a Python function.",
@@ -233,7 +233,7 @@ def _reason_to_refuse(tree: exp.Expr) -> str:
     return ""
 
 
-def _namings(tree: exp.Expr) -> Iterator[tuple[int, Naming]]:
+def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
     """The start of each column after whose name Spark names a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         for number, part in enumerate(node.expressions):
@@ -245,9 +245,9 @@ def _namings(tree: exp.Expr) -> Iterator[tuple[int, Naming]]:
             if isinstance(part, exp.PropertyEQ) and part.this.meta.get("start") != (start if value is column else None):
                 continue  # the field is named with AS, or by named_struct
             if isinstance(node, exp.ArraysZip):
-                yield start, Naming(str(number), takes_alias=False)
+                yield start, _Naming(str(number), takes_alias=False)
             else:
-                yield start, Naming(f"col{number + 1}", takes_alias=value is column)
+                yield start, _Naming(f"col{number + 1}", takes_alias=value is column)
 
 
 def _position(column: exp.Column) -> tuple[str, int, int]:

@@ -71,11 +71,11 @@ class Rule:
 
     resolve: Resolve
     reason: str = ""
-    arguments: Callable[[exp.Expr], Sequence[exp.Expr]] = field(default=lambda node: arguments_of(node))
+    arguments: Callable[[exp.Expr], Sequence[exp.Expr]] = field(default=lambda node: _arguments_of(node))
     order: Order = "until null"
 
 
-def arguments_of(node: exp.Expr) -> list[exp.Expr]:
+def _arguments_of(node: exp.Expr) -> list[exp.Expr]:
     """The arguments of a function, in their usual order."""
     arguments: list[exp.Expr] = []
     for name in node.arg_types:
@@ -190,7 +190,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
     # sqlglot has levels of precedence among comparisons, and Spark has none.
-    is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in arguments_of(node))
+    is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in _arguments_of(node))
     # More than ten options make a set for Spark, in which 0.0 and -0.0 are different.
     if (kind not in _COMPARABLE and not is_exact(kind)) or is_chain or (isinstance(node, exp.In) and kind == "DOUBLE"):
         return Signature("BOOLEAN", None, fails)
@@ -294,7 +294,7 @@ def _numbers(kinds: Kinds) -> str:
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
     """Precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
     pairs = []
-    for argument, kind in zip(arguments_of(node), kinds, strict=True):
+    for argument, kind in zip(_arguments_of(node), kinds, strict=True):
         is_literal = isinstance(argument, exp.Literal) and is_integer(kind)
         pairs.append((len(argument.name), 0) if is_literal else digits(kind))
     return pairs
@@ -324,14 +324,14 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
     """The remainder with the sign of the divisor, of whole numbers only: others may round."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
-    fails = not (is_integer(kind) and _is_not_zero(arguments_of(node)[-1]))
+    fails = not (is_integer(kind) and _is_not_zero(_arguments_of(node)[-1]))
     return Signature(kind if is_integer(kind) else "", (kind, kind) if is_integer(kind) else None, fails)
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
     """An operation on the bits of whole numbers. Not in a chain, which Spark and sqlglot group in different ways."""
     kind = common_type(kinds)
-    is_chain = any(isinstance(part, exp.Binary) for part in arguments_of(node))
+    is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
     is_known = is_integer(kind) and not is_chain
     return Signature(kind if is_known else "", (kind, kind) if is_known else None, fails=not is_known)
 
@@ -613,7 +613,7 @@ def _of_text(result: str, *operands: str) -> Resolve:
     """A function of a text, whose other arguments are constants of these types and not null."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
-        others = arguments_of(node)[1:]
+        others = _arguments_of(node)[1:]
         are_known = (
             all(isinstance(other, exp.Literal) for other in others) and kinds == ("STRING", *operands)[: len(kinds)]
         )
@@ -654,8 +654,8 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     """A match with a regular expression that means the same to Arrow's library and to Java."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     is_known = signature.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
-    if not is_known or not is_common_pattern(node.expression.name):
-        return Signature("BOOLEAN", None, fails=not (signature.operands and is_common_pattern(node.expression.name)))
+    if not is_known or not _is_common_pattern(node.expression.name):
+        return Signature("BOOLEAN", None, fails=not (signature.operands and _is_common_pattern(node.expression.name)))
     return signature
 
 
@@ -672,7 +672,7 @@ _ONE = rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS}|\\d|\\w|\[\^?(?:[^\\\[\]^&-]|{_SIGN
 _COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\$?")
 
 
-def is_common_pattern(pattern: str) -> bool:
+def _is_common_pattern(pattern: str) -> bool:
     """Whether a regular expression has only parts that mean the same for Java and for Arrow.
 
     `$` counts as such a part, since `arrow_texts.matches` writes it as Java understands it.

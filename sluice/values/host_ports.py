@@ -19,20 +19,20 @@ def is_host(text: str) -> bool:
         return False
 
 
-def url_host(host: str) -> str:
+def _url_host(host: str) -> str:
     """The host as URLs contain it."""
     return f"[{host}]" if ":" in host else host
 
 
 def address_of(host: str, port: int) -> str:
     """The address of a server; the inverse of `parse_address`."""
-    return f"{url_host(host)}:{port}"
+    return f"{_url_host(host)}:{port}"
 
 
 def parse_address(address: str) -> tuple[str, int] | None:
     """The host and the port of an address; None if the text is no address."""
     shown, _, port = address.rpartition(":")
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
-    if not is_host(host) or url_host(host) != shown or not (port.isascii() and port.isdecimal()):
+    if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
     return (host, int(port)) if 0 < int(port[:6]) <= _MOST_PORT else None

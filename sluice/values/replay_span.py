@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from sluice.errors import QueryError
 
-BEGINNING = "beginning"
+_BEGINNING = "beginning"
 LONGEST_POINT = 2_000
 """The longest text of a point."""
 POINT_PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
@@ -16,7 +16,7 @@ POINT_PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
 _PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 _NEXT_STEP = (
     "Write a time, 2026-11-21T08:00:00 (UTC) or 2026-11-21T09:00:00+01:00; or TOPIC/PARTITION/OFFSET, several with "
-    f"commas between them; or, for the start of a replay, {BEGINNING!r}."
+    f"commas between them; or, for the start of a replay, {_BEGINNING!r}."
 )
 
 Partition = tuple[str, int]
@@ -43,7 +43,7 @@ class Point:
 
         Raises QueryError, which names `name`.
         """
-        if text == BEGINNING:
+        if text == _BEGINNING:
             return cls()
         try:
             return cls(time_ms=_milliseconds(text)) if "/" not in text else cls(offsets=_offsets(text))
