@@ -143,6 +143,7 @@ class Merge:
         checksums = []
         for worker in self.new.workers:
             with ExitStack() as stack:
+                # A call that was killed may have left a part of the shard.
                 target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))
@@ -182,6 +183,7 @@ class Merge:
         if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
             computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
+        # Kept times come last: those that belong to no operator, such as `:seen`, replace the computed ones.
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
@@ -243,6 +245,7 @@ def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> It
     for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
         rows = dict(same)
         value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
+        # Kept rows keep the batch that wrote them. Computed rows count as written by the newest batch.
         newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
         row = (group.number, key, begin, next(iter(rows.values())).window_end, value)
         yield Version(*row[:4], newest, value, row_digest(row))

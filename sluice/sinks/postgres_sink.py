@@ -83,6 +83,7 @@ class PostgresTables:
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
+        # In a transaction of its own: an earlier writer that waits for the pipeline's row ends at once.
         self.fence()
         with self._transaction("Checking the tables") as database:
             last = self._last_batch(database)
@@ -167,6 +168,7 @@ class PostgresTables:
         """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
         with self._transaction("Writing the tables") as database:
             last = self._last_batch(database)
+            # The batch was written before, and its driver ended before the snapshot was published.
             written = last[1] if last is not None and last[0] == batch else {}
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)

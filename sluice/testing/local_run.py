@@ -53,6 +53,7 @@ class LocalRun(PipedRun):
         self.begin(generation_info(self.storage, query.types), query.types)
 
     def process(self, records: list[str]) -> None:
+        # Like a query of Spark, a run that has failed does not go on with later records.
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)

@@ -85,6 +85,7 @@ class PartitionResults:
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last, count = self.placed.get(sink.topic, (-1, 0))
+        # The record's first rows were at the end of the batch before.
         if offsets[0] == last:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -94,6 +95,7 @@ class PartitionResults:
 
     def _count_outcomes(self, outcomes: npt.NDArray[np.int64]) -> None:
         for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
+            # These two are shown even if they are 0.
             if number or _OUTCOMES[kind] in ("applied", "filtered"):
                 self.counts[_OUTCOMES[kind]] += number
 
@@ -205,6 +207,7 @@ class RecordSinks:
             else:
                 rejected |= failed
             # Count a record once, even if other steps have turned it into several rows.
+            # The first of these rows may belong to the last record of the batch before.
             if records is not None:
                 last, of_rows = results.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]

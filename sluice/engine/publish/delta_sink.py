@@ -147,6 +147,7 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
+            # The version tells whether this pipeline has written the table, and the metadata of its last commit, which batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -154,6 +155,7 @@ class DeltaSink:
             has_same_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
             may_repeat = target.table.key is None and not has_same_batch and self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
+        # This commit fences off earlier writers: their next version is below it, and Delta Lake skips or rejects it.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
@@ -219,6 +221,7 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
+        # Rows without a key are appended, which is faster. After a rebuild, some may be in the table already.
         if rows is not None and rows.count and (self.target.table.key is not None or self.state.may_repeat):
             self._merge(rows, columns, identity)
             return

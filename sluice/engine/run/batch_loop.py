@@ -63,6 +63,7 @@ class BatchLoop:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.reached))
+        # Its output may be written already, so its records must not come in other batches.
         self._repeat_interrupted()
         begin = _offsets(self.reached)
         # The batches of a run have the same clock. After aborted transactions, or for a new partition, a batch has no
@@ -109,6 +110,7 @@ class BatchLoop:
         Raises LeaseError, before anything of the batch is written, if this driver has lost its lease.
         """
         storage, reached = self.query.storage, self.reached
+        # From here on, a run that repeats the batch gives it the same records and the same clock.
         plan = self.ledger.plans.add(storage.ref, plan, self.lease.epoch)
         before: dict[str, dict[str, int]] = {}
         for topic, ends in plan.ends.items():

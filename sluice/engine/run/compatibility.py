@@ -219,6 +219,7 @@ def _gained_or_lost_stores(old: Mapping[str, StoreInfo], new: Mapping[str, Store
 def _store_change(old: StoreInfo, new: StoreInfo) -> str:
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
+        # Definitions are long, so the message has only the first step that differs.
         if was != is_now and name == "made":
             return f"its definition changed: {_difference(was, is_now)}"
         if was != is_now:

@@ -69,6 +69,7 @@ class Frames:
             row_batches = self._through_sql()
         tables = self._tables()
         owned = row_batches if tables is None else row_batches.unionByName(tables)
+        # One partition per worker: the task that writes a shard must get all of the worker's rows.
         return owned.repartitionById(self.job.pipeline.workers, "worker")
 
     def _through_tasks(self) -> DataFrame:

@@ -49,6 +49,7 @@ class Linger:
         while (left := end - time.monotonic()) > 0:
             self.check()
             lag = self._lag(positions)
+            # Tasks assume the numbers of partitions with which the query was made, so the run makes a new query.
             if lag is not None and self._has_new_partitions(lag):
                 return "partitions"
             if lag is not None and lag.readable:

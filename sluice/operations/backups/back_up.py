@@ -57,6 +57,7 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
                 with ShardCopy(shard, address, progress, until=batch) as new:
                     _fill(worker, new, copy)
                 close_file(address)
+            # Shards at state servers were not pinned, so nothing may have been published while they were copied.
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
