@@ -82,7 +82,7 @@ class JoinLateness:
         self._reach_ms = window.reach_ms
 
     def expires_at(self, time: int) -> int:
-        """The largest time of a record's own stream from which the record can no longer be matched."""
+        """When a record can no longer be matched: once its own stream's largest time reaches this time."""
         return time + self._reach_ms
 
     def last_expired(self, latest: int) -> int:
@@ -90,7 +90,7 @@ class JoinLateness:
         return latest - self._reach_ms
 
     def is_past(self, side: int, time: int, stream_time: int) -> bool:
-        """Whether a new record's window has ended, so that an unmatched record does not wait for a match.
+        """Whether the window of a new record has already ended: if nothing matches it, it is sent unmatched at once.
 
         As in Kafka Streams, grace does not count here.
         """

@@ -99,9 +99,9 @@ class Process:
         self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
         before_timer: Callable[[Timer, int], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
-        """Fire each wall-clock timer that is due at `now` once. The runner calls this in every batch.
+        """Fire each wall-clock timer that is due at `now` once. The engine calls this in every batch.
 
-        Calls `before_timer` before each timer fires, with what has set the timer.
+        Before each timer fires, calls `before_timer` with the timer and its cause.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             if schedule.time > now or state.wall.get(name) is not schedule:

@@ -96,7 +96,7 @@ class Suppress:
 
     Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`, and no tombstones.
     Until a time limit: sends the latest value once stream time is `wait_ms` after the first update held back.
-    `wait_ms`: in ms, the limit, or the window's grace (for sessions, grace + gap).
+    `wait_ms`: the time limit, or how long a window stays open after its end: its grace, for sessions grace + gap.
     `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
 
     If the buffer is full, `emit_early` sends the oldest updates of all keys. An update of a key other than the current
@@ -166,7 +166,7 @@ class Suppress:
     def close(
         self, state: WaitingUpdates, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
     ) -> None:
-        """Send the updates that are due or `sent_early`, the oldest first."""
+        """Send the updates that are due, and those that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
         sent_early = self.sent_early.pop(key, ()) if key is not None else ()
         due = [window for window, waiting in state.items() if waiting.since <= horizon or window in sent_early]

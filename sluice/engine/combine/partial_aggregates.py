@@ -46,7 +46,7 @@ class PartialAggregate:
 
 @dataclass(frozen=True)
 class PartialAggregates:
-    """The aggregates of one group. `values` has, for each store, its fields with their parts."""
+    """The aggregates of one group. `values` has the fields of each store, each with its partial aggregate."""
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
@@ -67,7 +67,7 @@ class PartialAggregates:
 
     @property
     def parts(self) -> list[PartialAggregate]:
-        """The parts, without duplicates."""
+        """The partial aggregates of all stores, without duplicates."""
         return list(dict.fromkeys(part for fields in self.values for _, part in fields))
 
     def combine(self, records: pa.Table) -> pa.Table:

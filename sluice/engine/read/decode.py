@@ -145,7 +145,7 @@ class ValueDecoder:
 
         msgspec accepts these: it takes the last of two fields, and does not look into fields outside the contract.
         """
-        if self._quotes_show_no_surprise(raw, decoded):
+        if self._quotes_prove_unambiguous(raw, decoded):
             return
         errors: dict[int, tuple[str, str]] = {}
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
@@ -158,7 +158,7 @@ class ValueDecoder:
                 errors[place] = reason_of(text, error)
         decoded.reject(errors)
 
-    def _quotes_show_no_surprise(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
+    def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
         """Whether the JSON of all values has each field of the contract once, and no other field.
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a record of five fields.
@@ -177,7 +177,7 @@ class ValueDecoder:
         return contract_parts.quote_counter(self.source.value_class) if self.source.is_object else None
 
     def _require_unambiguous(self, text: bytes) -> None:
-        """The plain way to check what `_quotes_show_no_surprise` concludes from quotation marks."""
+        """Raise an error for ambiguous JSON: the plain check, which parses the text again."""
         refuse_nesting(text)
         data = refuse_duplicates(text)
         if self._check_amounts is not None:

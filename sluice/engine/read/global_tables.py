@@ -98,7 +98,7 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The places of records that the reader of streams rejects and counts, and that ordered joins do not see."""
+        """The places of records that the reader of streams rejects too and counts; operators do not get them."""
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]

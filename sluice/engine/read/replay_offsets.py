@@ -19,9 +19,9 @@ def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
-    """The same sources, of which the streams begin at a point.
+    """The sources, with streams beginning at a point.
 
-    A table's state needs all its records, so tables begin where they began. Raises EngineError for offsets of a
+    A table's state needs all its records, so tables begin where they began before. Raises EngineError for offsets of a
     partition that the streams do not have.
     """
     streams = set(streams)

@@ -79,7 +79,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, Topic]) -> None:
-        """Raise InputError if another record is where the last one was that the pipeline has read.
+        """Raise InputError if the last record that the pipeline has read has been replaced by another one.
 
         Nothing is known about a record that retention or compaction has removed.
         """

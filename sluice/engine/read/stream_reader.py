@@ -285,7 +285,7 @@ class StreamReader(Reader):
         begin: int,
         end: int,
     ) -> bool:
-        """Whether a range of the records has no problem."""
+        """Whether the records in a range all have columns and valid event times."""
         try:
             columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
@@ -300,7 +300,7 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """The reason why each record is rejected, or None, for records of which at least one has no columns."""
+        """The reason why each record is rejected, or None. Used if the columns of all records cannot be made."""
         problems: Problems = [None] * len(values)
         for place in failing_places(len(values), partial(self._fit, decoder, records, values, output, clock)):
             record, value = records.slice(place, 1), values[place : place + 1]

@@ -1,1 +1,1 @@
-"""Runs operators in stages: the task that makes their rows, a stage, and the runner of one operator."""
+"""Runs operators in stages: the task that makes their rows, a stage, and the run of one operator."""

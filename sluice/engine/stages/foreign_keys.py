@@ -71,12 +71,12 @@ class ForeignKeyMoves:
         sides = table.column("side").to_numpy().copy()
         for of_join in indices.values():
             if len(of_join):
-                sides[of_join[_moved(table.take(pa.array(of_join)))]] = MOVED
+                sides[of_join[_is_moved(table.take(pa.array(of_join)))]] = MOVED
         number = table.schema.get_field_index("side")
         yield from table.set_column(number, SCHEMA.field("side"), pa.array(sides)).combine_chunks().to_batches()
 
 
-def _moved(rows: pa.Table) -> Mask:
+def _is_moved(rows: pa.Table) -> Mask:
     """Whether each row of a foreign-key join's left table is MOVED."""
     old, keyed, valued = (
         boolean_mask(rows.column("old")),

@@ -25,7 +25,7 @@ from sluice.values.sql_types import canonical
 
 
 @dataclass(frozen=True)
-class Result:
+class StageResult:
     """Results of an operator that the steps behind it read."""
 
     operator: int
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ShuffleTarget:
-    """The way of results to one target. The fields without a type are names of columns."""
+    """How results become rows for one target. The fields of type str are names of columns."""
 
     target: int
     side: int | None
@@ -93,7 +93,7 @@ class ShuffleTarget:
 class ShuffleTargets:
     """Creates the rows for the targets of a stage: operators of the next stages, stores and sinks."""
 
-    results: tuple[Result, ...]
+    results: tuple[StageResult, ...]
     steps: ArrowSteps
     """The steps behind the stage's operators, and the columns of the targets."""
     targets: tuple[ShuffleTarget, ...]
@@ -108,7 +108,7 @@ class ShuffleTargets:
             if not stages.types[column]:
                 raise NeedsSparkError(f"{operator.step} has results of an unknown type")
             types[column] = canonical(stages.types[column])
-            results.append(Result(operator.number, column, arrow_type(types[column]), operator.output_of(column)))
+            results.append(StageResult(operator.number, column, arrow_type(types[column]), operator.output_of(column)))
         layers, before = job.later_layers.get(number, ()), types
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))

@@ -39,7 +39,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _PartitionClocks:
-    """The stream times of the partitions with the same number.
+    """The stream times of one partition number, across co-partitioned topics.
 
     A join of two streams has all four clocks. Other operators have one, under all four names.
     """

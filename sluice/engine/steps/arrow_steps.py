@@ -49,7 +49,10 @@ class ArrowSteps:
     def of(
         cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers, by_spark: pa.Schema
     ) -> Self | None:
-        """Like `giving`; None if Spark must compute the steps, or gives their columns other types, as in `by_spark`."""
+        """The steps that give these columns, like `giving`; None if Spark must compute the steps.
+
+        Spark also computes them if it gives their columns other types; `by_spark` is Spark's schema.
+        """
         if why_spark(job):
             return None
         steps = cls.giving(job, read, columns, more)
@@ -106,7 +109,7 @@ class ArrowSteps:
 
 
 def _column(name: str, result: Result, count: int) -> pa.Array:
-    """A column that cannot fail, since the planner tries all expressions that can."""
+    """A plain column. It cannot fail: the planner makes a fallible expression of any column that can."""
     if result.failed is not None:
         raise ArithmeticError(f"the column {name} has no result for a record")
     return array_of(result.values, count)
@@ -212,11 +215,11 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
         return any_of(*(_is_not_finite(part) for part in values.flatten()))
     if pa.types.is_map(kind):
         pairs = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
-        return _any(pairs, _is_not_finite(pairs.flatten().field(1)))
-    return _any(values, _is_not_finite(values.flatten())) if pa.types.is_list(kind) else None
+        return _any_element(pairs, _is_not_finite(pairs.flatten().field(1)))
+    return _any_element(values, _is_not_finite(values.flatten())) if pa.types.is_list(kind) else None
 
 
-def _any(lists: pa.Array, elements: Mask | None) -> Mask | None:
+def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
     """The rows whose list has any of some elements."""
     if elements is None:
         return None

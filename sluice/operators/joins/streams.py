@@ -172,7 +172,7 @@ class StreamJoin:
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """The stream time after which a record of this side triggers a search for unmatched records."""
+        """The stream time after which a record of this side starts a search for unmatched records."""
         if self.shared is None or self.shared.since == _NEVER:
             return _NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
