@@ -156,6 +156,10 @@ class Health(StrEnum):
 
     OK = "ok"
     """The last run succeeded."""
+    DEGRADED = "degraded"
+    """Many records of the newest batch were rejected."""
+    WAITING = "waiting"
+    """Brokers or topics are away. The pipeline goes on by itself when they are back."""
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
@@ -163,15 +167,21 @@ class Health(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed run that no successful run has followed, a pipeline's file that cannot be loaded, or old data."""
+    """What is wrong with a pipeline.
 
-    kind: Literal["run", "file", "overdue"]
+    `run`: no successful run has followed a failed one. `file`: the pipeline's file cannot be loaded. `overdue`: the
+    data are older than the deadline. `input`: brokers or topics are away. `rejections`: many records of the newest
+    batch were rejected.
+    """
+
+    kind: Literal["run", "file", "overdue", "input", "rejections"]
     run: str
     """The run in Airflow; empty for a run that was started by hand."""
     at: datetime
     age_seconds: float
     title: str
     detail: str
+    next_step: str
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
@@ -232,9 +242,13 @@ class PipelineHealth(StrEnum):
     """The pipeline's file cannot be loaded, so no run can start."""
     FAILED = "failed"
     """The last run failed."""
+    WAITING = "waiting"
+    """Brokers or topics are away. The pipeline goes on by itself when they are back."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
+    DEGRADED = "degraded"
+    """Many records of the newest batch were rejected."""
     BEHIND = "behind"
     """There are unread records, but no run."""
     IDLE = "idle"

@@ -13,6 +13,8 @@ class SluiceError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
+    is_lasting: ClassVar[bool] = False
+    """Whether the same run would fail again, so that repeating it is useless until somebody changes something."""
     extensions: Mapping[str, Any] = MappingProxyType({})
     """Additional members of the problem document (RFC 9457) in which the REST API reports the error."""
 
@@ -30,12 +32,14 @@ class SettingsError(SluiceError):
     """A setting is missing or has an invalid value."""
 
     title = "Invalid setting"
+    is_lasting = True
 
 
 class PreflightError(SluiceError):
     """The machine lacks a prerequisite: Java, a free port, memory, a jar."""
 
     title = "This machine is not ready"
+    is_lasting = True
 
 
 class TopologyError(SluiceError):
@@ -43,6 +47,7 @@ class TopologyError(SluiceError):
 
     status = 422
     title = "Invalid topology"
+    is_lasting = True
 
 
 class RouteError(SluiceError):
@@ -55,6 +60,27 @@ class EngineError(SluiceError):
     """A run could not start, or had to stop, for a reason other than a single record."""
 
     title = "The run stopped"
+
+
+class RecordFailed(EngineError):
+    """A record cannot be read, processed or written, and the pipeline's policy is to end the run."""
+
+    is_lasting = True
+
+
+class RecordsRejected(EngineError):
+    """Too many records of a batch were rejected: the pipeline or a producer is wrong, not single records."""
+
+    title = "Too many records were rejected"
+    is_lasting = True
+
+
+class InputAway(EngineError):
+    """A pipeline waits for its brokers or topics. It goes on by itself once they are there."""
+
+    status = 503
+    title = "The input is away"
+    next_step = "The pipeline starts by itself when the input is back."
 
 
 class BrokersUnreachable(EngineError):
@@ -71,6 +97,7 @@ class BufferFull(EngineError):
     """The buffer of a suppress step with `when_full="shut_down"` is full."""
 
     title = "A buffer is full"
+    is_lasting = True
     next_step = "Raise the step's limit or set when_full='emit_early', then run again."
 
 
@@ -85,6 +112,7 @@ class BatchDiffers(EngineError):
 
     status = 409
     title = "The batch has changed"
+    is_lasting = True
 
     @classmethod
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import typer
 
-from sluice.commands.console import err, errors_as_messages, out, wide
+from sluice.commands.console import errors_as_messages, out, wide
 from sluice.settings import settings
 from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
+    from sluice.kafka.unread_records import Offsets
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
@@ -22,10 +25,20 @@ _WATCH_SECONDS = 3.0
 """How long the command watches an open transaction; most producers end theirs earlier."""
 
 
+_STATES = {
+    "run": "failed at",
+    "overdue": "is overdue since",
+    "input": "waits for its input since",
+    "rejections": "is degraded since",
+}
+"""Kind of a failure → what it means, before its time."""
+
+
 def status() -> None:
     """Print the health of each pipeline.
 
-    Exit with status 1 if a file is broken, a run failed, data are overdue, or a transaction holds back records.
+    Exit with status 1 if a file is broken, a run failed, data are overdue, brokers or topics are away, many records
+    were rejected, or a transaction holds back records.
     """
     from rich.table import Table
     from rich.text import Text
@@ -38,67 +51,94 @@ def status() -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
         failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
-        failed, broken = {failure.pipeline for failure in failures}, {file.name for file in loaded.broken}
-        names = {pipeline.name for pipeline in loaded.pipelines} | {*ledger.generations.pipelines()} | broken | failed
-        held = _held_back(ledger)
+        broken = {file.name for file in loaded.broken}
+        failed = {failure.pipeline for failure in failures if failure.kind in ("run", "overdue")}
+        degraded = {failure.pipeline for failure in failures if failure.kind == "rejections"}
+        inputs = Inputs.of(ledger)
+        recorded = {failure.pipeline: failure.detail for failure in failures if failure.kind == "input"}
+        away, held = inputs.away | recorded, inputs.held
+        known = {pipeline.name for pipeline in loaded.pipelines} | {*ledger.generations.pipelines()}
+        names = known | broken | {failure.pipeline for failure in failures}
         for name in sorted(names):
-            kinds = {"broken": broken, "failed": failed, "held back": held}
+            kinds = {"broken": broken, "failed": failed, "waiting": away, "held back": held, "degraded": degraded}
             state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
             table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
         problems += [str(file.error) for file in loaded.broken]
-        problems += [_failure_text(failure) for failure in failures]
-        for name, (records, oldest) in sorted(held.items()):
-            problems.append(
-                f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with "
-                f"the timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
-                "kafka-transactions.sh find-hanging."
-            )
+        problems += map(_problem, failures)
+        problems += [f"{name} waits for its input: {why}" for name, why in sorted(away.items()) if name not in recorded]
+        problems += [
+            f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with the "
+            f"timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
+            "kafka-transactions.sh find-hanging."
+            for name, (records, oldest) in sorted(held.items())
+        ]
         wide.print(table)
     for problem in problems:
         out.print(f"✗ {problem}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if problems else 0)
 
 
-def _failure_text(failure: Failure) -> str:
-    what = "is overdue since" if failure.kind == "overdue" else "failed at"
+def _problem(failure: Failure) -> str:
     run = f", run {failure.run}" if failure.run else ""
-    at = f"{failure.at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{failure.pipeline} {what} {at}{run}: {failure.title}. {failure.detail}"
+    since = f"{_STATES[failure.kind]} {failure.at:%Y-%m-%d %H:%M:%S} UTC{run}"
+    return f"{failure.pipeline} {since}: {failure.title}. {failure.detail} {failure.next_step}".rstrip()
 
 
-def _held_back(ledger: Ledger) -> dict[str, tuple[int, datetime]]:
+@dataclass
+class Inputs:
+    """What is wrong with the topics of pipelines now."""
+
+    held: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     """Pipeline → its records that a hanging transaction holds back, and the timestamp of the oldest.
 
     A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
-    Empty if Kafka does not answer.
     """
-    from sluice.errors import BrokersUnreachable
-    from sluice.kafka.brokers import broker_errors, require_brokers, silent_admin
-    from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
-    from sluice.kafka.unread_records import read_lag
+    away: dict[str, str] = field(default_factory=dict)
+    """Pipeline → that no broker answers, or which of its topics are missing."""
 
-    positions = {name: ledger.positions(name) for name in ledger.generations.pipelines()}
-    held: dict[str, tuple[int, datetime]] = {}
-    if not positions:
-        return held
-    kafka, topics = settings().kafka, set[str]().union(*positions.values())
-    try:
-        require_brokers(kafka, _KAFKA_SECONDS)
-        with broker_errors(kafka):
-            admin = silent_admin(kafka)
-            lag_of_all = read_lag(admin, topics, {})
-            if lag_of_all.held_ends:
-                time.sleep(_WATCH_SECONDS)
-                lag_of_all = lag_of_all.still_held(read_lag(admin, topics, {}))
-        for name, read in positions.items():
-            lag = lag_of_all.of_pipeline(read, read)
+    @classmethod
+    def of(cls, ledger: Ledger) -> Self:
+        """Look at the topics of all pipelines that have run."""
+        from sluice.errors import BrokersUnreachable
+        from sluice.kafka.brokers import broker_errors, require_brokers
+
+        inputs, kafka = cls(), settings().kafka
+        topics: dict[str, Sequence[str]] = {}
+        for name in ledger.generations.pipelines():
+            current = ledger.generations.current(name)
+            topics[name] = () if current is None else current.topics
+        try:
+            if topics:
+                require_brokers(kafka, _KAFKA_SECONDS)
+                with broker_errors(kafka):
+                    inputs._look(kafka, topics, {name: ledger.positions(name) for name in topics})
+        except BrokersUnreachable as error:
+            inputs.away = dict.fromkeys(topics, error.detail)
+        return inputs
+
+    def _look(
+        self, kafka: Mapping[str, str], topics: Mapping[str, Sequence[str]], positions: Mapping[str, Offsets]
+    ) -> None:
+        from sluice.kafka.brokers import silent_admin
+        from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
+        from sluice.kafka.unread_records import read_lag
+
+        admin = silent_admin(kafka)
+        watched = sorted({topic for of_pipeline in topics.values() for topic in of_pipeline})
+        lag_of_all = read_lag(admin, watched, {})
+        for name, of_pipeline in topics.items():
+            if missing := sorted({*of_pipeline} - {*lag_of_all.ends}):
+                self.away[name] = f"Missing topics: {', '.join(missing)}."
+        if not lag_of_all.held_ends:
+            return
+        time.sleep(_WATCH_SECONDS)
+        lag_of_all = lag_of_all.still_held(read_lag(admin, watched, {}))
+        for name, of_pipeline in topics.items():
+            lag = lag_of_all.of_pipeline(of_pipeline, positions[name])
             oldest = oldest_held(kafka, lag)
             if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
                 records = sum(lag.held_in(*partition) for partition in lag.partitions())
-                held[name] = records, oldest
-    except BrokersUnreachable as error:
-        err.print(f"Whether transactions hold back records is unknown: {error.detail}", markup=False)
-    return held
+                self.held[name] = records, oldest
 
 
 def _newest(ledger: Ledger, pipeline: str) -> str:

@@ -26,8 +26,11 @@ HELP = {
     "state_rows_written": "State rows that the newest batch wrote.",
     "state_bytes": "Size of a worker's shard on this machine.",
     "dead_letters_24h": "Dead letters of the last 24 hours, by reason.",
+    "source_up": "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
     "failed": "1 if the last run failed or the pipeline's file cannot be loaded, else 0.",
     "overdue": "1 if the data have become older than the pipeline's deadline, else 0.",
+    "waiting": "1 if the pipeline waits for brokers or topics that are away, else 0.",
+    "degraded": "1 if many records of the newest batch were rejected, else 0.",
 }
 """Name of each gauge, without the prefix `sluice_`, and its meaning."""
 
@@ -48,7 +51,7 @@ def gauges(
     now: datetime | None = None,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> Iterator[Gauge]:
-    """A pipeline's gauges, including the lag if given. `location` returns the address of a local worker's shard."""
+    """A pipeline's gauges. `lag` is None if no broker answers. `location` returns a local worker's shard's address."""
     now = now or datetime.now(UTC)
     if lag is not None:
         for topic, partition in sorted(lag.partitions()):
@@ -57,6 +60,8 @@ def gauges(
             yield Gauge("held_records", lag.held_in(topic, partition), labels)
     current = ledger.generations.current(pipeline)
     if current is not None:
+        for topic in current.topics:
+            yield Gauge("source_up", lag is not None and topic in lag.ends, (("topic", topic),))
         yield from _newest_batch(ledger, current, now)
         for worker in current.workers:
             address = location(worker)
@@ -65,9 +70,12 @@ def gauges(
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
         yield Gauge("dead_letters_24h", count, (("reason", reason),))
-    kinds = {failure.kind for failure in ledger.failures.all() if failure.pipeline == pipeline}
-    yield Gauge("failed", bool(kinds - {"overdue"}))
+    kinds = {failure.kind for failure in ledger.failures.of(pipeline)}
+    missing = [] if current is None or lag is None else [topic for topic in current.topics if topic not in lag.ends]
+    yield Gauge("failed", bool(kinds & {"run", "file"}))
     yield Gauge("overdue", "overdue" in kinds)
+    yield Gauge("waiting", bool("input" in kinds or missing or (current is not None and lag is None)))
+    yield Gauge("degraded", "rejections" in kinds)
 
 
 def _newest_batch(ledger: Ledger, info: GenerationInfo, now: datetime) -> Iterator[Gauge]:

@@ -34,11 +34,11 @@ class Age:
     _unread_since: float | None = None
     _is_overdue: bool = False
 
-    def due(self, records: int, snapshot_s: float | None, now: float) -> bool:
+    def due(self, records: int | None, snapshot_s: float | None, now: float) -> bool:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
-        They do when there have been unread records for as long as the deadline, and the newest snapshot, whose age is
-        `snapshot_s`, is at least as old.
+        They do when there have been unread records for as long as the deadline, or it has been unknown (None) whether
+        there are any, and the newest snapshot, whose age is `snapshot_s`, is at least as old.
         """
         if records == 0:
             self._unread_since = None
@@ -77,15 +77,17 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         age = Age(self.deadline_ms / 1_000)
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
+        published: datetime | None = None
         while True:
             # All triggers observe at the same moments, so that they share a round.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
-            if (seen := await self._look(self._watch, None)) is None:
-                continue
-            published = seen.published_at
+            seen = await self._look(self._watch, None)
+            published = published if seen is None else seen.published_at
+            records = None if seen is None else seen.lag.unread
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
-            if age.due(seen.lag.unread, snapshot_s, time.monotonic()):
-                overdue = {"pipeline": self.pipeline, "records": seen.lag.unread, "at": datetime.now(UTC).isoformat()}
+            if age.due(records, snapshot_s, time.monotonic()):
+                overdue = {"pipeline": self.pipeline, "records": records, "at": datetime.now(UTC).isoformat()}
+                overdue["trouble"] = self.trouble
                 yield TriggerEvent(overdue)  # type: ignore[no-untyped-call]
 
 
@@ -120,6 +122,13 @@ def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> 
         overdue = event.extra["payload"]
         deadline_ms = deadlines[overdue["pipeline"]]
         since = datetime.fromisoformat(overdue["at"]) - timedelta(milliseconds=deadline_ms)
-        why = f"{overdue['records']:,} records have not been read for {duration_text(deadline_ms)}"
+        why = _why(overdue, duration_text(deadline_ms))
         alerts.append(asyncio.run(alert(overdue["pipeline"], since, why, notify, run)))
     return alerts
+
+
+def _why(overdue: Mapping[str, Any], deadline: str) -> str:
+    """Why data are overdue, from a trigger's event."""
+    if overdue["records"] is None:
+        return f"For {deadline}, it has been unknown whether there are unread records ({overdue.get('trouble', '')})"
+    return f"{overdue['records']:,} records have not been read for {deadline}"

@@ -17,7 +17,7 @@ from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
-from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError
+from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError, SluiceError
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
@@ -123,9 +123,14 @@ class SluiceOperator(SparkSubmitOperator):
         except BrokersUnreachable as error:
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
-        # Also if Airflow stops the task, which it does with an exception of its own.
-        except BaseException:
+        except Exception as error:
+            # Airflow's hook quotes the whole command and log; the driver has recorded its own error.
+            recorded = self._recorded_error(started_at)
             self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
+            raise recorded or error from None
+        except BaseException:
+            # Airflow stops the task with an exception of its own. The error of an earlier try says more than that.
+            self._note_failure(context, None, "Airflow ended the run.")
             raise
 
     def _database_urls(self) -> dict[str, str | None]:
@@ -181,7 +186,24 @@ class SluiceOperator(SparkSubmitOperator):
         except Exception as error:
             self.log.warning("The run's metrics were not reported: %s", error)
 
-    def _note_failure(self, context: Context, started_at: datetime, detail: str) -> None:
+    def _recorded_error(self, started_at: datetime) -> AirflowException | None:
+        """The driver's error, with the next step first, if the ledger has one since the run's start.
+
+        A run that would only fail again is not retried.
+        """
+        try:
+            with Ledger.open(settings().ledger) as ledger:
+                failures = {failure.kind: failure for failure in ledger.failures.of(self.pipeline)}
+        except (SluiceError, OSError):
+            return None
+        failure = failures.get("run")
+        if failure is None or failure.at < started_at:
+            return None
+        next_step = f"{failure.next_step}\n" if failure.next_step else ""
+        text = f"{next_step}{failure.title}: {failure.detail}"
+        return AirflowFailException(text) if failure.is_lasting else AirflowException(text)
+
+    def _note_failure(self, context: Context, started_at: datetime | None, detail: str) -> None:
         note_killed(settings(), self.pipeline, _run(context), started_at, detail)
 
 

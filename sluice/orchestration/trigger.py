@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -13,15 +14,18 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sluice.airflow_connections import KAFKA
 from sluice.engine.run.driver_lease import PATIENCE
-from sluice.errors import BrokersUnreachable, SluiceError
+from sluice.errors import BrokersUnreachable, InputAway, SluiceError
 from sluice.kafka.unread_records import Lag, Offsets
 from sluice.orchestration.watch import POLL_SECONDS, Observation, Watch
 from sluice.settings import settings
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 
 _LONGEST_PAUSE_S = 5.0
+_LONGEST_BACK_OFF_S = 3_600.0
+"""The longest time between two runs for the same records."""
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +36,9 @@ class Burst:
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the first new record.
     The next event can be due after the pipeline has read up to the offsets of the last event. If the pipeline does not
-    get that far, because its run failed, the next event can be due after `patience_s` if there are more records.
+    get that far, because its run failed and Airflow's retries are used up, the next event can be due `patience_s`
+    later, the one after it twice as much later, and so on up to an hour: what made the run fail may have passed. If the
+    same run would only fail again, the next event needs more records.
     """
 
     settle_s: float
@@ -44,18 +50,31 @@ class Burst:
     _same_since: float = 0.0
     _fired: Offsets | None = None
     _fired_at: float = 0.0
+    """When the last event was due."""
+    _busy_at: float = 0.0
+    """When the last event was due, or a driver was last seen at work."""
+    attempts: int = field(default=0, init=False)
+    """The number of events since the pipeline has last read what an event was about."""
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
         """Count `min_interval_s` from a run that began `ago_s` before `now`, which an earlier triggerer has started."""
         self._ever, self._fired_at = True, now - ago_s
 
-    def due(self, lag: Lag, now: float, *, driven: bool = False) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs."""
-        if lag.readable == 0 or driven:  # a run could not read what an open transaction holds back
-            self._seen = self._fired = None
+    def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
+        """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs.
+
+        `is_lasting`: the last run has failed with an error that would end the same run again.
+        """
+        if lag.readable == 0:  # a run could not read what an open transaction holds back
+            self._seen, self._fired, self.attempts = None, None, 0
             return False
-        if self._is_running(lag, now) or (self._ever and now - self._fired_at < self.min_interval_s):
+        if driven:
+            self._seen, self._busy_at = None, now
+            return False
+        if self._waits_for_run(lag, now, is_lasting=is_lasting):
+            return False
+        if self._ever and now - self._fired_at < self.min_interval_s:
             return False
         # The first new records of a burst begin its longest wait.
         if self._seen is None:
@@ -65,14 +84,20 @@ class Burst:
         if now - self._same_since < self.settle_s and now - self._first_at < self.max_wait_s:
             return False
         # The next burst begins after the records that this event is for.
-        self._seen, self._fired, self._fired_at = None, lag.ends, now
+        self._seen, self._fired, self._fired_at, self._busy_at = None, lag.ends, now, now
+        self.attempts += 1
         self._ever = True
         return True
 
-    def _is_running(self, lag: Lag, now: float) -> bool:
+    def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
+        """Whether the run of the last event may still read what the event was about, or has failed only recently."""
         if self._fired is None or _reaches(lag.positions, self._fired):
+            self.attempts = 0
             return False
-        return lag.ends == self._fired or now - self._fired_at < self.patience_s
+        if is_lasting and lag.ends == self._fired:
+            return True
+        back_off_s: float = self.patience_s * 2 ** (self.attempts - 1)
+        return now - self._busy_at < min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
 
 
 @dataclass
@@ -109,8 +134,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
     offsets that have been read and when, so a restarted triggerer fires only for unread records, and not before
     `min_interval_seconds` have passed since the last run that published something began. The trigger does not fire
-    while a driver works on the pipeline: the driver may linger and read the records itself. If the broker, a topic or
-    the ledger cannot be reached, the trigger logs this once and waits.
+    while a driver works on the pipeline: the driver may linger and read the records itself.
+
+    If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It also records in the
+    ledger that the pipeline waits for its input, until the input is back.
     """
 
     def __init__(
@@ -159,9 +186,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             if seen is not None:
                 is_first = False
                 now = time.monotonic()
-                if burst.due(seen.lag, now, driven=driver.is_running(seen.lease, now)):
+                failed = seen.failures.get("run")
+                is_lasting = failed is not None and failed.is_lasting
+                is_driven = driver.is_running(seen.lease, now)
+                if burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting):
                     records, ends = seen.lag.readable, seen.lag.ends
-                    log.info("records to read", pipeline=self.pipeline, records=records)
+                    log.info("records to read", pipeline=self.pipeline, records=records, attempt=burst.attempts)
                     yield TriggerEvent(  # type: ignore[no-untyped-call]
                         {"pipeline": self.pipeline, "records": records, "ends": ends}
                     )
@@ -183,26 +213,47 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 if began is not None:
                     new.remember(max(time.time() - began, 0.0), time.monotonic())
         except BrokersUnreachable as error:
-            self._wait(str(error), "no broker")
+            await self._wait(str(error), "no broker", InputAway(error.detail))
             return None
         except (SluiceError, OSError) as error:
-            self._wait(f"{type(error).__name__}: {error}")
+            await self._wait(f"{type(error).__name__}: {error}")
             return None
         missing = sorted({*self.topics} - seen.lag.ends.keys())
         if missing:
-            self._wait(f"no topic {', '.join(missing)}")
+            names = ", ".join(missing)
+            text = f"Topic {names} does not exist." if len(missing) == 1 else f"The topics {names} do not exist."
+            step = f"Create it, or correct the pipeline. {InputAway.next_step}"
+            await self._wait(f"no topic {names}", away=InputAway(text, next_step=step))
             return None
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
+        if "input" in seen.failures:
+            await asyncio.to_thread(_input_is_back, self.pipeline)
         self.trouble = ""
         return seen
 
-    def _wait(self, trouble: str, kind: str = "") -> None:
-        """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem."""
+    async def _wait(self, trouble: str, kind: str = "", away: InputAway | None = None) -> None:
+        """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem.
+
+        If the input is `away`, record it in the ledger.
+        """
         kind = kind or trouble
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
+            if away is not None:
+                await asyncio.to_thread(_input_is_away, self.pipeline, away)
         self.trouble = kind
+
+
+def _input_is_away(pipeline: str, error: InputAway) -> None:
+    known = settings()
+    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
+        ledger.failures.keep(Failure.of(error, pipeline, kind="input", secrets=known.secrets))
+
+
+def _input_is_back(pipeline: str) -> None:
+    with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+        ledger.failures.clear(pipeline, "input")
 
 
 def _last_run_began(pipeline: str) -> float | None:

@@ -16,6 +16,7 @@ from sluice.airflow_connections import kafka_config
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.settings import settings
+from sluice.state.ledger.failures import Failure, Kind
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.support.single_flight import SingleFlightCache
@@ -25,11 +26,14 @@ POLL_SECONDS = 0.5
 
 
 class Observation(NamedTuple):
-    """A pipeline's unread records, its driver's lease and the time of its newest snapshot, if there ever was one."""
+    """What a trigger sees of its pipeline."""
 
     lag: Lag
     lease: LeaseRow | None
+    """Its driver's lease."""
     published_at: datetime | None
+    """The time of its newest snapshot, if there ever was one."""
+    failures: Mapping[Kind, Failure]
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,14 @@ class _Round:
     leases: Mapping[str, LeaseRow]
     published: Mapping[str, datetime]
     """Pipeline → the time of its newest snapshot."""
+    failures: Mapping[str, Mapping[Kind, Failure]]
+    """Pipeline → kind → its unresolved failure."""
 
 
 class Watch:
     """Reads the broker and the ledger at most once per `poll_seconds` for all its triggers.
 
-    A round takes one request for the end offsets of all their topics, and two queries of the ledger, however many
+    A round takes one request for the end offsets of all their topics, and three queries of the ledger, however many
     triggers there are.
     """
 
@@ -85,7 +91,8 @@ class Watch:
         topics_of_all = frozenset[str]().union(*self._topics.values())
         shared = await self._rounds.get(topics_of_all, lambda: self._read(topics_of_all))
         lag = shared.lag.of_pipeline(topics, shared.positions.get(pipeline, {}))
-        return Observation(lag, shared.leases.get(pipeline), shared.published.get(pipeline))
+        failures = shared.failures.get(pipeline, {})
+        return Observation(lag, shared.leases.get(pipeline), shared.published.get(pipeline), failures)
 
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:
@@ -107,8 +114,11 @@ class Watch:
                 offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
+        failures: dict[str, dict[Kind, Failure]] = {}
+        for failure in ledger.failures.all():
+            failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):
-            return _Round(read_lag(admin, topics, {}), positions, leases, published)
+            return _Round(read_lag(admin, topics, {}), positions, leases, published, failures)
 
 
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = WeakKeyDictionary()

@@ -30,6 +30,7 @@ class PlannedPipeline:
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float
+    max_rejected: float
     file: Path | None
     dead_letters: str
     """The topic for records that could not be read, processed or written."""

@@ -55,6 +55,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         idle_timeout_ms=pipeline.idle_timeout_ms,
         linger_ms=pipeline.linger_ms,
         max_failures=pipeline.max_failures,
+        max_rejected=pipeline.max_rejected,
         file=pipeline.file,
         dead_letters=pipeline.dead_letters,
         markers=pipeline.markers,

@@ -47,7 +47,7 @@ class MetricsApp:
 
     def _text(self, lags: Mapping[str, Lag]) -> str:
         ledger = self._ledger
-        names = ledger.generations.pipelines()
+        names = sorted({*ledger.generations.pipelines()} | {failure.pipeline for failure in ledger.failures.all()})
         by_pipeline: dict[str, list[Gauge]] = {}
         for name in names:
             by_pipeline[name] = list(gauges(ledger, name, lags.get(name), location=self._location))

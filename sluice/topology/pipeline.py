@@ -63,7 +63,8 @@ class Pipeline(Graph):
     `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
     ends the run before anything from its batch is published. A run also fails if a step fails for more than
-    `max_failures` records of a batch, given as a number of records or as a share of the records read.
+    `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read, each given as a
+    number of records or as a share of the records read. With fewer rejected records, the pipeline is degraded.
 
     `schedule` says when Airflow runs the pipeline: `"on_records"` when its topics have unread records, but not more
     often than every `min_interval`; `"continuous"` again as soon as a run has ended; a cron expression; or None, only
@@ -82,6 +83,7 @@ class Pipeline(Graph):
         linger: Duration = "0 s",
         on_error: OnError = "dead_letter",
         max_failures: float = 0.5,
+        max_rejected: float = 0.5,
         schedule: str | None = ON_RECORDS,
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
@@ -100,7 +102,8 @@ class Pipeline(Graph):
         arguments.require_at_least(where, "linger", self.linger_ms, 0)
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.require_at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
-        self.max_failures = _valid_max_failures(where, max_failures)
+        self.max_failures = _valid_batch_limit(where, "max_failures", max_failures)
+        self.max_rejected = _valid_batch_limit(where, "max_rejected", max_rejected)
         self.schedule = _valid_schedule(where, schedule)
         self.min_interval_ms = milliseconds(min_interval)
         arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
@@ -314,11 +317,11 @@ def _valid_zone(where: str, zone: str) -> str:
     return zone
 
 
-def _valid_max_failures(where: str, value: float) -> float:
+def _valid_batch_limit(where: str, name: str, value: float) -> float:
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(
-            f"{where}: max_failures={value!r} must be a number of records, or a share from 0.0 to 1.0.",
-            next_step="Write for example max_failures=1000, or max_failures=0.1 for a tenth.",
+            f"{where}: {name}={value!r} must be a number of records, or a share from 0.0 to 1.0.",
+            next_step=f"Write for example {name}=1000, or {name}=0.1 for a tenth.",
         )
     return value

@@ -89,7 +89,7 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
         overdue = [gauge.value for gauge in gauges(ledger, "orders") if gauge.name == "overdue"]
         assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
-        ledger.failures.clear("orders")
+        ledger.failures.clear("orders", "run", "overdue", "input")
         assert ledger.failures.all() == []
     assert check() == found
     assert len(told) == 2, "the data are old again"
@@ -161,6 +161,25 @@ def test_data_become_overdue_once_until_they_are_new() -> None:
     assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [due for *_, due in story]
     first = Age(60)
     assert [first.due(1, None, now) for now in (0, 59, 60)] == [False, False, True]
+
+
+def test_data_become_overdue_while_nobody_knows_whether_records_are_unread() -> None:
+    age = Age(60)
+    story = [(0, 0, 10, False), (10, None, 20, False), (69, None, 79, False), (70, None, 80, True), (71, 0, 81, False)]
+    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [due for *_, due in story]
+
+
+def test_the_alert_says_why_the_lag_is_unknown() -> None:
+    publish(11)
+    sent = {"pipeline": "orders", "records": None, "at": datetime.now(UTC).isoformat(), "trouble": "no broker"}
+    events = {Asset("orders.overdue"): [SimpleNamespace(extra={"payload": sent})]}
+    run = SimpleNamespace(dag_id="sluice_deadlines", run_id="asset__1")
+    (alerted,) = alert_overdue(
+        {"orders": 10 * MINUTE}, "tests.dags.test_alerts:notify", dag_run=run, triggering_asset_events=events
+    )
+    assert alerted == (
+        "For 10 min, it has been unknown whether there are unread records (no broker), and snapshot 1.0 is older."
+    )
 
 
 def publish(minutes: int | None) -> None:

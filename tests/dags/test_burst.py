@@ -42,13 +42,41 @@ def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
         pytest.param([(now, lag(now + 1)) for now in range(12)], [10], id="never settles"),
         pytest.param([(0, lag(5)), (2, lag(5)), (3, lag(9)), (6, lag(9))], [2], id="not before the run has read"),
         pytest.param([(0, lag(5)), (2, lag(5)), (3, lag(9, 5)), (5, lag(9, 5))], [2, 5], id="after it has read"),
-        pytest.param([(0, lag(5)), (2, lag(5)), (200, lag(5)), (202, lag(5))], [2], id="not twice for the same"),
+        pytest.param([(0, lag(5)), (2, lag(5)), (99, lag(5)), (101, lag(5))], [2], id="the run may still work"),
+        pytest.param([(now, lag(5)) for now in range(0, 1_000, 2)], [2, 104, 306, 708], id="back-off while it fails"),
+        pytest.param(
+            [
+                (0, lag(5)),
+                (2, lag(5)),
+                (102, lag(5)),
+                (104, lag(5)),
+                (106, lag(9, 5)),
+                (108, lag(9, 5)),
+                (209, lag(9, 5)),
+                (211, lag(9, 5)),
+            ],
+            [2, 104, 108, 211],
+            id="after success, the back-off begins anew",
+        ),
         pytest.param([(0, lag(5)), (2, lag(5)), (102, lag(6)), (104, lag(6))], [2, 104], id="the run has failed"),
         pytest.param([(0, lag(5)), (1, lag(5, 5)), (2, lag(5, 5)), (3, lag(5, 5))], [], id="read before it was told"),
     ],
 )
 def test_events(story: list[tuple[float, Lag]], expected: list[float]) -> None:
     assert fired(Burst(settle_s=2, max_wait_s=10, patience_s=100), story) == expected
+
+
+def test_a_run_that_would_only_fail_again_waits_for_more_records() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
+    story = [(0, lag(5)), (200, lag(5)), (4_000, lag(5)), (4_001, lag(6))]
+    assert [now for now, seen in story if burst.due(seen, now, is_lasting=now > 0)] == [0, 4_001]
+
+
+def test_the_back_off_counts_from_the_end_of_the_driver_that_failed() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
+    assert burst.due(lag(5), 0)
+    assert not any(burst.due(lag(5), now, driven=True) for now in range(1, 500))
+    assert [now for now in range(500, 700) if burst.due(lag(5), now)] == [599]
 
 
 def test_a_minimum_interval_lies_between_events_however_much_comes() -> None:

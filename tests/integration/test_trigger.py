@@ -219,9 +219,13 @@ def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Le
     async def story(events: Events) -> None:
         await looks(2)
         assert events == []
+        (waiting,) = ledger.failures.all()
+        assert (waiting.kind, waiting.detail) == ("input", f"Topic {later} does not exist.")
+        assert waiting.next_step.startswith("Create it, or correct the pipeline.")
         broker.create_topics({later: 1})
         await asyncio.to_thread(send, broker, later, 3)
         await until(events, 1)
+        assert ledger.failures.all() == []
 
     assert len(asyncio.run(run(trigger(later), story))) == 1
 
@@ -237,6 +241,7 @@ def test_the_trigger_waits_for_the_broker_and_logs_it_once(
         while not watched.trouble:
             await asyncio.sleep(0.1)
         await looks(2)
+        assert [failure.kind for failure in ledger.failures.all()] == ["input"]
         await asyncio.to_thread(kafka.start)
         kafka.create_topics({"wanted": 1})
         await asyncio.to_thread(send, kafka, "wanted", 3)

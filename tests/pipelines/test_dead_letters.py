@@ -8,7 +8,8 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, Serde, Stream, session, tumbling
-from sluice.errors import EngineError
+from sluice.errors import EngineError, RecordsRejected
+from sluice.state.ledger.failures import Failure
 from sluice.testing import TopologyTestDriver
 from sluice.values.record_metadata import OnError
 from tests.pipelines.conftest import Drive
@@ -257,3 +258,50 @@ def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, ba
         assert driver._run.output.records == {}
     else:
         assert driver.store("reduced") == {"a": {"value": 60}}
+
+
+@pytest.mark.parametrize(
+    ("on_error", "limit", "bad", "ends"),
+    [
+        ("dead_letter", 0.5, 120, True),
+        ("skip", 0.5, 120, True),
+        ("dead_letter", 0.5, 99, False),
+        ("dead_letter", 3, 4, True),
+        ("dead_letter", 1.0, 120, False),
+    ],
+)
+def test_a_flood_of_unreadable_records_ends_the_run(
+    drive: Drive, on_error: OnError, limit: float, bad: int, ends: bool
+) -> None:
+    pipeline = Pipeline("flooded", workers=1, on_error=on_error, max_rejected=limit)
+    pipeline.stream("readings", value=Reading).group_by_key().count(store="counted")
+    driver = drive(pipeline)
+    for number in range(bad + 60):
+        driver.pipe("readings", {"value": "text"} if number < bad else {"value": 1}, "a", timestamp=number)
+    if ends:
+        with pytest.raises(RecordsRejected, match=rf"^{bad} of the {bad + 60} records .*contract: {bad}") as ended:
+            driver.commit()
+        assert "max_rejected" in ended.value.next_step
+    else:
+        assert driver.store("counted") == {"a": 60}
+
+
+def test_a_pipeline_with_many_rejected_records_is_degraded_until_a_batch_has_few(drive: Drive) -> None:
+    pipeline = Pipeline("degraded", workers=1)
+    pipeline.stream("readings", value=Reading).group_by_key().count(store="counted")
+    driver = drive(pipeline)
+
+    def degraded() -> list[Failure]:
+        return [failure for failure in driver._run._ledger.failures.all() if failure.kind == "rejections"]
+
+    for bad, good, expected in ((9, 40, 0), (20, 200, 1), (20, 500, 0), (50, 60, 1), (0, 1, 0)):
+        for number in range(bad + good):
+            driver.pipe("readings", {"value": "text"} if number < bad else {"value": 1}, "a")
+        driver.commit()
+        assert len(degraded()) == expected
+        if bad == 50:
+            (failure,) = degraded()
+            assert failure.detail.startswith(
+                "50 records of the newest batch's 110 were rejected. contract: 50, for example"
+            )
+            assert "dead letters" in failure.next_step

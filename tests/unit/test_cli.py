@@ -154,8 +154,8 @@ def test_status_without_a_broker_says_what_is_unknown(tmp_path: Path, monkeypatc
     settings.cache_clear()
     States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
     said = sluice("status")
-    assert said.exit_code == 0
-    assert "Whether transactions hold back records is unknown: Kafka at 127.0.0.1:1" in " ".join(said.stderr.split())
+    assert said.exit_code == 1
+    assert "orders waits for its input: Kafka at 127.0.0.1:1 does not answer" in " ".join(said.stdout.split())
 
 
 @pytest.mark.usefixtures("others")

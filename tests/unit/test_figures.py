@@ -46,8 +46,11 @@ def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) ->
         ("batch_rejected", "null_key"): 1,
         ("state_rows_written",): 7,
         ("dead_letters_24h", "contract"): 3,
+        ("source_up", "orders"): False,
         ("failed",): False,
         ("overdue",): False,
+        ("waiting",): True,
+        ("degraded",): False,
     }
     assert {name for name, *_ in figures} < HELP.keys()
 
@@ -57,6 +60,14 @@ def test_the_lag_of_each_partition(states: States) -> None:
     figures = found(states, lag)
     assert (figures["lag_records", "orders", "0"], figures["lag_records", "orders", "1"]) == (10, 0)
     assert (figures["held_records", "orders", "0"], figures["held_records", "orders", "1"]) == (3, 0)
+
+
+def test_a_topic_that_is_away_makes_its_pipeline_wait(states: States) -> None:
+    there = Lag({"orders": {0: 10}}, {"orders": {0: 10}}, {})
+    deleted = Lag({}, {"orders": {0: 10}}, {})
+    for lag, is_there in ((there, True), (deleted, False)):
+        figures = found(states, lag)
+        assert (figures["source_up", "orders"], figures["waiting",]) == (is_there, not is_there)
 
 
 def test_a_failure_is_one(states: States) -> None:

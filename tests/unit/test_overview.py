@@ -98,7 +98,7 @@ def test_a_transaction_hangs_from_when_it_is_first_seen() -> None:
 def test_without_a_broker_only_the_lag_is_unknown(api: Api, states: States) -> None:
     states.publish({"a": "[1,2]"})
     overview = only(api)
-    assert (overview["unread"], overview["lag"], overview["health"]) == (None, [], "idle")
+    assert (overview["unread"], overview["lag"], overview["health"]) == (None, [], "waiting")
     assert "Kafka at 127.0.0.1:1 does not answer" in overview["lag_error"]
 
 
@@ -137,7 +137,7 @@ def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(
 def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
     api.runs.states["fresh"] = DagState(paused=True, last_run=None)
     overviews = {one["pipeline"]: one for one in api.get(OVERVIEW)}
-    assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "idle")
+    assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "waiting"), "no broker answers"
     assert overviews["fresh"]["snapshot"] is None
 
 

@@ -45,9 +45,9 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
         pass
     assert len(failures(known)) == 1, "the brokers answer, but no run has succeeded"
     with Ledger.open(known.ledger) as ledger:
-        ledger.failures.clear("words")
+        ledger.failures.clear("words", "run")
         assert len(ledger.failures.all()) == 1, "another pipeline"
-        ledger.failures.clear("orders")
+        ledger.failures.clear("orders", "run")
         assert ledger.failures.all() == []
 
 

@@ -62,17 +62,25 @@ async def _overview(
     held = generation is not None and await access.figures(
         ("held", name), lambda ledger: _is_held(ledger, generation.ref)
     )
-    unread = None if lag is None else lag.unread
+    missing = [] if lag is None or generation is None else sorted({*generation.topics} - {*lag.ends})
+    if missing:
+        lag_error = f"Missing topics: {', '.join(missing)}."
+    elif lag is None:
+        lag_error = error or "Nothing has been read yet."
+    else:
+        lag_error = ""
+    # Without one of its topics, nobody knows how many records of a pipeline are unread.
+    unread = None if lag is None or missing else lag.unread
     since = None if lag is None else access.services.held_since(lag)
     return answers.Overview(
         pipeline=name,
-        health=_health(failures, dag, held, unread, since),
+        health=_health(failures, dag, held, unread, since, is_away=bool(missing or (lag is None and error))),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
         lag=_partitions(lag) if lag else [],
         held_since=since,
-        lag_error="" if lag else (error or "Nothing has been read yet."),
+        lag_error=lag_error,
         snapshot=None if newest is None else snapshot_answer(newest.snapshot),
         last_run=dag.last_run,
         dead_letters=await access.figures(
@@ -84,20 +92,32 @@ async def _overview(
 
 
 def _health(
-    failures: list[Failure], dag: DagState, held: bool, unread: int | None, held_back: datetime | None
+    failures: list[Failure],
+    dag: DagState,
+    held: bool,
+    unread: int | None,
+    held_back: datetime | None,
+    *,
+    is_away: bool,
 ) -> PipelineHealth:
-    if any(failure.kind == "file" for failure in failures):
+    """`is_away`: the brokers do not answer, or have not all topics of the pipeline."""
+    kinds = {failure.kind for failure in failures}
+    if "file" in kinds:
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
     # A driver that Airflow did not start also holds the lease. A failed run may leave the lease until it expires.
     if state == "running" or (held and state != "failed"):
         return PipelineHealth.RUNNING
-    if failures or state == "failed":
+    if {"run", "overdue"} & kinds or state == "failed":
         return PipelineHealth.FAILED
+    if is_away or "input" in kinds:
+        return PipelineHealth.WAITING
     if state == "queued":
         return PipelineHealth.RUNNING
     if held_back is not None:
         return PipelineHealth.HELD
+    if "rejections" in kinds:
+        return PipelineHealth.DEGRADED
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 

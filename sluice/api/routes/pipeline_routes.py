@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
 from sluice.query.ledger_reads import read_ledger
-from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.failures import Failure, Kind
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -185,17 +186,27 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 def failure_answer(failure: Failure) -> answers.Failure:
     """A failure with its age."""
     age = age_seconds(failure.at)
-    return answers.Failure(failure.kind, failure.run, failure.at, age, failure.title, failure.detail)
+    return answers.Failure(failure.kind, failure.run, failure.at, age, failure.title, failure.detail, failure.next_step)
+
+
+def _health(kinds: Collection[Kind]) -> Health:
+    """The health of a pipeline with failures of these kinds."""
+    if "file" in kinds:
+        return Health.BROKEN
+    if {"run", "overdue"} & {*kinds}:
+        return Health.FAILED
+    if "input" in kinds:
+        return Health.WAITING
+    return Health.DEGRADED if kinds else Health.OK
 
 
 async def _pipeline(
     access: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
 ) -> answers.PipelineStatus:
     own_failures = [failure for failure in failures if failure.pipeline == name]
-    kinds: set[str] = {failure.kind for failure in own_failures}
     return answers.PipelineStatus(
         pipeline=name,
-        status=_health(kinds),
+        status=_health({failure.kind for failure in own_failures}),
         failures=[failure_answer(failure) for failure in own_failures],
         generation=None if info is None else info.generation,
         topics=() if info is None else info.topics,
@@ -203,12 +214,6 @@ async def _pipeline(
         workers=0 if info is None else len(info.workers),
         snapshot=None if info is None else await _newest_snapshot(access, name),
     )
-
-
-def _health(failure_kinds: set[str]) -> Health:
-    if "file" in failure_kinds:
-        return Health.BROKEN
-    return Health.FAILED if failure_kinds else Health.OK
 
 
 async def _newest_snapshot(access: Access, pipeline: str) -> answers.Snapshot | None:

@@ -18,7 +18,7 @@ from sluice.engine.batch.record_headers import RAW, concatenate_records, headers
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
-from sluice.errors import EngineError
+from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.values.sink_tables import POSITION
@@ -271,7 +271,7 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     """The error that ends the run when a step with `on_error="fail"` fails."""
     position = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
-    return EngineError(
+    return RecordFailed(
         f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {position}: "
         f"{batch.column(failure.column)[row].as_py()}",
         next_step='Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".',

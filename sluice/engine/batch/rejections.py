@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import REJECTED, sorted_indices
-from sluice.errors import EngineError, error_text
+from sluice.errors import RecordFailed, error_text
 from sluice.values.sql_text import struct_json
 
 LONGEST_DETAIL = 2_000
@@ -43,23 +43,23 @@ def describe_error(error: BaseException) -> str:
     return text[:LONGEST_DETAIL]
 
 
-def step_error(step: str, key: str | None, detail: str, timer: str = "") -> EngineError:
+def step_error(step: str, key: str | None, detail: str, timer: str = "") -> RecordFailed:
     """The error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
-    return EngineError(
+    return RecordFailed(
         f"{step} failed for {subject_of(key, timer)}: {detail}.",
         next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
         'without such records: on_error="dead_letter".',
     )
 
 
-def run_ending_error(where: str, error: BaseException, subject: str) -> EngineError:
+def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
     """The error that ends the run when an author's function raises an error that rejects no record.
 
     `where` is the step, or another place that calls the function; `subject` is what the function was called for.
     """
     *_, innermost = traceback.extract_tb(error.__traceback__)
     place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"
-    return EngineError(
+    return RecordFailed(
         f"{where} failed for {subject}: {describe_error(error)} ({place}).",
         next_step="Nothing from the batch was published. "
         + (

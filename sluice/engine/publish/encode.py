@@ -18,7 +18,7 @@ from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.record_headers import HEADERS, header, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
-from sluice.errors import EngineError
+from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.values.json_text import encode_text
@@ -108,7 +108,7 @@ def _reject_errors(
     """Reject the records that could not be encoded, and return the others. Raise EngineError if `on_error="fail"`."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
-        raise EngineError(
+        raise RecordFailed(
             f"A record for {sink.topic} ({sink.at}) cannot be encoded: {why}, for the value "
             f"{table.column('value')[row]}.",
             next_step="Nothing from the batch was published. Correct the encoder, or continue without such records: "

@@ -1,52 +1,132 @@
-"""Ends the run if a step fails for too many records of a batch: then the step is wrong, not the records."""
+"""Decides from a batch's rejected records whether the records are wrong, or the pipeline.
+
+If a step fails for most records, then the step is wrong. If most records cannot even be read, then their producer or
+the contract is wrong, and a result without them would only look right. Such a batch ends the run. A batch with fewer
+rejected records is published, and the pipeline is degraded until a batch has hardly any.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sluice.errors import EngineError
+from sluice.engine.batch.record_headers import HEADERS
+from sluice.errors import RecordsRejected
 from sluice.plan import Job, Step
+from sluice.values.dead_letter_headers import FIRST
+from sluice.values.phrases import counted
 
 FAILED = "failed/"
 """Prefix of the counts, per step name, of records for which the step failed."""
+_REJECTED = ("dead_letter/", "dropped/")
+"""Prefixes of the counts, per reason, of records that could not be read."""
+_NOT_REJECTED = {"dropped/null_key", "dropped/null_value", "dead_letter/processing", "dropped/processing"}
+"""Records that operators ignore, as in Kafka Streams, and those of failed steps, which have counts of their own."""
 
 _FEW = 100
-"""Fewer failures than this never end a run when the limit is a share: half of a small batch may be bad."""
+"""Fewer rejected records than this never end a run when the limit is a share: half of a small batch may be bad."""
+_NOTABLE = 10
+_NOTABLE_SHARE = 0.05
+"""A pipeline is degraded if a batch has at least so many rejected records, and more than this share."""
+_MOST_REASONS = 5
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many records of a batch may be rejected: a number, or a share of those that were read."""
+
+    most: float
+
+    def is_exceeded(self, count: int, read: int) -> bool:
+        """Whether `count` of `read` records are too many."""
+        if isinstance(self.most, int):
+            return count > self.most
+        return count >= _FEW and count > self.most * read
+
+    def __str__(self) -> str:
+        return f"{self.most:,} records of a batch" if isinstance(self.most, int) else f"{self.most:.0%} of a batch"
 
 
 def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> None:
-    """Raise EngineError if a step failed for more than the pipeline's `max_failures` records of a batch.
+    """Raise RecordsRejected if too many records of a batch could not be read, or if a step failed for too many.
 
-    The error quotes one of the batch's `dead_letters`.
+    The error quotes some of the batch's `dead_letters`.
     """
-    limit, read = job.pipeline.max_failures, counts.get("read", 0)
+    read, letters = counts.get("read", 0), list(dead_letters)
+    limit, rejected = Limit(job.pipeline.max_rejected), _rejected(counts)
+    if limit.is_exceeded(sum(rejected.values()), read):
+        raise RecordsRejected(
+            f"{sum(rejected.values()):,} of the {read:,} records that were read were rejected; max_rejected allows "
+            f"{limit}. {_reasons(rejected, letters)}.",
+            next_step="Nothing from the batch was published. Correct the contract or the producer and run again; if "
+            "such records are expected, raise the pipeline's max_rejected.",
+        )
+    limit = Limit(job.pipeline.max_failures)
     for name, failed in counts.items():
-        if not name.startswith(FAILED):
-            continue
-        # The pipeline's limit is a number of records, or a share of the batch's records.
-        if isinstance(limit, int):
-            too_many, most = failed > limit, f"{limit:,} records of a batch"
-        else:
-            too_many, most = failed >= _FEW and failed > limit * read, f"{limit:.0%} of a batch's records"
-        if too_many:
+        if name.startswith(FAILED) and limit.is_exceeded(failed, read):
             step = job.step_named(name.removeprefix(FAILED))
-            example = _example(step, dead_letters)
-            raise EngineError(
+            example = _example_of(step, letters)
+            raise RecordsRejected(
                 f"{step or name.removeprefix(FAILED)} failed for {failed:,} of the {read:,} records that were read; "
-                f"max_failures allows {most}.{example and f' The first error: {example}.'}",
+                f"max_failures allows {limit}.{example and f' The first error: {example}.'}",
                 next_step="Nothing from the batch was published. Correct the step and run again; if such failures are "
                 "expected, raise the pipeline's max_failures.",
             )
 
 
-def _example(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
+def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
+    """Describes the rejected records of a batch if they are many, with an example for each reason; otherwise empty."""
+    rejected = _rejected(counts)
+    for name, failed in counts.items():
+        if name.startswith(FAILED):
+            rejected["processing"] = rejected.get("processing", 0) + failed
+        elif name.startswith("unwritten/"):
+            rejected["not written"] = rejected.get("not written", 0) + failed
+    number, read = sum(rejected.values()), counts.get("read", 0)
+    if number < _NOTABLE or number <= _NOTABLE_SHARE * read:
+        return ""
+    return (
+        f"{counted(number, 'record')} of the newest batch's {read:,} were rejected. {_reasons(rejected, dead_letters)}."
+    )
+
+
+def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
+    """Reason → number of records that could not be read."""
+    rejected: dict[str, int] = {}
+    for name, count in counts.items():
+        if name.startswith(_REJECTED) and name not in _NOT_REJECTED:
+            reason = name.partition("/")[2]
+            rejected[reason] = rejected.get(reason, 0) + count
+    return rejected
+
+
+def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
+    """The most frequent reasons, each with its number of records and an example."""
+    examples: dict[str, str] = {}
+    for headers in _headers(dead_letters):
+        examples.setdefault(headers.get(FIRST, ""), headers.get("sluice.detail", ""))
+    frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
+    texts = []
+    for reason, count in frequent:
+        example = examples.get(reason, "")
+        texts.append(f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else ""))
+    return "; ".join(texts)
+
+
+def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
     if step is None:
         return ""
-    for table in dead_letters:
-        for headers in table.column("headers").to_pylist():
-            texts = {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers or ()}
-            if (texts.get("sluice.step"), texts.get("sluice.at")) == (step.title, step.at):
-                return texts.get("sluice.detail", "")
+    for headers in _headers(dead_letters):
+        if (headers.get("sluice.step"), headers.get("sluice.at")) == (step.title, step.at):
+            return headers.get("sluice.detail", "")
     return ""
+
+
+def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
+    """The headers of each dead letter."""
+    for table in dead_letters:
+        column = table.column("headers") if table.num_rows else pa.array([], HEADERS)
+        for headers in column.to_pylist():
+            yield {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers or ()}

@@ -7,7 +7,7 @@ be repeated after a crash with the same result.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,16 +26,17 @@ from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
-from sluice.engine.publish.max_failures import require_few_failures
+from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
 from sluice.engine.publish.shard_writer import RowsOnSpark, ShardWriter, StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import SluiceError
+from sluice.errors import RecordsRejected, SluiceError
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
@@ -125,6 +126,8 @@ class Publisher:
     """The counts of the last batch."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
+    _may_be_degraded: bool = True
+    """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
     _published_ms: int = 0
     """When the last batch was published, epoch ms."""
     _planned: PlannedBatch | None = None
@@ -183,7 +186,8 @@ class Publisher:
         metadata = self._metadata(result)
         written = self._write_output(metadata, result, dead_letters)
         phases.end("output")
-        self._make_visible(metadata, result, written, audit, phases)
+        snapshot = self._make_visible(metadata, result, written, audit, phases)
+        self._note_rejections(snapshot, dead_letters)
 
     def _begin_phases(self) -> Phases:
         phases = Phases()
@@ -249,7 +253,7 @@ class Publisher:
 
     def _make_visible(
         self, metadata: Batch, result: BatchResult, written: Mapping[str, int], audit: Audit | None, phases: Phases
-    ) -> None:
+    ) -> Snapshot:
         """Publish the batch's snapshot in the ledger, in one transaction. From then on, readers see the batch."""
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
         snapshot = self._snapshot(result.stream_times, counts)
@@ -261,6 +265,20 @@ class Publisher:
         message = "batch published" if is_new else "batch was published already"
         durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}
         log.info(message, snapshot=snapshot.id, **snapshot.counts, **durations)
+        return snapshot
+
+    def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
+        """Record in the ledger that the pipeline is degraded, or that it is no longer."""
+        if self.destinations is None or not published.counts.get("read", 0):
+            return
+        detail = notable_rejections(published.counts, dead_letters)
+        if detail:
+            error = RecordsRejected(detail, next_step="Look at the dead letters. Correct the contract or the producer.")
+            failure = Failure.of(error, published.pipeline, run=published.run, kind="rejections")
+            self.ledger.failures.keep(failure)
+        elif self._may_be_degraded:
+            self.ledger.failures.clear(published.pipeline, "rejections")
+        self._may_be_degraded = bool(detail)
 
     def _metadata(self, result: BatchResult) -> Batch:
         """The batch's metadata for the ledger and the marker."""

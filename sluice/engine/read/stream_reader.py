@@ -21,7 +21,7 @@ from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import Problems, earliest_valid_time, invalid_times
 from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
 from sluice.engine.read.value_columns import failing_places
-from sluice.errors import EngineError, error_text
+from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
@@ -143,7 +143,7 @@ class Reader:
             case "fail":
                 first = dead_letters[0]
                 offset = batch.column("offset")[first.row].as_py()
-                raise EngineError(
+                raise RecordFailed(
                     f"{output.topic}, partition {output.partition}, offset {offset}: {first.reason}: {first.detail}.",
                     next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
                 )
@@ -314,7 +314,7 @@ class StreamReader(Reader):
         if not invalid or decoder.source.on_time == "dead_letter":
             return problems
         if decoder.source.on_time == "fail":
-            raise EngineError(
+            raise RecordFailed(
                 f"{output.topic}, partition {output.partition}: {invalid[0][1]}.",
                 next_step="Correct the topic, or set the source's invalid_time to another policy.",
             )

@@ -163,7 +163,7 @@ class JobRun:
         while news == "records":
             compile_for(spark, linger.unread(ledger.positions(name)))
             loop.run_all(kafka, self.max_records)
-            ledger.failures.clear(name)
+            ledger.failures.clear(name, "run", "overdue", "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name))
         return news

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Job
 
-_RAISED = re.compile(r"sluice\.errors\.EngineError: ([^\n]*)")
+_RAISED = re.compile(r"sluice\.errors\.(EngineError|RecordFailed): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
 _TRACEBACK = re.compile(r"Fatal Python error: [^\n]*\n(.*?)\n\n(?:Extension modules|\s+at )", re.DOTALL)
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
@@ -17,7 +17,8 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> EngineError | None:
     """The EngineError if Spark's message says that a task raised one, or that a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
-        return EngineError(raised[-1])  # the text contains the next step
+        kind, text = raised[-1]  # the text contains the next step
+        return RecordFailed(text) if kind == "RecordFailed" else EngineError(text)
     if _CRASHED not in message:
         return None
     steps = job.python_steps

@@ -26,13 +26,13 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
         raise
 
 
-def note_killed(configuration: Settings, pipeline: str, run: str, since: datetime, what: str) -> None:
-    """Record that a driver failed, unless the driver has recorded a failure itself since its start."""
+def note_killed(configuration: Settings, pipeline: str, run: str, since: datetime | None, what: str) -> None:
+    """Record that a driver failed, unless a failure of the pipeline's run has been recorded since a time, or ever."""
     from sluice.state.ledger.ledger import Ledger
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        failures = ledger.failures.all()
-        if any(failure.pipeline == pipeline and failure.kind == "run" and failure.at >= since for failure in failures):
+        failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
+        if any(since is None or failure.at >= since for failure in failures):
             return
     _add(configuration, EngineError(what), pipeline, run)
 

@@ -237,11 +237,13 @@ FAILURES = Table(
     "failures",
     METADATA,
     Column("pipeline", Text, primary_key=True),
-    Column("kind", Text, primary_key=True, comment="run, file or overdue"),
+    Column("kind", Text, primary_key=True, comment="run, file, overdue, input or rejections"),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
     Column("title", Text, nullable=False),
     Column("detail", Text, nullable=False),
+    Column("next_step", Text, nullable=False),
+    Column("is_lasting", Boolean, nullable=False, comment="the same run would fail again"),
 )
 
 

@@ -5,7 +5,7 @@ import { airflowLink, badge, card, element, link, table } from "./dom.js";
 import { ago, duration, number, time } from "./format.js";
 
 const chosen = { health: "", text: "", by: "Health", down: false };
-const ORDER = ["broken", "failed", "running", "held", "behind", "idle"];
+const ORDER = ["broken", "failed", "waiting", "running", "held", "degraded", "behind", "idle"];
 
 export const rejectedTotal = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
@@ -32,11 +32,11 @@ export function failures(pipelines) {
 }
 
 function failureLine(pipeline, failure) {
-  const what = { file: "cannot be loaded", run: "failed", overdue: "became overdue" }[failure.kind];
+  const what = { file: "cannot be loaded", run: "failed", overdue: "became overdue", input: "waits for its input", rejections: "is degraded" }[failure.kind];
   const run = pipeline.last_run;
   return element("li", {},
     element("b", {}, pipeline.pipeline), ` ${what}, `, ago(failure.at),
-    `: ${failure.title}. ${failure.detail} `, run && run.state === "failed" && airflowLink(run.log, "Open the log"));
+    `: ${failure.title}. ${failure.detail} ${failure.next_step} `, run && run.state === "failed" && airflowLink(run.log, "Open the log"));
 }
 
 function filters(pipelines, draw) {
