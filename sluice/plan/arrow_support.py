@@ -1,7 +1,7 @@
 """Decides whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
 
-On Arrow, records stay in one Python task until they are added up or sent to operators; for Spark SQL, they go
-to the JVM and back. The table in `sql.rules` says what Arrow computes.
+On Arrow, records stay in one Python task until they are aggregated or sent to operators. For Spark SQL, they go to
+the JVM and back. The table in `sql.rules` says what Arrow computes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
 
 @lru_cache(maxsize=256)
 def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
-    """A layer after columns with these names and types. It is cached, since a query is planned in several steps."""
+    """A layer after columns with these names and types. It is cached, because several parts of a query ask for it."""
     columns, fallible_expressions, explosion = [], [], None
     types_before, types = dict(before), dict[str, str]()
     for column in layer:
@@ -131,7 +131,7 @@ def types_read(job: Job) -> dict[str, str]:
 
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
-    """An expression, which must have this type. Raises NeedsSparkError if Arrow cannot compute it."""
+    """A typed expression; with `kind`, of this type. Raises NeedsSparkError if Arrow cannot compute it."""
     try:
         expression = type_expression(sql, types)
     except SqlglotError:  # sqlglot writes some parts of an expression in a way that it cannot read

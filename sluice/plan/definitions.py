@@ -46,7 +46,7 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
 
 
 def _is_read(field: str, texts: str) -> bool:
-    """Whether the expressions in `texts` name a field. Another word of the same letters makes it count as read, too."""
+    """Whether a word in `texts` is the field's name. A constant text with this word counts, too."""
     in_backticks = re.escape(field.replace("`", "``"))
     return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 

@@ -213,7 +213,7 @@ class JobColumns:
         return all_of([scope.passed, *self._first_row_conditions(scope)])
 
     def call_depth(self, scope: Scope) -> tuple[int, str]:
-        """The layer in which a Python function is called after a scope, and the condition under which it is called.
+        """The layer in which a Python function is called for the records of a scope, and the condition for a call.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The function is called
         for the first row only. In the layer of such a node, Spark would call it for each row.
@@ -259,7 +259,7 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """Like `guard`, for expressions over fields of these types, computed under a condition.
 
-        Failures without a report are left out silently.
+        If failures are not `reported`, their records are left out silently.
         """
         texts = {name: with_utf8_checks(text, types) for name, text in texts.items()}
         key_column = self._key_column(scope, texts[key]) if key in texts else None
@@ -328,7 +328,7 @@ class JobColumns:
     def _add_fallible(
         self, scope: Scope, node: nodes.Node, expression: FallibleExpression, *, reported_with: Scope | None
     ) -> tuple[Scope, FallibleExpression]:
-        """The scope after an expression, and the same expression if the node already has one.
+        """The scope after an expression, and the expression: an earlier one if the node already has the same.
 
         A failure is reported with the value of the scope `reported_with`.
         """
@@ -345,7 +345,7 @@ class JobColumns:
         return replace(scope, depth=scope.depth + 1, passed=passed), expression
 
     def _key_column(self, scope: Scope, key: str) -> str | None:
-        """The column of the key's text, if the key is unchanged, or is a source's field, whose text the decoder makes.
+        """The column with the text of a key that is the record's key, or a field that a source also decodes as text.
 
         The text of any other key must be computed.
         """

@@ -26,10 +26,10 @@ class Column:
 
 @dataclass(frozen=True)
 class FallibleExpression:
-    """A column with a step's expressions that can fail: a struct `c0`, `c1`, ..., or null if one of them failed.
+    """A step's expressions that can fail, as a column: a struct `c0`, `c1`, ..., or null if any expression failed.
 
-    The column `error` has the error message if the step failed for the record, else null. The column `key_text` has the
-    text of the expression that becomes a key.
+    A second column, `error`, has the error message if the step failed for the record, else null. If an expression
+    becomes a key, a third column, `key_text`, has the key's text.
     """
 
     name: str

@@ -23,7 +23,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
-    """A source topic of which the job reads the fields `read`, and the texts of the fields `keys` as keys."""
+    """A source topic. The job reads the values of the fields `read`, and the fields `keys` as the texts of keys."""
     serde, event_time = node.serde, node.event_time
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
     values = [SourceField(name, column_name(f"s{node.number}", name), node.fields[name]) for name in read]

@@ -132,7 +132,7 @@ def requires_value(node: nodes.Node) -> bool:
 
 
 def _is_filtered(node: nodes.Node) -> bool:
-    """Whether the node holds back the updates of a filtered table, perhaps mapped before and after the filter."""
+    """Whether the node suppresses updates of a filtered table, which may be mapped before and after the filter."""
     return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
 
 

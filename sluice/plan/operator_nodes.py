@@ -1,8 +1,8 @@
 """Decide which nodes are operators, which take each key's records in order, and why.
 
 All other aggregates are combinable: tasks aggregate the records that they read, in any order, and the shards add up
-what the tasks have. That takes an aggregate whose result does not depend on the order of the records, which reads
-records directly, and of whose changes later steps need only the last one of a batch.
+the tasks' results. An aggregate is combinable if its result does not depend on the order of the records, it reads
+records directly, and later steps need only its last change in a batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
     """Why a node is an operator; empty if it is not. `is_behind`: another operator is upstream."""
     match node:
         case nodes.Aggregate():
-            return _why_aggregated_in_order(pipeline, node, is_behind=is_behind)
+            return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)
         case nodes.ToTable():
             return "stores each key's latest value"
         case nodes.Suppress():
@@ -91,7 +91,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
             return ""
 
 
-def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
+def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
     """Why an aggregate is an operator; empty if it is combinable."""
     window = node.window
     # The texts are shown by `sluice explain`, and each is a reason why the order of records matters.
@@ -107,12 +107,12 @@ def _why_aggregated_in_order(pipeline: Graph, node: nodes.Aggregate, *, is_behin
         return "follows a step that needs each key's records in order"
     if reason := why_not_combinable(node):
         return reason
-    if not all(_ends_plainly(pipeline, child) for child in children(pipeline, node)):
+    if not all(_needs_last_change_only(pipeline, child) for child in children(pipeline, node)):
         return "a later step needs every change"
     return ""
 
 
-def _ends_plainly(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether the table's changes go only to topics, after no other steps than maps and joins with global tables."""
+def _needs_last_change_only(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether the table's changes go only to topics, with only maps and joins with global tables in between."""
     plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
-    return plain and all(_ends_plainly(pipeline, child) for child in children(pipeline, node))
+    return plain and all(_needs_last_change_only(pipeline, child) for child in children(pipeline, node))

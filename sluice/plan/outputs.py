@@ -1,4 +1,4 @@
-"""The ends of a pipeline: its sinks and last peeks, by what they follow."""
+"""The ends of a pipeline, its sinks and last peeks, sorted by the kind of step before them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sluice.values.windows import AnyWindow
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of the rows that enter a side of an operator, or a store or sink after one."""
+    """The columns of the rows that go into a side of an operator, or from an operator into its store or a sink."""
 
     target: int
     side: int
@@ -138,7 +138,7 @@ class PlannedOperator:
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
-        """The edges from records right after the stateless steps."""
+        """The edges whose rows come from records, not from results of other operators."""
         return tuple(edge for edge in self.edges if edge.stage == 0)
 
     @property

@@ -257,7 +257,7 @@ class Scopes:
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
         """The scope with a row per array element.
 
-        Other consumers of the stage take only rows whose `pos` is 0 or null.
+        Steps of the stage that do not follow this one take only the rows whose position is 0 or null.
         """
         name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
         self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)

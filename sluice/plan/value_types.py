@@ -1,4 +1,4 @@
-"""Spark SQL types of the fields after each node, derived from the declared types and the expressions."""
+"""The Spark SQL types of the fields after each node, which follow from declared types and expressions."""
 
 from __future__ import annotations
 

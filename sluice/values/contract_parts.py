@@ -41,10 +41,12 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
                 return None
             return _total([str(len(kind.fields)), *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields)])
         case inspect.ListType() | inspect.VarTupleType():
-            each = _strings(kind.item_type, "i")
-            if each is None or "i" not in each:
-                return each and (each if each == "0" else f"{each} * len({value})")
-            return f"sum([{each} for i in {value}])"
+            per_item = _strings(kind.item_type, "i")
+            if per_item is None or per_item == "0":
+                return per_item
+            if "i" in per_item:
+                return f"sum([{per_item} for i in {value}])"
+            return f"{per_item} * len({value})"  # all items have the same number
         case inspect.LiteralType() | inspect.EnumType():
             return {str: "1", int: "0"}.get(choice_type(kind))
         case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():

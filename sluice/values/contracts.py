@@ -48,7 +48,7 @@ def sql_type(kind: Any) -> str:
     """The Spark SQL type of any type that a field can have."""
     name = getattr(kind, "__name__", str(kind))
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
-        text = f"{name}[{', '.join(getattr(each, '__name__', str(each)) for each in get_args(kind))}]"
+        text = f"{name}[{', '.join(getattr(argument, '__name__', str(argument)) for argument in get_args(kind))}]"
         raise TopologyError(
             f"{text} is generic; a contract is a class.",
             next_step=f"Declare a class: class {name}Values({text}): pass.",
@@ -145,7 +145,7 @@ def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
         types[kind.tag_field] = "BIGINT" if isinstance(kind.tag, int) else "STRING"
     for field in kind.fields:
         name = f"{where}.{field.name}"
-        if twins := [known for known in types if known.lower() == field.encode_name.lower()]:
+        if twins := [other for other in types if other.lower() == field.encode_name.lower()]:
             raise TopologyError(
                 f"{name}: the fields {twins[0]} and {field.encode_name} differ only in case, which Spark SQL ignores.",
                 next_step="Leave one out, or give the values a Serde whose decoder renames it.",
@@ -198,9 +198,9 @@ def require_importable(kind: Any, where: str = "") -> None:
 
 def types_within(kind: Any) -> list[inspect.Type]:
     """A type, and the types of the parts of its values. A Struct that contains itself occurs once."""
-    found = [inspect.type_info(kind)]
-    known = {id(found[0])}
-    for part in found:
+    types = [inspect.type_info(kind)]
+    ids = {id(types[0])}
+    for part in types:
         inner: Iterable[inspect.Type] = ()
         match part:
             case inspect.StructType():
@@ -213,7 +213,7 @@ def types_within(kind: Any) -> list[inspect.Type]:
                 inner = part.types
             case inspect.Metadata():
                 inner = [part.type]
-        new = [each for each in inner if id(each) not in known]
-        known |= {*map(id, new)}
-        found += new  # the loop reads these, too
-    return found
+        new = [inner_type for inner_type in inner if id(inner_type) not in ids]
+        ids |= {*map(id, new)}
+        types += new  # the loop reads these, too
+    return types

@@ -11,8 +11,8 @@ def names_of(path: str) -> tuple[str, ...]:
     """The names in a path, from the outermost field to the innermost. The empty path of a whole value has none."""
     names, place = [], 0
     while path and place <= len(path):
-        found = _NAME.match(path, place)
-        assert found is not None
-        names.append(found[2] if found[1] is None else found[1].replace("``", "`"))
-        place = found.end() + 1
+        match = _NAME.match(path, place)
+        assert match is not None
+        names.append(match[2] if match[1] is None else match[1].replace("``", "`"))
+        place = match.end() + 1
     return tuple(names)

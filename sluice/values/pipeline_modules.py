@@ -72,7 +72,9 @@ def load_module(file: Path, name: str = "") -> ModuleType:
         return sys.modules[name]
     _forget_changed_modules(file)
     module = _imported(file, text, name)
-    digests = {file: _digest_of(text)} | {each: _digest(each) for each in _modules_of(file.parent).values()}
+    digests = {file: _digest_of(text)}
+    for module_file in _modules_of(file.parent).values():
+        digests[module_file] = _digest(module_file)
     _imports[file] = _Import(module, digests)
     return module
 
@@ -106,7 +108,7 @@ def _version(text: bytes) -> str:
 def _edition(file: Path) -> str:
     """A suffix for the module's name that changes when a module imported by the file changes."""
     last = _imports.get(file)
-    others = () if last is None else sorted((str(each), _digest(each)) for each in last.digests if each != file)
+    others = () if last is None else sorted((str(other), _digest(other)) for other in last.digests if other != file)
     return f"@{_digest_of(repr(others).encode())}" if others else ""
 
 
@@ -140,10 +142,10 @@ def _modules_of(folder: Path) -> dict[str, Path]:
 def _forget_changed_modules(file: Path) -> None:
     """Forget the modules of the file's folder that it has imported before, if any of them has changed."""
     last = _imports.get(file)
-    if last is None or all(_digest(each) == digest for each, digest in last.digests.items() if each != file):
+    if last is None or all(_digest(other) == digest for other, digest in last.digests.items() if other != file):
         return
-    for name, each in _modules_of(file.parent).items():
+    for name, module_file in _modules_of(file.parent).items():
         del sys.modules[name]
         with contextlib.suppress(OSError):
-            Path(importlib.util.cache_from_source(str(each))).unlink()
+            Path(importlib.util.cache_from_source(str(module_file))).unlink()
     importlib.invalidate_caches()

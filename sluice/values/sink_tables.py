@@ -118,8 +118,8 @@ class DeltaTable:
                 "DeltaTable: a location must not contain a password.",
                 next_step="Give Spark the credentials of the file system in SLUICE_SPARK_CONF.",
             )
-        found = _FILE_SYSTEM.match(self.name)
-        file_system = found[0] if found else ""
+        match = _FILE_SYSTEM.match(self.name)
+        file_system = match[0] if match else ""
         path = posixpath.normpath("/" + self.name.removeprefix(file_system).lstrip("/"))
         normal = path if file_system in ("file:", "file://") else file_system + path
         if normal != self.name:

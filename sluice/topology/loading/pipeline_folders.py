@@ -74,9 +74,8 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     named = [file for file, names in declared.items() if name in names]
     if len(named) == 1 and (pipeline := load_file(named[0])).name == name:
         return pipeline
-    results = import_isolated(
-        [file for file, names in declared.items() if file in named or not names or file.stem == name]
-    )
+    candidates = [file for file, names in declared.items() if file in named or not names or file.stem == name]
+    results = import_isolated(candidates)
     matching = [file for file, outcome in results.items() if outcome.name == name and not outcome.error]
     if len(matching) == 1:
         return load_file(matching[0])
