@@ -131,6 +131,7 @@ class Suppress:
 
     def process(self, state: WaitingUpdates, row: Row, out: Output) -> None:
         """Hold the row's update back, and send the updates that are due."""
+        # Kafka Streams drops updates without a key.
         if row.key is None:
             out.count("null_key")
             return

@@ -87,9 +87,12 @@ def _is_moved(rows: pa.Table) -> Mask:
     same = np.ones(len(after), bool)
     for name in ("sequence", "origin", "foreign"):
         same &= boolean_mask(pc.fill_null(pc.equal(before.column(name), after.column(name)), False))
+    # A new value directly follows the old value that it replaces.
     replaces = np.concatenate(([False], same & old[:-1] & valued[:-1] & ~old[1:]))
     replaced = np.concatenate((replaces[1:], [False]))
     same_key = boolean_mask(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
+    # The three cases of `ForeignKeyJoin`: an old value that leaves its foreign key; a new value that had another one;
+    # and a tombstone of a row that had a value.
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))

@@ -150,6 +150,7 @@ class StageRun:
             for run in releasing[target]:
                 run.release(output, position, with_row=False)
             output.start_row(position, row.after)
+            # The old and the new value of a table's row in the same group are one update.
             if number not in changes:
                 operators[target].process(row, output)
             elif row.old:
@@ -230,6 +231,7 @@ class StageRun:
         for operator in self.operators.values():
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
+            # What the end of the batch releases comes from no record, so it has no headers.
             self.output.headers = None
             self.output.start_row((LAST, operator.spec.number, b""), operator.closed)
             operator.send_last_results(self.output)

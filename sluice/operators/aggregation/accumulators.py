@@ -211,6 +211,7 @@ class DecimalAverage(DecimalSum):
         count, total = accumulator
         if not count:
             return None
+        # Spark's average has four decimal places more than its argument.
         places = Decimal((0, (1,), int(total.as_tuple().exponent) - 4))
         mean = _MEANS.divide(total, Decimal(count)).quantize(places, context=_MEANS)
         return _in_digits(_SUMS.plus, mean)

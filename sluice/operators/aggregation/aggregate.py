@@ -66,6 +66,7 @@ class BaseAggregation:
             calculation.check(aggregate)
             self._windows_added_to.append(start)
             return
+        # As in Kafka Streams, the old value has the time of the new one.
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
@@ -187,6 +188,7 @@ class TableAggregate(Timeless, BaseAggregation):
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
         calculation = self.calculation
         stored = state.get(0)
+        # Kafka Streams sends nothing for a group that has never had a row.
         if stored is None and added is None:
             return
         old = None
@@ -234,6 +236,7 @@ class WindowedAggregate(Aggregation):
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""
+        # Kafka Streams drops records without a key, but counts those without a value in windows.
         if row.key is None:
             out.count("null_key")
             return

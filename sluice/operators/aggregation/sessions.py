@@ -27,6 +27,7 @@ class SessionAggregate(Aggregation):
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
         key = row.key
+        # Kafka Streams drops records without a key, but counts those without a value in sessions.
         if key is None:
             out.count("null_key")
             return
@@ -40,6 +41,7 @@ class SessionAggregate(Aggregation):
             out.count("late")
             out.send_late()
             return
+        # Results of sessions have no headers in Kafka Streams.
         out.headers = None
         aggregate = self.calculation.new_aggregate()
         for session in near:

@@ -25,11 +25,12 @@ class SlidingAggregate(Aggregation):
         self.lateness = WindowLateness(window)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
+        # Unlike in other windows, Kafka Streams drops records without a value here.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
         time, size = row.time, self.window.size_ms
-        # The latest window that contains the record would end here.
+        # If the latest window that contains the record is closed, all are.
         if self.lateness.is_late(time + size, row.after):
             out.count("late")
             out.send_late()

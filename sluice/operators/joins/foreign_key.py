@@ -78,6 +78,7 @@ class ForeignKeyJoin(Timeless):
             if self.how == "left" and row.side == MOVED:
                 out.emit(key, None, row.time)
             return
+        # A left row without a foreign key refers to nothing, so it is not stored with any right row.
         if row.key is not None:
             state.left[key] = row.value
         elif self.how == "inner":

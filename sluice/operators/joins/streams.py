@@ -114,6 +114,7 @@ class StreamJoin:
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
+        # Kafka Streams drops stream records without a value.
         if row.value is None:
             out.count("null_key" if row.key is None else "null_value")
             return
