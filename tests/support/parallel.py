@@ -10,6 +10,7 @@ TOGETHER = ("tests/api/", "tests/browser/", "tests/engine/test_delta")
 """Tests that run in one process, because they share an Airflow, or load Delta Lake. Otherwise, a file has a process."""
 
 SPARK = (
+    "tests/chaos/",
     "tests/engine/",
     "tests/conformance/test_both_ways.py",
     "tests/conformance/test_topologies.py",
@@ -58,6 +59,7 @@ FIRST = (
     "tests/engine/test_delta",
     "tests/engine/test_rebuild.py",
     "tests/engine/test_backlog.py",
+    "tests/chaos/",
     "tests/browser/",
     "tests/integration/",
     "tests/dags/",
