@@ -1,1 +1,1 @@
-"""Combinable aggregates: windows and lateness, partial aggregates in the reading tasks, totals in the shards."""
+"""Combinable aggregates: each record's windows, partial aggregates in the reading tasks, totals in the shards."""
