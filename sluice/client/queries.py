@@ -137,7 +137,7 @@ class Queries:
         if "require" in moment:
             pinned["require"] = moment["require"]
         answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=more)) for more in others]
-        return joined(answers)
+        return join_answers(answers)
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
         """The windows of a key that start between `start` and `end`, in order."""
@@ -346,7 +346,7 @@ def _requested_keys(keys: list[str]) -> list[list[str]]:
     return requests
 
 
-def joined(answers: list[Entries]) -> Entries:
+def join_answers(answers: list[Entries]) -> Entries:
     """One answer with the entries of several. A worker is unavailable if it was so for any of them."""
     workers: dict[int, WorkerStatus] = {}
     for worker in chain.from_iterable(answer.workers for answer in answers):

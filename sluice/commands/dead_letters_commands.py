@@ -87,11 +87,11 @@ def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
         "step": letter.header("step") or None,
         "failures": len(letter.history) + 1 if letter.history else None,
         "redriven": marker.at.isoformat(timespec="milliseconds") if marker else None,
-        "key": letter.header("key") or _decoded(letter.key),
-        "value": _decoded(letter.value),
+        "key": letter.header("key") or _as_text(letter.key),
+        "value": _as_text(letter.value),
     }
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _decoded(content: bytes | None) -> str | None:
+def _as_text(content: bytes | None) -> str | None:
     return None if content is None else content.decode(errors="replace")

@@ -74,7 +74,7 @@ def get(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Look up keys; in a windowed store, the windows of one key."""
-    read_point: Any = _given(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    read_point: Any = _parameters(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
     if local:
         from sluice.query.read_store import read_store
 
@@ -112,7 +112,7 @@ def scan(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print entries in order, all from one snapshot."""
-    selection = _given(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages():
         if local:
             from sluice.query.read_store import read_store
@@ -125,7 +125,7 @@ def scan(
             _print_entries(entries[:limit], form)
         else:
             from sluice.answers import MAX_PAGE
-            from sluice.client.queries import joined
+            from sluice.client.queries import join_answers
 
             with _client() as client:
                 if complete:
@@ -138,7 +138,7 @@ def scan(
                     pages.append(page)
                     left -= len(page.entries)
                 has_more = page.cursor is not None
-                answer = joined(pages)
+                answer = join_answers(pages)
                 _print_entries(answer.entries, form)
                 _warn(answer)
         if has_more:
@@ -158,7 +158,7 @@ def count(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Count the entries of a store."""
-    selection = _given(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.count(store, **selection)
         print_rows([{"count": answer.count, "snapshot": answer.snapshot.id}], form)
@@ -179,7 +179,7 @@ def top(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print the entries with the largest numbers in a field."""
-    selection = _given(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.top(store, field, limit=limit, smallest=smallest, **selection)
         _print_entries(answer.entries, form)
@@ -201,7 +201,7 @@ def combine(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print for each group the number of entries, and the sum, minimum and maximum of a field."""
-    selection = _given(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **selection)
         print_rows([msgspec.structs.asdict(group) for group in answer.groups], form)
@@ -252,7 +252,7 @@ def _client() -> Client:
     return Client(settings().url, token=token or None, user=user or None, password=password or None)
 
 
-def _given(**parameters: str | None) -> Any:
+def _parameters(**parameters: str | None) -> Any:
     """The parameters that have a value."""
     return {name: value for name, value in parameters.items() if value is not None}
 

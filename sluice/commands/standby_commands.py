@@ -49,10 +49,10 @@ def add(
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.
             standby = ledger.standbys.of(pipeline).get(worker)
-            if standby is not None and standby.copied is None:
+            if standby is not None and standby.copied_generation is None:
                 ledger.standbys.remove(standby)
             raise
-        if ledger.standbys.of(pipeline)[worker].copied is None:
+        if ledger.standbys.of(pipeline)[worker].copied_generation is None:
             out.print(
                 f"{address} is the standby of worker {worker} of {pipeline}. A run makes the first copy when it has "
                 "read all records.",
@@ -134,9 +134,9 @@ def remove(pipeline: Name, worker: Worker) -> None:
         # The ledger goes first: a standby that was promoted meanwhile is the only copy in use.
         ledger.standbys.remove(standby)
         kept = ""
-        if standby.copied is not None:
+        if standby.copied_generation is not None:
             try:
-                drop_shard(standby.shard(standby.copied))
+                drop_shard(standby.shard(standby.copied_generation))
             except SluiceError as error:
                 kept = f" Its copy was not deleted: {error.detail}"
-        out.print(f"{standby.shown} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
+        out.print(f"{standby.host_port} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)

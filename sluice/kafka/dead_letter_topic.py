@@ -109,7 +109,7 @@ class DeadLetter:
         assert partition is not None
         assert offset is not None
         at = datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC)
-        headers, own = _separated(headers_of(message))
+        headers, own = _separate_headers(headers_of(message))
         value = as_bytes(message.value())
         return cls(partition, offset, at, as_bytes(message.key()), value, headers, own, len(value or b""))
 
@@ -249,7 +249,7 @@ def with_histories(letters: Iterable[DeadLetter], markers: Mapping[tuple[int, in
         yield replace(letter, history=histories.get(letter.source, ())) if letter.source else letter
 
 
-def _separated(headers: Headers) -> tuple[Headers, dict[str, str]]:
+def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
     # The rejected record may have a header of this name, too. Sluice's is the last.
     first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))

@@ -34,7 +34,7 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
         if not audits:
             raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.")
         balances = _print(audits, out)
-        damaged = verify and _damaged(ledger, info, audits[-1], out)
+        damaged = verify and _verify_shards(ledger, info, audits[-1], out)
     return balances and not damaged
 
 
@@ -106,7 +106,7 @@ def _caption(audits: list[Audit]) -> str:
     return "\n".join(lines)
 
 
-def _damaged(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
+def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
     """Read every shard and quarantine damaged shards, so that no query reads them."""
     damaged = False
     before = ledger.quarantine.inspect(info.ref)

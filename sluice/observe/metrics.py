@@ -99,7 +99,7 @@ def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:
     for pipeline, pipeline_gauges in by_pipeline.items():
         for gauge in pipeline_gauges:
             labels = (("pipeline", pipeline), *gauge.labels)
-            text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+            text = ",".join(f'{name}="{_escape(value)}"' for name, value in labels)
             lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{text}}} {float(gauge.value):g}")
     # All samples of a gauge must follow its description.
     page: list[str] = []
@@ -108,5 +108,5 @@ def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:
     return "\n".join([*page, ""])
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

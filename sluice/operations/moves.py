@@ -38,7 +38,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
     if (standby := ledger.standbys.of(place.pipeline).get(place.number)) and standby.address == place.address:
         raise Refused(
-            f"{place.shown} is the standby of worker {place.number} of {place.pipeline!r}.",
+            f"{place.host_port} is the standby of worker {place.number} of {place.pipeline!r}.",
             next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
         )
     change = ledger.placements.begin_move(place)
@@ -78,7 +78,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 
     With `database`, raise Refused if the server has its shards in another kind of database.
     """
-    address = place.shown
+    address = place.host_port
     card = server_identity.fetch_card(place.url, address)
     if (card.host, card.port) != place.address:
         own_address = address_of(card.host, card.port)

@@ -112,7 +112,7 @@ def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
     registered = ledger.standbys.of(newest.pipeline)
     # A worker that the pipeline no longer has may have left its standby.
     standbys = [registered[worker.number] for worker in workers if worker.number in registered]
-    batches = [standby.batch for standby in standbys if standby.copied == newest.ref]
+    batches = [standby.batch for standby in standbys if standby.copied_generation == newest.ref]
     if not batches or len(batches) < len(standbys):
         without = f"{len(standbys) - len(batches)} of the standbys of {newest.pipeline!r} have no copy of its state."
         raise NotFound(
@@ -134,7 +134,7 @@ def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[
     """Parse a snapshot's id into generation and batch. Raises QueryError if the text is invalid."""
     snapshot = as_snapshot(text)
     if snapshot is None:
-        raise _refused(text, *or_else)
+        raise _invalid_read_point(text, *or_else)
     return snapshot
 
 
@@ -188,10 +188,10 @@ def _time(text: str) -> datetime:
     try:
         time = parse_moment("as_of", text)
     except QueryError:
-        raise _refused(text, *_NO_READ_POINT) from None
+        raise _invalid_read_point(text, *_NO_READ_POINT) from None
     # A time near either end of the calendar may have no date in UTC.
     return min(max(time, _EARLIEST), _LATEST)
 
 
-def _refused(text: str, why: str, next_step: str) -> QueryError:
+def _invalid_read_point(text: str, why: str, next_step: str) -> QueryError:
     return QueryError(f"{text[:40]!r} {why}.", next_step=next_step)

@@ -94,7 +94,7 @@ class Catalogue:
         """All stores, sorted by pipeline and name."""
         return await self._fresh("stores", self._ledger.generations.stores, times=_SELDOM)
 
-    async def named(self, name: str) -> list[StoreInfo]:
+    async def stores_named(self, name: str) -> list[StoreInfo]:
         """The stores with this name, one per pipeline that has it."""
         by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=_SELDOM)
         return by_name.get(name, [])

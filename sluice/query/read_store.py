@@ -50,14 +50,14 @@ def read_store(
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
     with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop, as in a notebook
         entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
-    return [_decoded(entry) for entry in entries]
+    return [_to_answer(entry) for entry in entries]
 
 
 async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, limit: int | None) -> list[Entry]:
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
         try:
-            named = await reader.catalogue.named(name)
+            named = await reader.catalogue.stores_named(name)
             stores = [store for store in named if pipeline in (None, store.pipeline)]
             names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
             store = only_store(
@@ -81,7 +81,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _decoded(entry: Entry) -> answers.Entry:
+def _to_answer(entry: Entry) -> answers.Entry:
     if entry.window_start == NO_WINDOW:
         return answers.Entry(entry.key, _DECODER.decode(entry.value))
     start, end = map(utc_datetime, (entry.window_start, entry.window_end))

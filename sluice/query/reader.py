@@ -51,7 +51,7 @@ class Reader:
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
         _require_windows(pin, are_there=False)
-        value, status = await self._query_owner(pin, key, Value(*pin.of, key))
+        value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
             # A snapshot that retention has removed looks like one without the key.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
@@ -69,7 +69,9 @@ class Reader:
         keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
             keys_by_worker[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
-        queries = [(pin.workers[number], Values(*pin.of, share)) for number, share in sorted(keys_by_worker.items())]
+        queries: list[tuple[WorkerInfo, Query[dict[str, msgspec.Raw]]]] = []
+        for number, worker_keys in sorted(keys_by_worker.items()):
+            queries.append((pin.workers[number], Values(*pin.query_fields, worker_keys)))
         results, statuses = await self._query_each(pin, queries)
         values: dict[str, msgspec.Raw] = {}
         for worker_values in results:
@@ -84,7 +86,7 @@ class Reader:
         """
         _require_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
-        entries, status = await self._query_owner(pin, key, Scan(*pin.of, within, None, MAX_ENTRIES + 1))
+        entries, status = await self._query_owner(pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1))
         if len(entries) > MAX_ENTRIES:
             raise QueryError(
                 f"Key {key[:100]!r} has more than {MAX_ENTRIES:,} windows.",
@@ -105,11 +107,11 @@ class Reader:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
-        pages, statuses = await self._query_all(pin, Scan(*pin.of, within, after, limit + 1), workers)
+        pages, statuses = await self._query_all(pin, Scan(*pin.query_fields, within, after, limit + 1), workers)
         if sum(map(len, pages)) > MANY:
-            entries = await asyncio.to_thread(_merged, pages, limit + 1)
+            entries = await asyncio.to_thread(_merge_entries, pages, limit + 1)
         else:
-            entries = _merged(pages, limit + 1)
+            entries = _merge_entries(pages, limit + 1)
         next_after = _order(entries[limit - 1]) if len(entries) > limit else None
         return Page(pin, statuses, entries[:limit], next_after)
 
@@ -131,7 +133,7 @@ class Reader:
         # Counting a store takes as long as scanning it, and its snapshot never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
             return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
-        counts, statuses = await self._query_all(pin, Count(*pin.of, within))
+        counts, statuses = await self._query_all(pin, Count(*pin.query_fields, within))
         counted = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not counted.partial:
             self._counts[store] = pin.name, counted.entries
@@ -154,24 +156,24 @@ class Reader:
         _require_times(pin, within)
         if group_by == "_start":
             _require_windows(pin, are_there=True, next_step="Group by another field, by _key, or by _all.")
-        shares, statuses = await self._query_all(pin, Aggregate(*pin.of, within, field, group_by))
-        return Combined(pin, statuses, await asyncio.to_thread(_merged_groups, shares, field, group_by, order, limit))
+        shares, statuses = await self._query_all(pin, Aggregate(*pin.query_fields, within, field, group_by))
+        return Combined(pin, statuses, await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit))
 
     async def top(
         self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
     ) -> Answer:
         """The entries with the largest numbers in `field`, or the smallest, best first."""
         _require_times(pin, within)
-        results, statuses = await self._query_all(pin, Top(*pin.of, within, field, limit, smallest))
+        results, statuses = await self._query_all(pin, Top(*pin.query_fields, within, field, limit, smallest))
         entries = list(chain.from_iterable(results))
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
-    async def changed(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
+    async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed.
 
         Raises Gone if retention has removed the snapshot `since`, and with it the rows that later batches deleted.
         """
-        results, statuses = await self._query_all(pin, Changed(*pin.of, since, limit + 1))
+        results, statuses = await self._query_all(pin, Changed(*pin.query_fields, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)
         keys = sorted(chain.from_iterable(results))
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
@@ -246,9 +248,7 @@ def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the t
     raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Query the windows of the key.")
 
 
-def _merged_groups(
-    shares: list[list[Group]], field: str, group_by: str, order: Order, limit: int | None
-) -> list[Group]:
+def _merge_groups(shares: list[list[Group]], field: str, group_by: str, order: Order, limit: int | None) -> list[Group]:
     aggregates = Aggregates(field, group_by)
     for groups in shares:
         aggregates.merge(groups)
@@ -259,6 +259,6 @@ def _order(entry: Entry) -> tuple[str, int]:
     return entry.key, entry.window_start
 
 
-def _merged(pages: list[list[Entry]], limit: int) -> list[Entry]:
+def _merge_entries(pages: list[list[Entry]], limit: int) -> list[Entry]:
     # Python's sort is fast on concatenated sorted runs.
     return sorted(chain.from_iterable(pages), key=_order)[:limit]

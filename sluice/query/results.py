@@ -33,7 +33,7 @@ class Pin:
         return self.generation.workers
 
     @cached_property
-    def of(self) -> tuple[int, int, int]:
+    def query_fields(self) -> tuple[int, int, int]:
         """Group, store column and batch: the first fields of every `Query`."""
         return self.store.group_id, self.store.store_column, self.snapshot.batch
 

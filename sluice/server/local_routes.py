@@ -121,7 +121,7 @@ class LocalApp:
             ("POST", f"{SHARD}/seal", self._seal),
         ]
         self.app = Starlette(
-            routes=[Route(path, _answered(answer), methods=[how]) for how, path, answer in routes],
+            routes=[Route(path, _handler(answer), methods=[how]) for how, path, answer in routes],
             exception_handlers={HTTPException: _no_route},
         )
 
@@ -129,7 +129,7 @@ class LocalApp:
         return self._shards.card
 
     async def _query(self, request: Request) -> Any:
-        query = _decoded(_QUERY, await _body(request))
+        query = _decode(_QUERY, await _body(request))
         worker = await self._shards.worker(*_shard(request))
         if query.is_quick:
             return await worker.execute(query)
@@ -138,66 +138,66 @@ class LocalApp:
             return await worker.execute(query)
 
     async def _state_rows(self, request: Request) -> Any:
-        page = _decoded(msgspec.json.Decoder(_Page), await _body(request))
+        page = _decode(msgspec.json.Decoder(_Page), await _body(request))
         return await self._on(request, page.read)
 
     async def _batches(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.journal())
 
     async def _before(self, request: Request) -> Response:
-        rows = _decoded(_IDS, await _rows(request))
+        rows = _decode(_IDS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return _packed(await self._on(request, lambda shard: shard.rows_before(batch, rows, epoch)))
+        return _msgpack_response(await self._on(request, lambda shard: shard.rows_before(batch, rows, epoch)))
 
     async def _write(self, request: Request) -> Any:
-        rows = _decoded(_ROWS, await _rows(request))
+        rows = _decode(_ROWS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         replaced = _checksum(request, "replaced")
         return await self._on(request, lambda shard: shard.write_rows(batch, rows, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:
-        ends = _decoded(msgspec.json.Decoder(dict[int, int]), await _body(request))
+        ends = _decode(msgspec.json.Decoder(dict[int, int]), await _body(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         return await self._on(request, lambda shard: shard.expire_windows(batch, ends, epoch))
 
     async def _begin(self, request: Request) -> Any:
-        epoch, as_of = _decoded(msgspec.json.Decoder(tuple[int, int]), await _body(request))
+        epoch, as_of = _decode(msgspec.json.Decoder(tuple[int, int]), await _body(request))
         return await self._on(request, lambda shard: shard.begin_run(epoch, as_of))
 
     async def _checksums(self, request: Request) -> Any:
-        as_of = _decoded(msgspec.json.Decoder(int), await _body(request))
+        as_of = _decode(msgspec.json.Decoder(int), await _body(request))
         return await self._on(request, lambda shard: shard.checksums(as_of))
 
     async def _verify(self, request: Request) -> None:
-        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        as_of, published = _decode(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
         await self._on(request, lambda shard: shard.verify_rows(as_of, published))
 
     async def _read_states(self, request: Request) -> Response:
-        operator, keys, before, epoch, shared = _decoded(_KEYS, await _rows(request))
-        return _packed(
+        operator, keys, before, epoch, shared = _decode(_KEYS, await _rows(request))
+        return _msgpack_response(
             await self._on(request, lambda shard: shard.read_states(operator, keys, before, epoch, shared=shared))
         )
 
     async def _due(self, request: Request) -> Any:
         kind = tuple[int, int, int, int, Literal["due", "wall"]]
-        arguments = _decoded(msgspec.json.Decoder(kind), await _body(request))
+        arguments = _decode(msgspec.json.Decoder(kind), await _body(request))
         return await self._on(request, lambda shard: shard.due_keys(*arguments))
 
     async def _write_states(self, request: Request) -> None:
-        (numbers, states), epoch = _decoded(_STATES, await _rows(request)), _number(request, "epoch")
+        (numbers, states), epoch = _decode(_STATES, await _rows(request)), _number(request, "epoch")
         batch = request.path_params["batch"]
         await self._on(request, lambda shard: shard.write_states(batch, numbers, states, epoch))
 
     async def _verify_states(self, request: Request) -> None:
-        as_of, published = _decoded(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        as_of, published = _decode(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
         await self._on(request, lambda shard: shard.verify_states(as_of, published))
 
     async def _state_versions(self, request: Request) -> Response:
-        since, after, limit = _decoded(_AFTER_STATE, await _body(request))
-        return _packed(await self._on(request, lambda shard: shard.state_versions(since, after, limit)))
+        since, after, limit = _decode(_AFTER_STATE, await _body(request))
+        return _msgpack_response(await self._on(request, lambda shard: shard.state_versions(since, after, limit)))
 
     async def _absorb_states(self, request: Request) -> None:
-        versions = _decoded(_STATE_VERSIONS, await _rows(request))
+        versions = _decode(_STATE_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb_states(versions))
 
     async def _drop(self, request: Request) -> None:
@@ -214,20 +214,20 @@ class LocalApp:
         await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew, continued=continued).close())
 
     async def _versions(self, request: Request) -> Response:
-        since, after, limit = _decoded(
+        since, after, limit = _decode(
             msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
         )
-        return _packed(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))
+        return _msgpack_response(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))
 
     async def _absorb(self, request: Request) -> None:
-        versions = _decoded(_VERSIONS, await _rows(request))
+        versions = _decode(_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb_rows(versions))
 
     async def _last(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.last_places())
 
     async def _settle(self, request: Request) -> None:
-        since, journal = _decoded(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))
+        since, journal = _decode(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))
         await self._on(request, lambda shard: shard.replace_journal(since, journal))
 
     async def _seal(self, request: Request) -> None:
@@ -245,11 +245,11 @@ class LocalApp:
         return await asyncio.to_thread(run)
 
 
-def _packed(value: Any) -> Response:
+def _msgpack_response(value: Any) -> Response:
     return Response(msgspec.msgpack.encode(value), media_type="application/msgpack")
 
 
-def _answered(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _handler(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
             result = await answer(request)
@@ -300,7 +300,7 @@ async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = 
     return await read_body(request, most, seconds)
 
 
-def _decoded(decoder: Any, body: bytes) -> Any:
+def _decode(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -104,7 +104,7 @@ def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: s
                     raise Refused(
                         f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
                         next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
-                        f"{options.place(pipeline, number).shown}{' --tls' if options.certificate else ''}",
+                        f"{options.place(pipeline, number).host_port}{' --tls' if options.certificate else ''}",
                     ) from None
         ledger.placements.claim(options.place(pipeline, number))
 
@@ -132,15 +132,15 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
         # The server need not trust its own certificate. The answer is a proof without it.
-        card = server_identity.fetch_card(place.url, place.shown, verify_certificate=False)
+        card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
-            f"This server does not reach itself at {place.shown}, so other hosts may not, either. {error.detail}",
+            f"This server does not reach itself at {place.host_port}, so other hosts may not, either. {error.detail}",
             next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is ready: "
             "publishNotReadyAddresses: true.",
         ) from None
     if card.server != own:
-        raise Refused(f"{place.shown} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
+        raise Refused(f"{place.host_port} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
     # The proof shows that no other server is there, unless every host has this address.
     takes_over = options.take_over or not _is_loopback(options.name)
     ledger.servers.register(options.name, options.port, own, takes_over=takes_over)

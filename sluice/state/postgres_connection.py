@@ -40,9 +40,9 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 
     @override
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        return super().wait(self._watched(gen), *args, **options)
+        return super().wait(self._watch(gen), *args, **options)
 
-    def _watched(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         """The steps of a request. Psycopg resumes them each tenth of a second while it waits for the server."""
         until = wait_limit()
         heard_at = time.monotonic()

@@ -207,7 +207,7 @@ def test_an_interrupted_refresh_can_be_repeated(
         with pytest.raises(StateError, match="cut off"):
             refreshed(states)
     held = states.ledger.standbys.of("orders")[1]
-    assert (held.copied, held.batch) == (states.ref, 0)
+    assert (held.copied_generation, held.batch) == (states.ref, 0)
     assert [(done.batch, done.why_whole) for done in refreshed(states)] == [(1, "")]
     hosts[1].stop()
     assert one(hosts[0])["entries"][0]["value"] == 100  # type: ignore[index]

@@ -258,4 +258,4 @@ def test_an_address_is_host_and_port(address: str) -> None:
 @pytest.mark.parametrize("address", ["state-1.example:7070", "10.0.0.6:65535", "[fd00::6]:7070"])
 def test_an_address_is_shown_as_commands_take_it(address: str) -> None:
     place = place_of("orders", 1, address, tls=True)
-    assert (place.shown, place.url) == (address, f"https://{address}/local")
+    assert (place.host_port, place.url) == (address, f"https://{address}/local")

@@ -71,7 +71,7 @@ def link(states: States, copies: Path) -> None:
 
 
 async def scanned(reader: Reader, as_of: str | None = None) -> Page:
-    (store,) = await reader.catalogue.named("totals")
+    (store,) = await reader.catalogue.stores_named("totals")
     return await reader.scan(await reader.catalogue.pin(store, AsOf(as_of)))
 
 

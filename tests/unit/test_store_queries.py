@@ -68,7 +68,7 @@ def states(database: str) -> States:
 def ask(states: States, query: Callable[[Reader, Pin], Awaitable[T]], store: str = "revenue", **when: Any) -> T:
     async def run() -> T:
         reader = Reader(states.ledger)
-        (result,) = await reader.catalogue.named(store)
+        (result,) = await reader.catalogue.stores_named(store)
         return await query(reader, await reader.catalogue.pin(result, AsOf(**when)))
 
     return asyncio.run(run())
@@ -187,14 +187,14 @@ def test_sums_of_doubles_are_exact_whatever_their_exponents(values: list[float])
 def test_changes_since_a_batch(states: States) -> None:
     states.publish({"a": "[9,null]"})
     states.publish({"c": None, "b": "[1,2]"})
-    assert ask(states, lambda reader, pin: reader.changed(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
-    assert ask(states, lambda reader, pin: reader.changed(pin, 1)).keys == [("b", -1), ("c", -1)]
-    result = ask(states, lambda reader, pin: reader.changed(pin, 0, limit=2))
+    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
+    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 1)).keys == [("b", -1), ("c", -1)]
+    result = ask(states, lambda reader, pin: reader.changed_keys(pin, 0, limit=2))
     assert (len(result.keys), result.more) == (2, True)
     # Retention removes the deletion of "c" with the last snapshot that had it.
     retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(days=1))
     with pytest.raises(Gone, match=r"removed snapshot 1\.1 "):
-        ask(states, lambda reader, pin: reader.changed(pin, 1))
+        ask(states, lambda reader, pin: reader.changed_keys(pin, 1))
 
 
 def test_times_need_a_store_with_windows(states: States) -> None:
@@ -320,7 +320,7 @@ def test_a_bound_bypasses_the_cache(states: States, monkeypatch: pytest.MonkeyPa
 
     async def run() -> list[str]:
         reader = Reader(states.ledger)
-        (store,) = await reader.catalogue.named("totals")
+        (store,) = await reader.catalogue.stores_named("totals")
         seen = [await reader.catalogue.pin(store)]
         states.publish({"a": "[1]"})
         seen += [await reader.catalogue.pin(store), await reader.catalogue.pin(store, AsOf(min_snapshot="1.1"))]
@@ -342,7 +342,7 @@ SLOW = 150_000
 """Enough windows of one key that querying them exceeds the test's limit."""
 QUERIES: dict[str, Callable[[Reader, Pin], Awaitable[object]]] = {
     "count": lambda reader, pin: reader.count(pin, Range(start_from=1)),
-    "changed": lambda reader, pin: reader.changed(pin, 0),
+    "changed": lambda reader, pin: reader.changed_keys(pin, 0),
     "the windows of a key": lambda reader, pin: reader.windows(pin, "a"),
     "combine": lambda reader, pin: reader.combine(pin),
     "top": lambda reader, pin: reader.top(pin),
@@ -445,7 +445,7 @@ def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch
 
     async def run() -> list[float]:
         reader = Reader(slow.ledger)
-        (result,) = await reader.catalogue.named("windows")
+        (result,) = await reader.catalogue.stores_named("windows")
         pin = await reader.catalogue.pin(result)
         start, took = time.monotonic(), []
 
@@ -463,7 +463,7 @@ def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch
 def test_a_slow_query_does_not_block_the_event_loop(slow: States) -> None:
     async def run() -> float:
         reader, longest = Reader(slow.ledger), 0.0
-        (result,) = await reader.catalogue.named("windows")
+        (result,) = await reader.catalogue.stores_named("windows")
         pin = await reader.catalogue.pin(result)
         asking = asyncio.ensure_future(reader.count(pin, Range(start_from=1)))
         while not asking.done():

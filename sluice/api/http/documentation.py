@@ -37,7 +37,7 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
                 types += route.answers
                 types += [] if route.body is None else [route.body]
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
-    components = {name: _as_encoded(schema) for name, schema in components.items()}
+    components = {name: _encoded_schema(schema) for name, schema in components.items()}
     paths: dict[str, dict[str, Any]] = {}
     for prefix, route in routes:
         method = "get" if route.body is None else "post"
@@ -66,7 +66,7 @@ def _operation(route: Route) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if route.body is not None:
         (schema,), _ = msgspec.json.schema_components([route.body], ref_template=_REFERENCES)
-        body["requestBody"] = {"required": True, "content": {"application/json": {"schema": _as_encoded(schema)}}}
+        body["requestBody"] = {"required": True, "content": {"application/json": {"schema": _encoded_schema(schema)}}}
     return body | {
         "tags": [route.tag],
         "operationId": name,
@@ -87,7 +87,7 @@ def _content(route: Route) -> dict[str, Any]:
         return {name: {"schema": {"type": "string"}} for name in route.media_types}
     schemas, _ = msgspec.json.schema_components(route.answers, ref_template=_REFERENCES)
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-    return {name: {"schema": _as_encoded(schema)} for name in route.media_types}
+    return {name: {"schema": _encoded_schema(schema)} for name in route.media_types}
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
@@ -96,12 +96,12 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     in_path, required = set(re.findall(r"\{(\w+)", route.path)), set(schema.get("required", ()))
     parameters: list[dict[str, Any]] = []
     for name, parameter in schema["properties"].items():
-        resolved = _resolved(parameter, components)
+        resolved = _without_references(parameter, components)
         parameters.append(_parameter(name, resolved, name in in_path, name in required))
     return parameters
 
 
-def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter's schema without references, which msgspec creates for enums."""
     if "$ref" not in schema:
         return schema
@@ -124,18 +124,19 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
     return {"name": name, "in": where, "required": required, "description": description, "schema": plain}
 
 
-def _as_encoded(schema: Any) -> Any:
+def _encoded_schema(schema: Any) -> Any:
     """Adapt a schema to the encoder, which writes decimals as numbers and omits optional members that are null."""
     if isinstance(schema, dict):
         if schema.get("format") == "decimal":
             return {"type": "number"}
         optional = schema.get("default", ...) is None and "anyOf" in schema
-        fitted = {name: _as_encoded(value) for name, value in schema.items() if not (optional and name == "default")}
+        fitted = {name: _encoded_schema(value) for name, value in schema.items()}
         if optional:
+            del fitted["default"]
             (present,) = (variant for variant in fitted.pop("anyOf") if variant != {"type": "null"})
             fitted |= present
         return fitted
-    return [_as_encoded(item) for item in schema] if isinstance(schema, list) else schema
+    return [_encoded_schema(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _plain(path: str) -> str:

@@ -102,7 +102,7 @@ class Access:
 
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
         """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""
-        named = await self.reader.catalogue.named(name)
+        named = await self.reader.catalogue.stores_named(name)
         candidates = [store for store in named if pipeline in (None, store.pipeline)]
         stores = [store for store in candidates if await self.may_read(store.pipeline)]
         if not stores:

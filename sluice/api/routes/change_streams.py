@@ -194,11 +194,11 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     try:
-        changes = await access.reader.changed(pin, batch if is_continuation else pin.snapshot.batch)
+        changes = await access.reader.changed_keys(pin, batch if is_continuation else pin.snapshot.batch)
     except Gone:
         # Retention has removed the snapshot that the client has seen, so the changes since then are unknown.
         is_continuation = False
-        changes = await access.reader.changed(pin, pin.snapshot.batch)
+        changes = await access.reader.changed_keys(pin, pin.snapshot.batch)
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
     change = answers.Change(
         pipeline=pin.store.pipeline,

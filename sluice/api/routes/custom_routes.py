@@ -150,7 +150,7 @@ class Stores:
         for snapshot in self.snapshots:
             if snapshot.holds(store):
                 return snapshot.pin(store)
-        infos = await self._reader.catalogue.named(store)
+        infos = await self._reader.catalogue.stores_named(store)
         if any(info.pipeline == self._pipeline for info in infos):
             raise NotReady(f"Store {store!r} of pipeline {self._pipeline!r} has not been published yet.")
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")

@@ -30,7 +30,7 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
-        servers = {n: place.shown for n, place in ledger.placements.of(job.pipeline.name).items()}
+        servers = {n: place.host_port for n, place in ledger.placements.of(job.pipeline.name).items()}
     partitions = partition_counts(settings.kafka, job.topics)
     JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions, checked=True)
     cores = _cores(spark)

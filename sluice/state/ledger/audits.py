@@ -168,15 +168,15 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         applied=sum(part.applied for part in parts),
         filtered=sum(part.filtered for part in parts),
         late=sum(part.late for part in parts),
-        passed_over=_added(part.passed_over for part in parts),
-        dropped=_added(part.dropped for part in parts),
-        dead_letters=_added(part.dead_letters for part in parts),
+        passed_over=_add_counts(part.passed_over for part in parts),
+        dropped=_add_counts(part.dropped for part in parts),
+        dead_letters=_add_counts(part.dead_letters for part in parts),
         last=max(part.last for part in parts),
         fingerprint=max(parts, key=lambda part: part.last).fingerprint,
     )
 
 
-def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for batch_counts in counts:
         total.update(batch_counts)

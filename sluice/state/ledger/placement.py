@@ -39,14 +39,14 @@ class Placement(msgspec.Struct, frozen=True):
         return self.host, self.port
 
     @property
-    def shown(self) -> str:
+    def host_port(self) -> str:
         """The address as commands print and accept it."""
         return address_of(*self.address)
 
     @property
     def url(self) -> str:
         """URL of the state server."""
-        return f"{'https' if self.tls else 'http'}://{self.shown}/local"
+        return f"{'https' if self.tls else 'http'}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
         """URL of the worker's shard of one generation."""
@@ -88,9 +88,9 @@ class Placements(LedgerPart):
             # Only a move takes a worker away from a server, because it also copies the shard.
             if before is not None and before.address != placement.address:
                 raise Refused(
-                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.shown}, not here.",
+                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.host_port}, not here.",
                     next_step="To bring it here, start this server without --workers, then: sluice move "
-                    f"{placement.pipeline} {placement.number} {placement.shown}{' --tls' if placement.tls else ''}",
+                    f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
             if before != placement:
                 replace_placement(connection, placement)
@@ -207,7 +207,7 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 
 
 def _overtaken(now: Placement | None, move: Move) -> Refused:
-    place = "without a state server" if now is None else f"at {now.shown}"
+    place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
         f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has begun to. The worker "
         f"is {place}, and this command has not changed that.",

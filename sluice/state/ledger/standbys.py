@@ -37,13 +37,13 @@ class Standby(Placement, frozen=True):
     """When the copy was last refreshed, ISO 8601, UTC."""
 
     @property
-    def copied(self) -> GenerationRef | None:
+    def copied_generation(self) -> GenerationRef | None:
         """The generation whose shard the copy is of; None without a complete copy."""
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
         """The standby as readers of a generation see it."""
-        batch = self.batch if self.copied == ref else -1
+        batch = self.batch if self.copied_generation == ref else -1
         return StandbyInfo(host=self.host, port=self.port, server=self.shard(ref), batch=batch)
 
 
@@ -67,7 +67,7 @@ class Standbys(LedgerPart):
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in _addresses(connection, PLACEMENTS, place):
-                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.shown} itself.")
+                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself.")
             standbys = _addresses(connection, STANDBYS, place)
             others = standbys - {place.address}
             if others:
@@ -134,7 +134,7 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.shown} was "
+            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.host_port} was "
             "removed or replaced, or got another copy, meanwhile. This command has changed nothing.",
             next_step=f"Look at the standbys: sluice workers {standby.pipeline}. Then repeat the command if needed.",
         )

@@ -74,11 +74,11 @@ class Aggregates:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries. Raises QueryError if the field does not hold a number."""
         for entry in entries:
-            value = _decoded(entry)
+            value = _decode_value(entry)
             number = None
             # Without a field, entries can be counted whatever their values.
             if self._field or type(value) in _NUMBER_TYPES:
-                number = _number(entry, _at(value, self._field), self._field)
+                number = _number(entry, _field_value(value, self._field), self._field)
             group = _ENCODER.encode(_group(entry, value, self._group_by))
             self._sums(group).add(1, number, number, number)
 
@@ -110,7 +110,7 @@ class Aggregates:
 def number_at(entry: Entry, field: str) -> Decimal | None:
     """The number in an entry's field, or None if it is missing or null. Raises QueryError if it is not a number."""
     names = names_of(field)
-    return _number(entry, _at(_decoded(entry), names), names)
+    return _number(entry, _field_value(_decode_value(entry), names), names)
 
 
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
@@ -124,7 +124,7 @@ def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = Fa
     return heapq.nsmallest(limit, entries, key=order)
 
 
-def _decoded(entry: Entry) -> Any:
+def _decode_value(entry: Entry) -> Any:
     try:
         return _DECODER.decode(entry.value)
     except RecursionError:
@@ -133,7 +133,7 @@ def _decoded(entry: Entry) -> Any:
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:
     groups = {"_all": None, "_key": entry.key, "_start": entry.window_start}
-    return groups[group_by] if group_by in groups else _at(value, names_of(group_by))
+    return groups[group_by] if group_by in groups else _field_value(value, names_of(group_by))
 
 
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
@@ -148,7 +148,7 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
     return Decimal(value)
 
 
-def _at(value: Any, names: tuple[str, ...]) -> Any:
+def _field_value(value: Any, names: tuple[str, ...]) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value

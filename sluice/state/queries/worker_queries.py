@@ -143,7 +143,7 @@ class Changed(Query[list[tuple[str, int]]], frozen=True, tag=True):
     limit: int
 
     def execute(self, shard: LocalShard) -> list[tuple[str, int]]:
-        return shard.changed(self.group_id, self.since, self.as_of, self.limit)
+        return shard.changed_keys(self.group_id, self.since, self.as_of, self.limit)
 
 
 AnyQuery: TypeAlias = Value | Values | Scan | Count | Aggregate | Top | Changed

@@ -65,7 +65,7 @@ def refresh_standbys(
         return
     for worker in info.workers:
         standby = standbys.get(worker.number)
-        if standby is None or (only_behind and (standby.copied, standby.batch) == (ref, batch)):
+        if standby is None or (only_behind and (standby.copied_generation, standby.batch) == (ref, batch)):
             continue
         try:
             require_copyable(worker)
@@ -78,8 +78,8 @@ def refresh_standbys(
 def _refresh(
     ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
 ) -> RefreshedCopy:
-    place, published = standby.shard(ref), _published(ledger, ref, worker.number)
-    has_copy = standby.copied == ref
+    place, published = standby.shard(ref), _published_checksums(ledger, ref, worker.number)
+    has_copy = standby.copied_generation == ref
     with open_shard(worker.location) as source:
         with _damage_of(worker):
             _compare_journal(source, batch, published)
@@ -87,7 +87,7 @@ def _refresh(
         def forget_copy() -> None:
             """Keep readers from the copy, and delete it. A server rejects queries of a copy that is not complete."""
             nonlocal standby
-            copied = standby.copied
+            copied = standby.copied_generation
             standby = ledger.standbys.record_copy(standby, ref, None, epoch)
             if copied is not None:
                 drop_shard(standby.shard(copied))
@@ -124,11 +124,11 @@ def promote_standby(
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if info is None or batch is None or standby is None or number >= len(info.workers):
         raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
-    copy_text = "no complete copy" if standby.copied != ref else f"snapshot {ref.generation}.{standby.batch}"
-    is_stale = (standby.copied, standby.batch) != (ref, batch)
+    copy_text = "no complete copy" if standby.copied_generation != ref else f"snapshot {ref.generation}.{standby.batch}"
+    is_stale = (standby.copied_generation, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(
-            f"The standby of worker {number} of {ref.pipeline!r} at {standby.shown} has {copy_text}, but "
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.host_port} has {copy_text}, but "
             f"{ref.generation}.{batch} is published.",
             next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
             f"topics: sluice standby promote {ref.pipeline} {number} --stale",
@@ -136,11 +136,11 @@ def promote_standby(
     old, quarantined = info.workers[number].location, ""
     if is_stale:
         quarantined = f"The standby that took the worker's place had {copy_text}."
-        if standby.copied == ref:
+        if standby.copied_generation == ref:
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal(sealed=False)
     else:
-        published = _published(ledger, ref, number)
+        published = _published_checksums(ledger, ref, number)
         try:
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 _verify(copy, batch, published)
@@ -148,14 +148,14 @@ def promote_standby(
         except DamagedState as error:
             raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
     note = (
-        f"Worker {number}: the standby at {standby.shown}, which had {copy_text}, took the place of the shard "
+        f"Worker {number}: the standby at {standby.host_port}, which had {copy_text}, took the place of the shard "
         f"at {shown(old)}. {why}"
     )
     try:
         place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
     except (LeaseError, Refused):
         # The copy stays a standby, so no run may write to it.
-        if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied == ref:
+        if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied_generation == ref:
             with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal()
         raise
@@ -237,6 +237,6 @@ def _damage_of(worker: WorkerInfo) -> Iterator[None]:
         ) from error
 
 
-def _published(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
+def _published_checksums(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
     audit = ledger.audits.newest(ref)
     return None if audit is None else audit.published_checksums(worker)

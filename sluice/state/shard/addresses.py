@@ -21,7 +21,7 @@ _POSTGRES_NAME_BYTES = 63
 
 def drop(url: str) -> None:
     """Delete a shard that this process can open. Does nothing if it does not exist."""
-    parsed = with_password(_parsed(url))
+    parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
         # The log belongs to the database: a new database of the same name must not find it.
         for ending in ("", "-wal", "-shm"):
@@ -32,7 +32,7 @@ def drop(url: str) -> None:
 
 def exists(url: str) -> bool:
     """Whether there is a shard, or a part of one, that this process can open."""
-    parsed = with_password(_parsed(url))
+    parsed = with_password(_parse(url))
     return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
 
 
@@ -57,23 +57,23 @@ def is_remote(url: str) -> bool:
 
 def is_file(url: str) -> bool:
     """Whether an address names a SQLite file."""
-    return not is_remote(url) and _parsed(url).get_backend_name() == "sqlite"
+    return not is_remote(url) and _parse(url).get_backend_name() == "sqlite"
 
 
 def shown(url: str) -> str:
     """The address with its password masked, for errors and logs."""
-    return url if is_remote(url) else _parsed(url).render_as_string(hide_password=True)
+    return url if is_remote(url) else _parse(url).render_as_string(hide_password=True)
 
 
 def open_driver(url: str, mode: Mode) -> Driver:
     """Connect to the shard at an address."""
-    parsed = with_password(_parsed(url))
+    parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
         return SqliteDriver(Path(parsed.database or ""), mode)
     return PostgresDriver(parsed, mode)
 
 
-def _parsed(url: str) -> URL:
+def _parse(url: str) -> URL:
     if not url:
         raise StateError(
             "The ledger has lost the shard's address.",

@@ -281,7 +281,7 @@ class LocalShard(Shard):
             by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
         return by_key
 
-    def changed(self, group_id: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
+    def changed_keys(self, group_id: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
         """The sorted keys and window starts of state rows that changed in the batches after `since` up to `until`."""
         return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))]
 

@@ -71,7 +71,7 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
         """Raise DamagedState if the row has been altered since it was written."""
         shared = bool(self.shared)
         if not _is_as_written(self.operator, shared, self.key, self.due, self.wall, self.state, self.digest):
-            raise _altered(self.operator, self.key)
+            raise _damage_error(self.operator, self.key)
 
 
 def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared: bool) -> dict[str, StoredState]:
@@ -85,7 +85,7 @@ def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared
         sql = _READ.format(keys=", ".join("?" * len(chunk)))
         for key, due, wall, data, digest in driver.fetch(sql, (operator, int(shared), *chunk, before)):
             if not _is_as_written(operator, shared, key, due, wall, data, digest):
-                raise _altered(operator, key)
+                raise _damage_error(operator, key)
             if data is not None:
                 states[key] = StoredState(data, digest)
     return states
@@ -162,5 +162,5 @@ def _is_as_written(
     return state_digest(operator, shared, key, due, wall, data) == digest
 
 
-def _altered(operator: int, key: str) -> DamagedState:
+def _damage_error(operator: int, key: str) -> DamagedState:
     return DamagedState(f"The shard is damaged: the state of operator {operator}, key {key!r} was altered.")
