@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sluice.answers import BatchHistory
 from sluice.kafka.unread_records import Lag
-from sluice.observe import monitoring
-from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationInfo, WorkerInfo
+from sluice.observe.monitoring import LedgerFigures
+from sluice.state.model import WorkerInfo
 from sluice.state.shard.sizes import size_of
 
 _Labels = tuple[tuple[str, str], ...]
@@ -45,52 +45,55 @@ class Gauge:
 
 
 def gauges(
-    ledger: Ledger,
+    figures: LedgerFigures,
     pipeline: str,
     lag: Lag | None = None,
     now: datetime | None = None,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> Iterator[Gauge]:
     """A pipeline's gauges. `lag` is None if no broker answers. `location` returns a local worker's shard's address."""
-    now = now or datetime.now(UTC)
     if lag is not None:
         for topic, partition in sorted(lag.partitions()):
             labels = (("topic", topic), ("partition", str(partition)))
             yield Gauge("lag_records", lag.unread_in(topic, partition), labels)
             yield Gauge("held_records", lag.held_in(topic, partition), labels)
-    current = ledger.generations.current(pipeline)
+    is_away = False
+    current = figures.generations.get(pipeline)
     if current is not None:
         for topic in current.topics:
-            yield Gauge("source_up", lag is not None and topic in lag.ends, (("topic", topic),))
-        yield from _newest_batch(ledger, current, now)
+            is_there = lag is not None and topic in lag.ends
+            is_away |= not is_there
+            yield Gauge("source_up", is_there, (("topic", topic),))
+        batch = figures.newest_batch(pipeline)
+        if batch is not None:
+            yield from _of_batch(batch, now or datetime.now(UTC))
         for worker in current.workers:
             address = location(worker)
             size = None if address is None else size_of(address)
             if size is not None:
                 yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
-    for reason, count in monitoring.dead_letters(ledger, pipeline, now - monitoring.DAY).items():
+    for reason, count in figures.dead_letters.get(pipeline, {}).items():
         yield Gauge("dead_letters_24h", count, (("reason", reason),))
-    kinds = {failure.kind for failure in ledger.failures.of(pipeline)}
-    missing = [] if current is None or lag is None else [topic for topic in current.topics if topic not in lag.ends]
+    kinds = {failure.kind for failure in figures.failures.get(pipeline, ())}
     yield Gauge("failed", bool(kinds & {"run", "file"}))
     yield Gauge("overdue", "overdue" in kinds)
-    yield Gauge("waiting", bool("input" in kinds or missing or (current is not None and lag is None)))
+    yield Gauge("waiting", is_away or "input" in kinds)
     yield Gauge("degraded", "rejections" in kinds)
 
 
-def _newest_batch(ledger: Ledger, info: GenerationInfo, now: datetime) -> Iterator[Gauge]:
-    for batch in monitoring.batches(ledger, info, 1):
-        yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
-        yield Gauge("batch_records", batch.records)
-        for store, count in batch.late.items():
-            yield Gauge("batch_late", count, (("store", store),))
-        for reason, count in (batch.dead_letters | batch.dropped).items():
-            yield Gauge("batch_rejected", count, (("reason", reason),))
-        if batch.seconds is not None:
-            yield Gauge("batch_seconds", batch.seconds)
-        for name, seconds in batch.phases.items():
-            yield Gauge("batch_phase_seconds", seconds, (("phase", name),))
-        yield Gauge("state_rows_written", batch.rows)
+def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Gauge]:
+    """The gauges of the newest batch."""
+    yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
+    yield Gauge("batch_records", batch.records)
+    for store, count in batch.late.items():
+        yield Gauge("batch_late", count, (("store", store),))
+    for reason, count in (batch.dead_letters | batch.dropped).items():
+        yield Gauge("batch_rejected", count, (("reason", reason),))
+    if batch.seconds is not None:
+        yield Gauge("batch_seconds", batch.seconds)
+    for name, seconds in batch.phases.items():
+        yield Gauge("batch_phase_seconds", seconds, (("phase", name),))
+    yield Gauge("state_rows_written", batch.rows)
 
 
 def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:

@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from sluice import answers
 from sluice.state.ledger.audits import Audit
-from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger, positions_in
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or the topic does not accept; audits count both together."""
+
+
+@dataclass(frozen=True)
+class LedgerFigures:
+    """What the ledger says about all pipelines. Takes as many statements for sixty pipelines as for one."""
+
+    generations: Mapping[str, GenerationInfo]
+    """Pipeline → its current generation."""
+    snapshots: Mapping[str, Snapshot]
+    """Pipeline → its newest snapshot."""
+    audits: Mapping[GenerationRef, Audit]
+    """Generation → the newest audit."""
+    running: frozenset[str]
+    """The pipelines whose lease a driver holds."""
+    failures: Mapping[str, Sequence[Failure]]
+    dead_letters: Mapping[str, Mapping[str, int]]
+    """Pipeline → reason → dead letters of the last day, the most frequent first."""
+
+    @classmethod
+    def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
+        """Read the figures; the last day ends now."""
+        generations = {info.pipeline: info for info in ledger.generations.all_current()}
+        failures: dict[str, list[Failure]] = {}
+        for failure in ledger.failures.all():
+            failures.setdefault(failure.pipeline, []).append(failure)
+        return cls(
+            generations=generations,
+            snapshots={snapshot.pipeline: snapshot for snapshot in ledger.snapshots.of_all_pipelines()},
+            audits=ledger.audits.newest_of_all([info.ref for info in generations.values()]),
+            running=frozenset(lease.pipeline for lease in ledger.leases.of_all_pipelines() if lease.held),
+            failures=failures,
+            dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
+        )
+
+    @property
+    def pipelines(self) -> list[str]:
+        """The pipelines that have run, or of which something is wrong."""
+        return sorted({*self.generations, *self.failures})
+
+    @property
+    def positions(self) -> dict[str, dict[str, dict[int, int]]]:
+        """Pipeline → topic → partition → the next offset, as in `Ledger.positions`."""
+        positions: dict[str, dict[str, dict[int, int]]] = {}
+        for pipeline, info in self.generations.items():
+            snapshot = self.snapshots.get(pipeline)
+            positions[pipeline] = positions_in(info.topics, snapshot)
+        return positions
+
+    def newest_batch(self, pipeline: str) -> answers.BatchHistory | None:
+        """The newest published batch of a pipeline."""
+        snapshot = self.snapshots.get(pipeline)
+        if snapshot is None:
+            return None
+        audit = self.audits.get(snapshot.ref)
+        return _batch(snapshot, audit if audit is not None and audit.batch == snapshot.batch else None, "")
 
 
 def batches(ledger: Ledger, info: GenerationInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
@@ -25,13 +82,13 @@ def batches(ledger: Ledger, info: GenerationInfo, limit: int, airflow: str = "")
     return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
 
 
-def dead_letters(ledger: Ledger, pipeline: str, since: datetime) -> dict[str, int]:
-    """Reason → number of dead letters in the snapshots published since a time, the most frequent first."""
-    counted: Counter[str] = Counter()
+def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
+    """Pipeline → reason → number of dead letters in the snapshots published since a time, most frequent first."""
+    counted: dict[str, Counter[str]] = {}
     # A pipeline that lingers publishes 60,000 snapshots a day, few of them with dead letters.
-    for snapshot in ledger.snapshots.since(pipeline, since, ("dead_letter", f"{UNWRITTEN}/")):
-        counted.update(_dead_letters_of(snapshot))
-    return dict(counted.most_common())
+    for snapshot in ledger.snapshots.since(since, ("dead_letter", f"{UNWRITTEN}/")):
+        counted.setdefault(snapshot.pipeline, Counter()).update(_dead_letters_of(snapshot))
+    return {pipeline: dict(reasons.most_common()) for pipeline, reasons in counted.items()}
 
 
 def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:

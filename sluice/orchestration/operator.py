@@ -22,7 +22,7 @@ from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
 from sluice.observe.metrics import gauges
-from sluice.observe.monitoring import run_figures
+from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -176,7 +176,8 @@ class SluiceOperator(SparkSubmitOperator):
         """
         try:
             with Ledger.open(settings().ledger) as ledger:
-                for gauge in gauges(ledger, self.pipeline, _lag(ledger, self.pipeline, kafka)):
+                figures_of_all = LedgerFigures.read(ledger)
+                for gauge in gauges(figures_of_all, self.pipeline, _lag(ledger, self.pipeline, kafka)):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
                 figures = run_figures(ledger, self.pipeline, _run(context))

@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
-from sluice.kafka.unread_records import Lag, Offsets
+from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import Gauge, gauges, prometheus
+from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.workers import ServedLocation
 from sluice.state.ledger.ledger import Ledger
@@ -28,29 +29,23 @@ class MetricsApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            lags = await self._lags()
-            text = await read_ledger(lambda: self._text(lags))
+            figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
+            text = self._text(figures, await self._lags(figures))
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
         await response(scope, receive, send)
 
-    async def _lags(self) -> dict[str, Lag]:
-        positions = await read_ledger(self._positions)
+    async def _lags(self, figures: LedgerFigures) -> dict[str, Lag]:
         try:
-            return await self._services.lag(positions)
+            return await self._services.lag(figures.positions)
         except BrokersUnreachable:
             return {}
 
-    def _positions(self) -> dict[str, Offsets]:
-        return {name: self._ledger.positions(name) for name in self._ledger.generations.pipelines()}
-
-    def _text(self, lags: Mapping[str, Lag]) -> str:
-        ledger = self._ledger
-        names = sorted({*ledger.generations.pipelines()} | {failure.pipeline for failure in ledger.failures.all()})
+    def _text(self, figures: LedgerFigures, lags: Mapping[str, Lag]) -> str:
         by_pipeline: dict[str, list[Gauge]] = {}
-        for name in names:
-            by_pipeline[name] = list(gauges(ledger, name, lags.get(name), location=self._location))
+        for name in figures.pipelines:
+            by_pipeline[name] = list(gauges(figures, name, lags.get(name), location=self._location))
         return prometheus(by_pipeline)
 
     def _location(self, worker: WorkerInfo) -> str | None:

@@ -15,6 +15,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from sluice.errors import EngineError
 from sluice.observe.metrics import gauges
+from sluice.observe.monitoring import LedgerFigures
 from sluice.orchestration.alerts import check_age
 from sluice.orchestration.dags import Alerts, pipeline_dags
 from sluice.orchestration.deadlines import Age, OverdueTrigger, alert_overdue
@@ -86,7 +87,7 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
         ledger.failures.add(Failure.of(EngineError("The driver ended."), "orders"))
         failures = {failure.kind: (failure.run, failure.title) for failure in ledger.failures.all()}
         assert failures == {"run": ("", "The run stopped"), "overdue": ("manual__1", "The data are too old")}
-        overdue = [gauge.value for gauge in gauges(ledger, "orders") if gauge.name == "overdue"]
+        overdue = [gauge.value for gauge in gauges(LedgerFigures.read(ledger), "orders") if gauge.name == "overdue"]
         assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
         ledger.failures.clear("orders", "run", "overdue", "input")

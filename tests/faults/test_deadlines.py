@@ -15,6 +15,7 @@ from sluice.kafka.topics import produce
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
 from sluice.observe.metrics import gauges
+from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.ledger import Ledger
 from tests.faults.conftest import Observe
 from tests.faults.world import LONGEST_S, wait_until
@@ -77,7 +78,7 @@ class Watched:
     def is_overdue(self) -> bool:
         """Whether the metrics say so."""
         with Ledger.open(f"sqlite:///{self.platform.home}/ledger.sqlite") as ledger:
-            (gauge,) = [gauge for gauge in gauges(ledger, "pages") if gauge.name == "overdue"]
+            (gauge,) = [gauge for gauge in gauges(LedgerFigures.read(ledger), "pages") if gauge.name == "overdue"]
         return bool(gauge.value)
 
     @property

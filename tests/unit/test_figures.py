@@ -10,6 +10,7 @@ import pytest
 from sluice.errors import EngineError
 from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import HELP, Gauge, gauges, prometheus
+from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import Failure
 from tests.support.states import NOON, States
 
@@ -30,7 +31,7 @@ def found(states: States, lag: Lag | None = None) -> dict[tuple[str, ...], float
     now = NOON + timedelta(minutes=1)
     return {
         (gauge.name, *(value for _, value in gauge.labels)): gauge.value
-        for gauge in gauges(states.ledger, "orders", lag, now)
+        for gauge in gauges(LedgerFigures.read(states.ledger, now), "orders", lag, now)
     }
 
 

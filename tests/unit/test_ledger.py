@@ -141,7 +141,7 @@ def test_a_time_selects_the_same_snapshot_in_every_collation(postgres: str) -> N
     at_noon = states.ledger.snapshots.at("orders", NOON)
     assert at_noon is not None
     assert at_noon.batch == 0
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.since("orders", NOON)] == [1]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.since(NOON)] == [1]
 
 
 def test_only_the_lease_s_holder_registers_a_job(states: States) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,10 +18,8 @@ from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe import monitoring
+from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import Failure
-from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationInfo, GenerationRef
 
 router = Router("overview", "/v1/overview")
 
@@ -32,36 +30,23 @@ _NO_DAG = DagState(paused=False, last_run=None)
 async def show_overview(request: Request, _query: object) -> Response:
     """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
     access = await access_of(request)
-    generations, failures, dags = await asyncio.gather(
-        access.generations(), access.failures(), asyncio.to_thread(access.services.runs.dags)
+    figures, dags = await asyncio.gather(
+        access.figures("all", LedgerFigures.read), asyncio.to_thread(access.services.runs.dags)
     )
-    current = {info.pipeline: info for info in generations}
-    names = {*current} | {failure.pipeline for failure in failures}
-    names |= {name for name in dags if await access.may_read(name)}
-    positions = await access.figures("positions", _positions)
-    lags, error = await _lags(access, {name: read for name, read in positions.items() if name in names})
-    overviews: list[answers.Overview] = []
-    for name in sorted(names):
-        own_failures = [failure for failure in failures if failure.pipeline == name]
-        dag = dags.get(name, _NO_DAG)
-        overviews.append(await _overview(access, name, current.get(name), own_failures, dag, lags.get(name), error))
+    names = [name for name in sorted({*figures.pipelines, *dags}) if await access.may_read(name)]
+    lags, error = await _lags(access, {name: read for name, read in figures.positions.items() if name in names})
+    overviews = [
+        await _overview(access, name, figures, dags.get(name, _NO_DAG), lags.get(name), error) for name in names
+    ]
     order = list(PipelineHealth)
     return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
 
 
 async def _overview(
-    access: Access,
-    name: str,
-    generation: GenerationInfo | None,
-    failures: list[Failure],
-    dag: DagState,
-    lag: Lag | None,
-    error: str,
+    access: Access, name: str, figures: LedgerFigures, dag: DagState, lag: Lag | None, error: str
 ) -> answers.Overview:
-    newest = None if generation is None else await access.reader.catalogue.newest(name)
-    held = generation is not None and await access.figures(
-        ("held", name), lambda ledger: _is_held(ledger, generation.ref)
-    )
+    generation, newest = figures.generations.get(name), figures.snapshots.get(name)
+    failures = figures.failures.get(name, ())
     missing = [] if lag is None or generation is None else sorted({*generation.topics} - {*lag.ends})
     if missing:
         lag_error = f"Missing topics: {', '.join(missing)}."
@@ -72,27 +57,25 @@ async def _overview(
     # Without one of its topics, nobody knows how many records of a pipeline are unread.
     unread = None if lag is None or missing else lag.unread
     since = None if lag is None else access.services.held_since(lag)
+    is_away = bool(missing or (lag is None and error))
     return answers.Overview(
         pipeline=name,
-        health=_health(failures, dag, held, unread, since, is_away=bool(missing or (lag is None and error))),
+        health=_health(failures, dag, name in figures.running, unread, since, is_away=is_away),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
         lag=_partitions(lag) if lag else [],
         held_since=since,
         lag_error=lag_error,
-        snapshot=None if newest is None else snapshot_answer(newest.snapshot),
+        snapshot=None if newest is None else snapshot_answer(newest),
         last_run=dag.last_run,
-        dead_letters=await access.figures(
-            ("dead letters", name),
-            lambda ledger: monitoring.dead_letters(ledger, name, datetime.now(UTC) - monitoring.DAY),
-        ),
+        dead_letters=dict(figures.dead_letters.get(name, {})),
         may_edit=await access.user.may_edit(name),
     )
 
 
 def _health(
-    failures: list[Failure],
+    failures: Sequence[Failure],
     dag: DagState,
     held: bool,
     unread: int | None,
@@ -121,10 +104,6 @@ def _health(
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 
-def _positions(ledger: Ledger) -> dict[str, Offsets]:
-    return {pipeline: ledger.positions(pipeline) for pipeline in ledger.generations.pipelines()}
-
-
 async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
     """The lags by pipeline, and the reason if they are unknown."""
     if not positions:
@@ -133,12 +112,6 @@ async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[
         return await access.services.lag(positions), ""
     except BrokersUnreachable as error:
         return {}, error.detail
-
-
-def _is_held(ledger: Ledger, ref: GenerationRef) -> bool:
-    """Whether a driver holds the generation's lease."""
-    lease = ledger.leases.get(ref)
-    return lease is not None and lease.held
 
 
 def _partitions(lag: Lag) -> list[answers.PartitionLag]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, func, select, tuple_
 
 from sluice.state.database import as_json
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import AUDITS, of_ref
+from sluice.state.ledger.tables import AUDITS, of_ref, of_refs
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Checksums
@@ -114,6 +114,15 @@ class Audits(LedgerPart):
         """The newest audits of a generation, newest first."""
         statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
         return [_audit(row) for row in self._read(statement)]
+
+    def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
+        """Generation → its newest audit."""
+        newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(of_refs(AUDITS, refs))
+        newest = newest.group_by(AUDITS.c.pipeline, AUDITS.c.generation)
+        rows = self._read(
+            select(AUDITS).where(tuple_(AUDITS.c.pipeline, AUDITS.c.generation, AUDITS.c.batch).in_(newest))
+        )
+        return {GenerationRef(row["pipeline"], row["generation"]): _audit(row) for row in rows}
 
     def of_run(self, ref: GenerationRef, run: str) -> list[Audit]:
         """All retained audits of the batches that a run published, oldest first."""

@@ -31,6 +31,7 @@ from sluice.state.ledger.tables import (
     WORKERS,
     current,
     of_ref,
+    of_refs,
 )
 from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
@@ -186,7 +187,7 @@ class Generations(LedgerPart):
         workers: dict[GenerationRef, list[WorkerInfo]] = {}
         for number in sorted(row["generation"] for row in rows):
             ref = GenerationRef(pipeline, number)
-            workers[ref] = self._workers(ref)
+            workers[ref] = self._workers([ref])[ref]
         return workers
 
     def forget_workers(self, ref: GenerationRef) -> None:
@@ -201,11 +202,11 @@ class Generations(LedgerPart):
     def current(self, pipeline: str) -> GenerationInfo | None:
         """The current generation of a pipeline, or None if the pipeline never ran."""
         rows = self._read(current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline))
-        return self._info(rows[0]) if rows else None
+        return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline."""
-        return [self._info(row) for row in self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline))]
+        """The current generations of all pipelines, sorted by pipeline. Takes as many statements as for one of them."""
+        return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
         """The generations of all pipelines that have a current one, sorted by pipeline and number."""
@@ -217,11 +218,11 @@ class Generations(LedgerPart):
     def all(self, pipeline: str) -> list[GenerationInfo]:
         """All generations of a pipeline, sorted by number."""
         statement = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
-        return [self._info(row) for row in self._read(statement.order_by(GENERATIONS.c.generation))]
+        return self._infos(self._read(statement.order_by(GENERATIONS.c.generation)))
 
     def get(self, ref: GenerationRef) -> GenerationInfo | None:
         rows = self._read(select(GENERATIONS).where(of_ref(GENERATIONS, ref)))
-        return self._info(rows[0]) if rows else None
+        return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
         """The stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
@@ -235,38 +236,57 @@ class Generations(LedgerPart):
         current = self.current(pipeline)
         return () if current is None else current.workers
 
-    def _info(self, row: RowMapping) -> GenerationInfo:
-        ref = GenerationRef(row["pipeline"], row["generation"])
-        stores = self._read(select(STORES).where(of_ref(STORES, ref)).order_by(STORES.c.name))
-        values: dict[str, Any] = {name: value for name, value in row.items() if name != "drawing"} | {
-            "topics": tuple(msgspec.json.decode(row["topics"])),
-            "operators": msgspec.json.decode(row["operators"]),
-            "functions": msgspec.json.decode(row["functions"]),
-            "stores": tuple(StoreInfo(**_without_generation(store)) for store in stores),
-            "workers": tuple(self._all_workers(ref, row["workers"])),
-        }
-        return GenerationInfo(**values)
+    def _infos(self, rows: Sequence[RowMapping]) -> list[GenerationInfo]:
+        """The generations of these rows of `GENERATIONS`."""
+        refs = [GenerationRef(row["pipeline"], row["generation"]) for row in rows]
+        if not refs:
+            return []
+        workers = self._workers(refs)
+        stores: dict[GenerationRef, list[StoreInfo]] = {ref: [] for ref in refs}
+        for store in self._read(select(STORES).where(of_refs(STORES, refs)).order_by(STORES.c.name)):
+            ref = GenerationRef(store["pipeline"], store["generation"])
+            stores[ref].append(StoreInfo(**_without_generation(store)))
+        infos = []
+        for ref, row in zip(refs, rows, strict=True):
+            values: dict[str, Any] = {name: value for name, value in row.items() if name != "drawing"} | {
+                "topics": tuple(msgspec.json.decode(row["topics"])),
+                "operators": msgspec.json.decode(row["operators"]),
+                "functions": msgspec.json.decode(row["functions"]),
+                "stores": tuple(stores[ref]),
+                "workers": tuple(_with_lost_workers(ref, workers[ref], row["workers"])),
+            }
+            infos.append(GenerationInfo(**values))
+        return infos
 
-    def _all_workers(self, ref: GenerationRef, number: int) -> list[WorkerInfo]:
-        """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
-        lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
-        workers = self._workers(ref)
-        for missing in {*range(number)} - {worker.number for worker in workers}:
-            worker = WorkerInfo(**msgspec.structs.asdict(ref), number=missing, location="", unavailable=lost)
-            workers.append(worker)
-        return sorted(workers, key=lambda worker: worker.number)
-
-    def _workers(self, ref: GenerationRef) -> list[WorkerInfo]:
-        statement = select(WORKERS).where(of_ref(WORKERS, ref)).order_by(WORKERS.c.number)
+    def _workers(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, list[WorkerInfo]]:
+        """Generation → its workers, sorted by number."""
+        statement = select(WORKERS).where(of_refs(WORKERS, refs)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            workers = place_workers(connection, ref, connection.execute(statement).mappings().all())
-        reasons, standbys = Quarantine(self._engine).get(ref), Standbys(self._engine).of(ref.pipeline)
-        completed: list[WorkerInfo] = []
-        for worker in workers:
-            reason, standby = reasons.get(worker.number, ""), standbys.get(worker.number)
-            info = None if standby is None else standby.info(ref)
-            completed.append(msgspec.structs.replace(worker, unavailable=reason, standby=info))
-        return completed
+            placed = place_workers(connection, connection.execute(statement).mappings().all())
+        pipelines = sorted({ref.pipeline for ref in refs})
+        reasons, standbys = Quarantine(self._engine).reasons(refs), Standbys(self._engine).of_pipelines(pipelines)
+        workers: dict[GenerationRef, list[WorkerInfo]] = {ref: [] for ref in refs}
+        for worker in placed:
+            ref = GenerationRef(worker.pipeline, worker.generation)
+            standby = standbys.get((worker.pipeline, worker.number))
+            workers[ref].append(
+                msgspec.structs.replace(
+                    worker,
+                    unavailable=reasons.get((ref, worker.number), ""),
+                    standby=None if standby is None else standby.info(ref),
+                )
+            )
+        return workers
+
+
+def _with_lost_workers(ref: GenerationRef, workers: Sequence[WorkerInfo], number: int) -> list[WorkerInfo]:
+    """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
+    lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
+    missing = {*range(number)} - {worker.number for worker in workers}
+    lost_workers = [
+        WorkerInfo(**msgspec.structs.asdict(ref), number=each, location="", unavailable=lost) for each in missing
+    ]
+    return sorted([*workers, *lost_workers], key=lambda worker: worker.number)
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from sqlalchemy import Engine
@@ -22,6 +23,7 @@ from sluice.state.ledger.servers import Servers
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
 from sluice.state.ledger.standbys import Standbys
+from sluice.state.model import Snapshot
 
 
 class Ledger:
@@ -74,8 +76,13 @@ class Ledger:
         if current is None:
             return {}
         snapshot = self.snapshots.latest(pipeline)
-        read = {} if snapshot is None else snapshot.positions
-        positions: dict[str, dict[int, int]] = {}
-        for topic in current.topics:
-            positions[topic] = {int(partition): offset for partition, offset in read.get(topic, {}).items()}
-        return positions
+        return positions_in(current.topics, snapshot)
+
+
+def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
+    """Topic → partition → the next offset after a snapshot, for all topics that a pipeline reads."""
+    read = {} if snapshot is None else snapshot.positions
+    positions: dict[str, dict[int, int]] = {}
+    for topic in topics:
+        positions[topic] = {int(partition): offset for partition, offset in read.get(topic, {}).items()}
+    return positions

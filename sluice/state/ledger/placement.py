@@ -150,14 +150,18 @@ class Placements(LedgerPart):
         return tuple(addresses)
 
 
-def place_workers(connection: Connection, ref: GenerationRef, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """The workers of a generation, combined from their rows and their placements."""
-    placements = _of_pipeline(connection, ref.pipeline)
+def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
+    """Workers, combined from their rows and their placements."""
+    pipelines = sorted({row["pipeline"] for row in rows})
+    placements: dict[tuple[str, int], Placement] = {}
+    for placed in connection.execute(select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))).mappings():
+        placements[placed["pipeline"], placed["number"]] = Placement(**dict(placed))
     workers = []
     for row in rows:
         values: dict[str, Any] = dict(row)
-        placement = placements.get(row["number"])
+        placement = placements.get((row["pipeline"], row["number"]))
         if placement is not None:
+            ref = GenerationRef(row["pipeline"], row["generation"])
             values |= {"host": placement.host, "port": placement.port, "server": placement.shard(ref)}
             values["location"] = _written_at(placement, ref, row["location"])
         workers.append(WorkerInfo(**values))

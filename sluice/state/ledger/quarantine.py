@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,7 +12,7 @@ from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.placement import epochs_of
-from sluice.state.ledger.tables import QUARANTINE, of_ref
+from sluice.state.ledger.tables import QUARANTINE, of_ref, of_refs
 from sluice.state.model import GenerationRef
 
 
@@ -31,6 +31,13 @@ class Quarantine(LedgerPart):
         """Worker → the reason why its shard must not be read."""
         statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))
         return {row["worker"]: row["reason"] for row in self._read(statement)}
+
+    def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
+        """Generation and worker → the reason why its shard must not be read."""
+        reasons: dict[tuple[GenerationRef, int], str] = {}
+        for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
+            reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row["reason"]
+        return reasons
 
     def add(self, ref: GenerationRef, worker: int, reason: str) -> None:
         """Stop readers and writers from opening the worker's shard."""

@@ -115,14 +115,16 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch.desc())
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
-    def since(self, pipeline: str, moment: datetime, counting: Sequence[str] = ("",)) -> list[Snapshot]:
-        """The snapshots that were published at or after `moment`, newest first.
+    def since(self, moment: datetime, counting: Sequence[str] = ("",), pipeline: str | None = None) -> list[Snapshot]:
+        """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
         Only those with a count whose name contains one of the texts in `counting`.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
-        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline, published, counted)
+        statement = current(SNAPSHOTS).where(published, counted)
+        if pipeline is not None:
+            statement = statement.where(SNAPSHOTS.c.pipeline == pipeline)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
 
     def oldest(self, pipeline: str) -> Snapshot | None:

@@ -6,6 +6,7 @@ Only the holder of the generation's lease refreshes or promotes a standby.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,6 +55,11 @@ class Standbys(LedgerPart):
         """Worker number → standby, for a pipeline's workers."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline == pipeline))
         return {row["number"]: Standby(**dict(row)) for row in rows}
+
+    def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
+        """Pipeline and worker number → standby."""
+        rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline.in_(pipelines)))
+        return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
     def at(self, host: str, port: int) -> list[Standby]:
         """The standbys at a state server."""

@@ -6,9 +6,23 @@ readers use the old one. `pipelines.generation` is the generation that readers s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, MetaData, Table, Text, and_, false, select
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    false,
+    select,
+    tuple_,
+)
 from sqlalchemy.sql import ColumnElement, Select
 
 from sluice.state.model import GenerationRef
@@ -250,6 +264,12 @@ FAILURES = Table(
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
     """Condition that selects the rows of one generation."""
     return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
+
+
+def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:
+    """Condition that selects the rows of several generations."""
+    pairs = [(ref.pipeline, ref.generation) for ref in refs]
+    return tuple_(table.c.pipeline, table.c.generation).in_(pairs)
 
 
 def current(table: Table) -> Select[Any]:
