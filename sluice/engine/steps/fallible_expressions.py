@@ -51,13 +51,13 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[F
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
         # Rare: sqlglot has written a part in a way that Spark cannot resolve. Its failures get no text of their own.
-        resolved = [[part for part in of_one if _is_resolved(with_structs, part[0])] for of_one in parts]
+        resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
     try:
         return _with_errors(with_structs, fallibles, resolved)
     except PySparkException:
-        for fallible, of_one in zip(fallibles, resolved, strict=True):
+        for fallible, expression_parts in zip(fallibles, resolved, strict=True):
             try:
-                with_structs.select(_error_column(fallible, of_one, with_structs.schema))
+                with_structs.select(_error_column(fallible, expression_parts, with_structs.schema))
             except PySparkException as error:
                 raise Unresolved(fallible.step, error) from None
         raise
@@ -84,7 +84,10 @@ def _with_errors(
     """The frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
     keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
-    errors = [_error_column(fallible, of_one, schema) for fallible, of_one in zip(fallibles, parts, strict=True)]
+    errors = [
+        _error_column(fallible, expression_parts, schema)
+        for fallible, expression_parts in zip(fallibles, parts, strict=True)
+    ]
     return frame.select("*", *keys, *errors)
 
 
@@ -149,6 +152,10 @@ def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
+
+
+def _resolved_parts(frame: DataFrame, parts: Sequence[tuple[Column, str]]) -> list[tuple[Column, str]]:
+    return [(column, cause) for column, cause in parts if _is_resolved(frame, column)]
 
 
 def _is_resolved(frame: DataFrame, column: Column) -> bool:
