@@ -89,7 +89,7 @@ class Topology:
             case "double":
                 return keyed.Doubled(rekeyed=parent.rekeyed)
             case "process":
-                return keyed.Turns(rekeyed=parent.rekeyed)
+                return keyed.Turns(rekeyed=True)
             case "deduplicate":
                 return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
         raise NotImplementedError(node["op"])
