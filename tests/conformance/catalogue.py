@@ -225,8 +225,8 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         raise Unfit("the other side may have a row that has been deleted")
     if not (left.can_be_looked_up and right.can_be_looked_up):
         raise Unfit("Kafka Streams would join with an old row that was never sent")
-    if _may_change_first(left, right) or _may_change_first(right, left):
-        raise Unfit("Kafka Streams would join the filtered row with a row that has not been computed yet")
+    if _change_one_by_one(left, right):
+        raise Unfit("Kafka Streams would join a row with a row that has not been computed yet")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
@@ -240,10 +240,14 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
     )  # fmt: skip
 
 
-def _may_change_first(filtered: Values, other: Values) -> bool:
-    """Whether a filtered or mapped table may change before another one that was joined from the same table."""
-    is_filtered = filtered.kind == "table" and len(filtered.origins) == 1 and filtered.id not in SOURCES
-    return is_filtered and other.kind == "table" and len(other.origins) > 1 and filtered.origins <= other.origins
+def _change_one_by_one(left: Values, right: Values) -> bool:
+    """Whether Sluice gets the two changes that a row of one table leads to one after the other.
+
+    One side is joined from the table that the other side is filtered, mapped or joined from.
+    """
+    is_shared = left.kind == right.kind == "table" and bool(left.origins & right.origins)
+    is_joined = len(left.origins) > 1 or len(right.origins) > 1
+    return is_shared and is_joined and left.id not in SOURCES and right.id not in SOURCES
 
 
 def foreign(left: Values) -> dict[str, Any]:
