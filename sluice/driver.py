@@ -165,7 +165,7 @@ def rebuild_changed(
 
 
 def _option_value(prefix: str, options: Iterable[str]) -> str:
-    """The text after a prefix, in the option that has it; empty without one."""
+    """The text after `prefix` in the first option that begins with it; empty if no option does."""
     return next((option.removeprefix(prefix) for option in options if option.startswith(prefix)), "")
 
 

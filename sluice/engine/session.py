@@ -23,8 +23,8 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.worker_daemon",
-    # Spark SQL sets this, too. Without it, workers that `start_workers` starts would have another environment than
-    # those of queries, which would start a daemon of their own.
+    # Spark SQL sets this variable for the workers of queries. The workers that `start_workers` starts must have the
+    # same environment, or else the queries would start another daemon.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # If a function crashes Python, the error has its traceback.
     "spark.python.worker.faulthandler.enabled": "true",

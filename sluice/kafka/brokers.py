@@ -20,7 +20,7 @@ CHOSEN_BY_CLIENT = frozenset({
     "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
     "transactional.id",
 })  # fmt: skip
-"""Settings that each client of Sluice chooses itself, whatever a connection says that other programs use, too."""
+"""Settings that each client of Sluice chooses itself. Sluice ignores them in connections that others use, too."""
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits it, not the client."""

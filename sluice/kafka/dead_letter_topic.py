@@ -44,7 +44,7 @@ _SLUICE_HEADERS = frozenset(
     )
 )  # fmt: skip
 _HEADER_BYTES = 10
-"""How much a header counts besides its name and content: a record can have a million empty ones."""
+"""Bytes that count for a header besides its name and content, because a record can have a million empty headers."""
 _MOST_DIGITS = 18
 """The digits of an offset, which is a 64-bit integer."""
 _LAST_PARTITION = 2**31 - 1

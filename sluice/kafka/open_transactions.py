@@ -39,7 +39,7 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """The oldest timestamp of the records with which transactions that hold back records began; None if none does.
+    """The timestamp of the oldest first record of a transaction that holds back records; None if no transaction does.
 
     Raises BrokersUnreachable.
     """

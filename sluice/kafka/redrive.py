@@ -184,7 +184,7 @@ def _send(
             )  # fmt: skip
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
-            pass  # After an error, the client keeps the other records, so that a flush would take all the time.
+            pass  # Stop at the first error: the client then keeps the other records, and `flush` would wait in vain.
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:
                 _abort(producer)

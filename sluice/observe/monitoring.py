@@ -54,7 +54,7 @@ class LedgerFigures:
 
     @property
     def pipelines(self) -> list[str]:
-        """The pipelines that have run, or of which something is wrong."""
+        """The pipelines that have run or that have an unresolved failure."""
         return sorted({*self.generations, *self.failures})
 
     @property

@@ -50,7 +50,7 @@ class _Input:
     """Whether it is a group of the old generation."""
     group: int
     stores: int
-    """Its number of stores. Values of a group with outputs end with an event time."""
+    """The number of stores in the group. If the group has outputs, its values have an event time after the stores."""
 
 
 @dataclass(frozen=True)

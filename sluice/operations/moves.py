@@ -117,7 +117,7 @@ def _shards(
     try:
         return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
-        # A shard in use is at the new place. It is the right one if it has the published state and the old one has not.
+        # The new place has a shard in use. It replaces the old shard if only the new one has the published state.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):

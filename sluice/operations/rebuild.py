@@ -84,7 +84,7 @@ class Rebuild:
             # A worker may move meanwhile. The promotion then fails, because the new shards would be at the old place.
             places = ledger.placements.epochs(name)
             self.build(new, history.published)
-            # The state is compared before the unpublished batch, of which no checksums were published.
+            # Compare the state before the unpublished batch is built, because that batch has no published checksums.
             self._compare(ledger, old, new, history)
             # The output of this batch is written already, so the next run must not read its records again.
             self.build(new, history.unpublished)

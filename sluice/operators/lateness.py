@@ -72,12 +72,12 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
 class JoinLateness:
     """When the records of a join of two streams can no longer be matched, and when they are sent unmatched.
 
-    `side` is that of the record: LEFT or RIGHT.
+    The parameter `side` is the side of the record: LEFT or RIGHT.
     """
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How far ahead of a record of the left side, and of the right side, a match may be."""
+        """How many ms after a record its match may be: for a record of the left side, and of the right side."""
         self._sent_after_ms = window.after_ms + window.grace_ms + 1, window.before_ms + window.grace_ms + 1
         self._reach_ms = window.reach_ms
 

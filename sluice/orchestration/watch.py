@@ -30,9 +30,9 @@ class Observation(NamedTuple):
 
     lag: Lag
     lease: LeaseRow | None
-    """Its driver's lease."""
+    """The lease of the pipeline's driver."""
     published_at: datetime | None
-    """The time of its newest snapshot, if there ever was one."""
+    """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[Kind, Failure]
 
 
@@ -44,7 +44,7 @@ class _Round:
     """Pipeline → topic → partition → the pipeline's next offset."""
     leases: Mapping[str, LeaseRow]
     published: Mapping[str, datetime]
-    """Pipeline → the time of its newest snapshot."""
+    """Pipeline → the time of the newest snapshot."""
     failures: Mapping[str, Mapping[Kind, Failure]]
     """Pipeline → kind → its unresolved failure."""
 

@@ -362,7 +362,7 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """Condition: the row has a record's first element, or the record has none."""
+    """Condition: the row holds the first element of the record's array, or the array has no elements."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

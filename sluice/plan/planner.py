@@ -77,8 +77,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     for sink in outputs.of_operators:
         stages.add_sink(sink)
 
-    # Add the columns of all other steps. The conditions of groups and outputs come after them: a record that one step
-    # turns into several rows has only one row for those that do not follow this step.
+    # Add the columns of all other steps before the conditions of groups and outputs: if a step turns a record into
+    # several rows, groups and outputs that do not follow this step must read only one of the rows.
     for node in [*(sink.parent for sink in outputs.of_records), *outputs.peeks_at_records]:
         scopes.after(node)
     for peek in outputs.peeks_at_results:

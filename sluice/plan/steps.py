@@ -103,7 +103,7 @@ class GlobalTableInput:
 class Sink:
     """A topic, or a table outside Kafka, that a job writes.
 
-    For single records, `passed`, `key` and `value` are the names of the job's columns.
+    If a sink writes single records, `passed`, `key` and `value` are the names of the columns that it reads.
     """
 
     number: int

@@ -50,7 +50,7 @@ class AsOf:
         return True
 
     def require_topics(self, topics: Collection[str]) -> None:
-        """Raise QueryError if a minimum position is of a topic that the pipeline does not read: it is never reached."""
+        """Raise QueryError if a minimum position is in a topic that the pipeline does not read."""
         for topic in self.min_positions:
             if topic not in topics:
                 raise QueryError(

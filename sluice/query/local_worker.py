@@ -86,7 +86,7 @@ class LocalWorker:
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
         with query_deadline(until, time_limits.QUERY_SECONDS):
             shard = self._open_shard(purpose, query.as_of)
-            shard.release()  # what is held may not have the query's batch
+            shard.release()  # the held read transaction may be older than the query's batch
             return query.execute(shard)
 
     def _open_shard(self, purpose: str, as_of: int) -> LocalShard:

@@ -10,7 +10,7 @@ from sluice.errors import Busy
 RUNNING = 2
 WAITING = 16
 WAIT_SECONDS = 10.0
-"""How long a query waits for its turn: as long as a query may then run."""
+"""How long a query waits for its turn. This equals the time limit of a running query."""
 
 
 class Gate:

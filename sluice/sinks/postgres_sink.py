@@ -113,7 +113,7 @@ class PostgresTables:
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
-        """Note the pipeline's tables. Raises EngineError if two outputs, or two pipelines, have one table."""
+        """Note the pipeline's tables. Raises EngineError if two outputs or two pipelines write to the same table."""
         # Two pipelines that begin at the same time would not see each other's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}

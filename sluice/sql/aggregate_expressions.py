@@ -65,7 +65,7 @@ def _function(call: Call) -> AggregateFunction | None:
     name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
     arguments = [argument.text for argument in call.arguments]
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
-        del arguments[1:]  # it says that nulls are ignored, as they are without it
+        del arguments[1:]  # this argument means "ignore nulls", which is what Sluice always does
     if name is None or not arguments or call.nulls == "RESPECT":
         return None
     condition = None if call.condition is None else call.condition.text
@@ -110,7 +110,7 @@ def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tu
         case "percentile" | "approx_percentile":
             return None
         case "count" if more and not quantifier:
-            # It counts the rows in which all arguments have values.
+            # `count` with several arguments counts the rows in which none of them is null.
             return name, value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"), ()
         case "count_if" if not more:
             return "count", value_if(first, "TRUE"), ()

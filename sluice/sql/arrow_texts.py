@@ -30,7 +30,7 @@ _NEWER = (
     (0x019B, 0xA7DC, 1), (0x0264, 0xA7CB, 1), (0x1C8A, 0x1C89, 1), (0xA7CD, 0xA7CC, 1), (0xA7CF, 0xA7CE, 1),
     (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1), (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
 )  # fmt: skip
-"""Small letters, their capitals, and how many such pairs follow each other: those that Java knows, but not Python."""
+"""Pairs of a small and a capital letter that Java knows and Python does not, with the number of consecutive pairs."""
 _NEWER_UPPER = {small + n: capital + n for small, capital, number in _NEWER for n in range(number)}
 _NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 

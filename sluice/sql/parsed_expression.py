@@ -115,7 +115,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 
 
 def _with_backticks(text: str) -> str:
-    """The text with backticks around words such as `größe`, in which only Spark's parser needs them."""
+    """The text with backticks around words such as `größe`: sqlglot can parse them without, Spark cannot."""
     out, end = [], 0
     with suppress(SqlglotError):
         for token in tokens_of(text):
@@ -154,7 +154,7 @@ def _brackets(text: str) -> int:
 
 
 def _with_a_quoted_keyword(text: str) -> Iterator[str]:
-    """The text with backticks around one of its keywords, for each keyword with which it becomes an expression."""
+    """For each keyword: the text with backticks around it, if this makes the text a valid expression."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"

@@ -57,12 +57,12 @@ class Signature:
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
-    """What only Spark computes, if that is not the whole expression."""
+    """The part of the expression that only Spark computes; empty if this is the whole expression."""
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "all"]
-"""Which arguments Spark computes: the next ones only if those before are not null; the last one first; or all."""
+"""How Spark computes arguments: each only if the ones before are not null; the last argument first; or all of them."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def rule_of(node: exp.Expr) -> Rule:
 
 
 def reason_of(node: exp.Expr) -> str:
-    """How the error of a record for which a node fails starts; empty if the node never fails."""
+    """The text with which a record's error starts if the node fails; empty if the node never fails."""
     is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
     return "" if is_tried else rule_of(node).reason
 

@@ -11,7 +11,7 @@ from sluice.sql.dialect import text_of
 from sluice.values.sql_types import MOST_DIGITS, canonical, precision_and_scale
 
 Types: TypeAlias = Mapping[str, str]
-"""Name → type; empty if unknown."""
+"""Column → its Spark SQL type; an empty text if the type is unknown."""
 
 VOID = "VOID"
 """The type of NULL."""

@@ -228,7 +228,7 @@ def _value(value: str | bytes | None) -> Any:
     if value is None:
         return None
     try:
-        # How deep Python can decode depends on how deep it has been called, and on the limit that the process has set.
+        # Python can decode fewer levels if its call stack is already deep, so nesting is limited explicitly.
         refuse_nesting(value.encode() if isinstance(value, str) else value)
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, ValueError):

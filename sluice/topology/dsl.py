@@ -223,7 +223,7 @@ class Handle(Generic[V]):
             raise TopologyError(
                 f"{where}: types= names {unknown[0]!r}, but the columns are {', '.join([*identity, *self.fields])}."
             )
-        # Keys are text. A field in the key's column must be text, or a whole number, which has only one text.
+        # A field is compared with the record's key as text, so each value of the field must have exactly one text.
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")
         if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
             raise TopologyError(

@@ -72,7 +72,7 @@ class ContractPart:
     item: str
     """Python source of the part, in terms of the value `v` and of the variables of `loops`."""
     loops: str
-    """Python source: the loops and conditions of a comprehension in which `item` has the parts; empty for one part."""
+    """Python source: the clauses after `for v in values` in a comprehension; empty if a value has one such part."""
 
     @property
     def digits(self) -> tuple[int, int] | None:

@@ -12,9 +12,9 @@ from sluice.values.keys import sorted_items
 
 
 def needs_plain_data(kind: Any) -> bool:
-    """Whether `plain_data` and msgspec can make different data of a value of this type.
+    """Whether msgspec may encode a value of this type as other data than `plain_data` does.
 
-    msgspec leaves names or defaults of fields out of some Structs, and gives the items of sets in any order.
+    msgspec omits the field names or the default values of some Structs, and encodes the items of a set in any order.
     """
 
     def differs(part: inspect.Type) -> bool:

@@ -1,4 +1,4 @@
-"""Times that JSON has as a whole number of seconds, milliseconds or microseconds since 1970, in UTC."""
+"""Times that are written in JSON as a whole number of seconds, milliseconds or microseconds since 1970, in UTC."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _annotation(unit: Unit) -> msgspec.Meta:
 
 
 EpochSeconds = Annotated[datetime, _annotation(Unit.SECONDS)]
-"""A datetime that JSON has as a whole number of seconds since 1970."""
+"""A datetime that is written in JSON as a whole number of seconds since 1970."""
 EpochMillis = Annotated[datetime, _annotation(Unit.MILLISECONDS)]
-"""A datetime that JSON has as a whole number of milliseconds since 1970."""
+"""A datetime that is written in JSON as a whole number of milliseconds since 1970."""
 EpochMicros = Annotated[datetime, _annotation(Unit.MICROSECONDS)]
 """A datetime that JSON has as a whole number of microseconds since 1970."""
 

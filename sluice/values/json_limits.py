@@ -160,7 +160,7 @@ def require_finite(number: float | Decimal, path: str) -> None:
 def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
     """Raise ValueError if Spark cannot read the time, or cannot write it with a year of four digits in UTC.
 
-    `zone` is the zone of a time without one.
+    `zone` is the time zone of a `time` that names no time zone.
     """
     if 1 < time.year < 9999 and time.tzinfo is UTC:
         return

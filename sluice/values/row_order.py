@@ -93,12 +93,12 @@ def after_rekeying(path: bytes) -> bytes:
 
 
 def turn_sql(number: int) -> str:
-    """SQL for the element of a path that stands for the child with this number."""
+    """SQL for a turn: the element of a path with the number of a child."""
     return f"X'{number:04X}'"
 
 
 def element_sql(position: str) -> str:
-    """SQL for the element of a path that stands for an array's element; `position` is SQL of its index."""
+    """SQL for the element of a path with the index of an array's element. `position` is SQL for this index."""
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 
 

@@ -35,7 +35,7 @@ from sluice.values.dead_letter_headers import FIRST, escaped
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 MOST_READ = 10_000
-"""The number of records of a batch whose headers are read again for their dead letters."""
+"""For how many dead letters of a batch, at most, the headers of the rejected records are read from Kafka again."""
 _LEFT_OUT_BYTES = 200
 """Upper bound of the size of the header that says what was left out."""
 

@@ -99,7 +99,7 @@ class SideOutputs:
             self._add(Label(f"{_CHANGES}{worker:05}", page=page), pack_table(of_page))
 
     def take(self) -> list[SideOutput]:
-        """What this chain has collected, and what earlier chains of the same task of Spark have left for it."""
+        """The outputs that earlier chains of the same Spark task have left in a file, and those of this chain."""
         taken = [*self._collected]
         self._collected.clear()
         file = _file_of_task()

@@ -116,7 +116,7 @@ def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
     """Whether a batch whose output was written has this plan."""
     if (planned.number, planned.begun) != (written.number, written.begun):
         return False
-    # The metadata of a written batch lacks the partitions of which it has read nothing.
+    # The metadata of a written batch leaves out partitions from which the batch has read nothing.
     for topic, ends in written.ends.items():
         planned_ends = planned.ends.get(topic, {})
         if any(planned_ends.get(number) != end for number, end in ends.items()):

@@ -18,7 +18,7 @@ from sluice.sql.types import PLAIN_SCALE
 from sluice.values.sql_types import canonical, precision_and_scale
 
 WINDOWED = ("key", "window_start", "window_end", "time")
-"""The columns of windowed records before those that aggregates read."""
+"""The first columns of windowed records. The columns that aggregates read come after them."""
 _INTEGERS = ("int", "bigint")
 
 
@@ -50,7 +50,7 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """For each store, whether its value is that of its only field."""
+    """For each store, whether its value is its only field's value rather than an object with this field."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:

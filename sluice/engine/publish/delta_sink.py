@@ -49,12 +49,12 @@ _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
 _HISTORY = 100
-"""The number of commits in which a run looks for the last one of Sluice."""
+"""How many of the table's newest commits a run searches for the last commit by Sluice."""
 _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The metadata in which Spark keeps the type of a VARCHAR or CHAR, which is otherwise a STRING."""
+"""The entry in a column's metadata with the declared type VARCHAR or CHAR, for which Spark's own type is STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

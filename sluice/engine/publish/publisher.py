@@ -291,7 +291,7 @@ class Publisher:
         )
 
     def _ends(self) -> dict[str, dict[str, int]]:
-        """Topic → partition → the batch's end offset, for the partitions of which it has read."""
+        """Topic → partition → the batch's end offset, for the partitions from which it has read records."""
         ends: dict[str, dict[str, int]] = {}
         for topic, planned in self._plan.ends.items():
             before = self._before.get(topic, {})

@@ -116,8 +116,8 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
     """Add the position columns to sorted rows from operators.
 
     Results of a clock, such as those of timers, come from no record. Their topic is empty, and their offset is the time
-    at which they were due, in epoch ms. Their row is a hash of the operator, the key, the timer's name and what has set
-    it, and the number of the result, so that they have the same position in whatever batch they are sent.
+    at which they were due, in epoch ms. Their row number is a hash of the operator, the key, the timer's name, the
+    timer's cause and the number of the result. Their position is therefore the same in every batch.
     """
     topics = {source.number: source.topic for source in job.streams}
     places: list[tuple[str, int, int, int]] = []

@@ -185,7 +185,7 @@ class TransactionalOutput:
 
         Returns the number of records per topic. A retried batch does not write its records again, except to topics that
         were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
-        are not those that were written.
+        differ from the written ones.
         """
         marker = self._marker if batch.number == self.last_batch else None
         written: Mapping[str, int] = {} if marker is None else marker.outputs

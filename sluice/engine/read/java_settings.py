@@ -22,7 +22,7 @@ _PEM = {
     "ssl.certificate": "ssl.keystore.certificate.chain",
     "ssl.key": "ssl.keystore.key",
 }
-"""librdkafka's settings, each of which ends with .location (a file) or .pem (its text) → Java's setting."""
+"""Setting of librdkafka, without its ending `.location` (for a file) or `.pem` (for the text) → Java's setting."""
 _SSL = {"ssl.key.password", "ssl.endpoint.identification.algorithm"}
 _PEM_NAMES = {f"{name}.{form}" for name in _PEM for form in ("location", "pem")}
 

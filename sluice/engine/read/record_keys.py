@@ -147,7 +147,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """The texts of a column's values as keys, which are those that an SQL expression makes of the column."""
+    """A column's values as texts for keys. An SQL expression that reads the column makes the same texts."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:

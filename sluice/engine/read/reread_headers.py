@@ -48,7 +48,7 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
 
 
 def _read(consumer: Consumer, place: Place, message: Message | None) -> Message | None:
-    """The first record at or after a place, reading on from `message`; None without one, or after an error.
+    """Read on from `message` to the first record at or after a place. Returns None after a timeout or an error.
 
     Raises _Deleted if retention has removed the place from the topic, which may still have later records.
     """

@@ -32,7 +32,7 @@ class StageResult:
     column: str
     type: pa.DataType
     output: str
-    """Which of a processor's outputs these are; other operators have one."""
+    """The output of a processor that has these results. Other operators have only one output."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ShuffleTarget:
     value: str
     foreign: str | None
     path: str | tuple[bytes, bytes]
-    """What precedes and follows the result's path, or the column of the path."""
+    """The name of the column with the path, or the bytes before and after the result's path."""
 
     @classmethod
     def of(cls, edge: Edge) -> Self:

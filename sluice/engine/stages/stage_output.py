@@ -175,7 +175,7 @@ class StageOutput:
         if (released := self.released) is not None:
             rank = released.due if rank is None else rank
             path = row_order.release_path(path, rank, released.key, before=released.before_row)
-            # A result at the end of the batch comes from no record. The timer tells it apart from other results there.
+            # No record causes a result at the end of a batch. The operator, the timer and its cause identify it.
             if not has_origin(sequence):
                 path = row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
         path = row_order.result_path(path, self._results)

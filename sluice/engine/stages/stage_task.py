@@ -179,7 +179,7 @@ class StageRun:
             yield from zip(columns["target"], positions, operator_rows, strict=True)
 
     def _stream_times(self, rows: pa.Table) -> dict[str, Times]:
-        """The stream times before and after each row, and those of both sides of a join including the row."""
+        """Stream times before and after each row; for a join also the stream times of both sides, including the row."""
         times: dict[str, Times] = {}
         for name in ("before", "after"):
             times[name] = np.array(pc.fill_null(rows.column(name), BEFORE_ALL).to_numpy())
@@ -201,7 +201,7 @@ class StageRun:
         subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
         if not subtracting:
             return frozenset()
-        # One record may change several rows of a group, each with its own key, which is `foreign`.
+        # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
         names = ("target", "old", "key", "sequence", "origin", "foreign")
         columns = [rows.column(name).to_pylist() for name in names]
         indices: list[int] = []

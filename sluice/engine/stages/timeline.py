@@ -41,7 +41,7 @@ class _Clock:
 class _PartitionClocks:
     """The stream times of one partition number, across co-partitioned topics.
 
-    A join of two streams has all four clocks. Other operators have one, under all four names.
+    A join of two streams has four different clocks. Other operators have a single clock, under all four names.
     """
 
     all_rows: _Clock

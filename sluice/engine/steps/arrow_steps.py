@@ -186,7 +186,7 @@ def _errors(
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
-    # In reverse, so that the first error of a row is the one that stays.
+    # In reverse, so that a row's first error overwrites its later errors.
     for rows, text in reversed(unusable):
         if rows is not None:
             errors[rows] = text

@@ -45,8 +45,8 @@ class Pickled:
     file: str
     data: bytes
     name: str = ""
-    """Set for a module's Struct or Enum, which are pickled by name. By value, a Struct would lose its fields, and an
-    Enum's members would not be those that the Structs' fields have."""
+    """Set for a module's Struct or Enum, which are pickled by name. Pickled by value, a Struct would lose its fields,
+    and an Enum would have other members than the Enum in the Structs' fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:

@@ -464,7 +464,7 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The percentile of sorted values, of which each ends at a place among all values."""
+    """The percentile of distinct, sorted values. `ends` has, for each, the number of values up to and including it."""
     position = (ends[-1] - 1) * part
     below, above = (float(values[bisect_right(ends, place)]) for place in (math.floor(position), math.ceil(position)))
     if below == above:

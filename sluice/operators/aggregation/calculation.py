@@ -248,7 +248,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """The aggregate of two sessions that became one. If a session has no aggregate, that of the other one."""
+        """The aggregate of two sessions that became one. If one session has no aggregate, returns the other's."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)

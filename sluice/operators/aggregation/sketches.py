@@ -207,7 +207,7 @@ def _binned(counts: Mapping[Any, int]) -> dict[int, int]:
 _ACCURACY = 0.01
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _SHIFT = 1 << 20
-"""Larger than the number of any bin, so that a bin's sign is that of its numbers."""
+"""Makes the logarithm of every double positive, so that a bin's number has the sign of the values in the bin."""
 
 
 def _bin(value: Any) -> int:

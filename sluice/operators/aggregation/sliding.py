@@ -80,7 +80,7 @@ class SlidingAggregate(Aggregation):
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
             previous = state[preceding][0]
-            # The own window starts with the records of an earlier window that it contains, too.
+            # The row's own window also contains the records of the preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
         is_counted = self._add_to_each(state, [start for start in starts if own <= start <= row.time], row, out)

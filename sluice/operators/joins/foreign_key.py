@@ -23,8 +23,8 @@ class ForeignKeyJoin(Timeless):
     """Results have the left table's key. A change of a right row has that row's time; of a left row, the larger time.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
-    foreign key and its new value to that of the new one, in any order. Neither state has the other value, so the engine
-    marks such rows (`engine/stages/foreign_keys.py`). A row's side is MOVED for
+    foreign key and its new value to the state of the new foreign key, in any order. Neither state has the other value,
+    so the engine marks such rows (`engine/stages/foreign_keys.py`). A row's side is MOVED for
 
     - an old value, unless a new value that has a foreign key replaces it,
     - a new value whose old value had another foreign key, and

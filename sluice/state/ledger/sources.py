@@ -28,7 +28,7 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     last: int = -1
     """The offset of the last record that the pipeline has read; -1 before the first."""
     fingerprint: str = ""
-    """The fingerprint of that record."""
+    """The fingerprint of the record at offset `last`."""
 
 
 class Sources(LedgerPart):

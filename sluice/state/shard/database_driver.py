@@ -29,13 +29,13 @@ class Driver(Protocol):
         """A context manager whose block's writes are committed or rolled back together."""
 
     def hold(self) -> None:
-        """Let the reads from now on see the database as it is now, until `hold` or `release` is called.
+        """Let all later reads see the database as it is now, until `hold` or `release` is called.
 
-        Saves each read the locks with which it begins and ends. Does nothing if the driver is `blocking`.
+        This saves time, because a read then takes and releases no locks. Does nothing if the driver is `blocking`.
         """
 
     def release(self) -> None:
-        """Let each read see the database as it is then. Does nothing if nothing is held."""
+        """Let each later read see the newest state of the database again. Does nothing without an earlier `hold`."""
 
     def pinned(self) -> AbstractContextManager[None]:
         """A context manager whose block's reads all see the database as it was when the block began."""

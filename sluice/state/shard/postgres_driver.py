@@ -176,7 +176,7 @@ class PostgresDriver(Driver):
     def pinned(self) -> Iterator[None]:
         with self._lock, self._errors(), self._connection.transaction():
             self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            self._connection.execute(PROBE)  # the first read of a transaction pins what it sees
+            self._connection.execute(PROBE)  # the first read of a transaction decides which state its reads see
             yield
 
     @override

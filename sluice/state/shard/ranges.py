@@ -41,7 +41,7 @@ def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[
         values.extend(bounds)
 
     if after is not None and after[0] >= first:
-        # The place after which a page begins is the closer lower bound, so one condition is enough.
+        # The page begins inside the range, so the start of the range needs no condition.
         add("(c.key, c.window_start) > (?, ?)", *after)
     elif first and within.last != first:
         add("c.key >= ?", first)

@@ -30,13 +30,13 @@ _BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
     ORDER BY window_start, batch LIMIT ?"""
 _READ_PER_WINDOW = 4
-"""How many versions to read in one statement for each of a key's windows, before each is looked up instead."""
+"""The first statement reads this many versions per window of a key. Windows that it misses are looked up one by one."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
 """How long a reader waits for a program that has locked the whole file. Writers of shards never do."""
 _STEPS = 20_000
-"""SQLite checks a query's deadline after every such number of virtual-machine steps, every few milliseconds."""
+"""SQLite checks a query's deadline whenever its virtual machine has run this many steps, every few milliseconds."""
 
 
 class SqliteDriver(Driver):
