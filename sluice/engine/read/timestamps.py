@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.job_topics import TIMEOUT_S, at, kafka_errors
-from sluice.engine.read.batch_ends import Offsets, Stretch
+from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
 

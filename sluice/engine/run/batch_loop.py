@@ -22,7 +22,7 @@ from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.checkpoint import write_checkpoint
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.read.batch_ends import Backlog, Offsets
+from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.driver_lease import Lease
@@ -136,7 +136,11 @@ class BatchLoop:
     def _batch_ends(
         self, kafka: Mapping[str, str], begin: Offsets, topic_ends: Offsets, most: int
     ) -> Iterator[Offsets]:
-        """The end offsets of the batches that read everything from `begin` to the ends of the topics."""
+        """The end offsets of the batches that read everything from `begin` to the ends of the topics.
+
+        There are four cases. Nothing is new: no batch. The unread records fit one batch: that batch. Otherwise, the
+        records are divided: in their order (`Backlog`) if results depend on the order across partitions, else evenly.
+        """
         streams = _streams(self.query.job, begin)
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
         published = _offsets(self.firsts if snapshot is None else snapshot.positions)

@@ -8,7 +8,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from sluice.engine.read.batch_ends import Offsets
+from sluice.engine.read.ordered_backlog import Offsets
 from sluice.engine.run.batch_loop import prefetch
 
 
