@@ -20,7 +20,7 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
-from sluice.engine.read.source_identity import SourceIdentity
+from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop
 from sluice.engine.run.compatibility import (
     changed_functions,
@@ -41,6 +41,7 @@ from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
 
@@ -94,79 +95,120 @@ class JobRun:
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
-        pipeline = self.job.pipeline
+        setup = self._set_up(ledger, lease, storage)
+        missing = self._stores_to_come(ledger, setup)
+        if missing and self.plan_without is not None:
+            log.warning("stores are still being computed", pipeline=self.job.pipeline.name, without=sorted(missing))
+            # The others are computed from the topics, in a generation beside this one, and come with its promotion.
+            rest = replace(self, job=self.plan_without(missing), plan_without=None)
+            setup = rest._set_up(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
+            return rest._open_and_run(ledger, lease, setup)
+        return self._open_and_run(ledger, lease, setup)
+
+    def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
+        """Read the ledger and the topics, create missing topics, and build the query. Opens no output yet."""
         identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics, ledger.audits)
         newest, planned = ledger.snapshots.newest(storage.ref), ledger.plans.unpublished(storage.ref)
         firsts = identity.check({} if newest is None else newest.positions, {} if planned is None else planned.ends)
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(storage.ref, pipeline.markers)
+        writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
-        # A rebuild writes no output, and the producer of a run that goes on meanwhile must not be fenced.
-        writing = TransactionalOutput(self.settings.kafka, writer, limits) if self.steps is None else nullcontext()
+        output = self._output(writer, limits)
         # The session has started while Kafka and the ledger were asked.
         spark = wait_for_session(self.spark)
-        if pipeline.file is not None:
-            send_to_executors(spark.sparkContext, pipeline.file)
-        direct: AtLeastOnce | None = None
-        if self.steps is None:  # a replay writes no output
-            direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        storage = replace(storage, side_outputs=replace(storage.side_outputs, direct=direct)).placed(ledger.placements)
+        if self.job.pipeline.file is not None:
+            send_to_executors(spark.sparkContext, self.job.pipeline.file)
+        side_outputs = replace(storage.side_outputs, direct=None if output is None else output.direct)
+        storage = replace(storage, side_outputs=side_outputs).placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
-        info, published = query.info, None if newest is None else newest.batch
-        before = None if newest is None else ledger.generations.get(storage.ref)
-        if before is not None and self.plan_without is not None and (missing := stores_to_come(ledger, before, info)):
-            log.warning("stores are still being computed", pipeline=pipeline.name, without=sorted(missing))
-            # The others are computed from the topics, in a generation beside this one, and come with its promotion.
-            rest = replace(self, job=self.plan_without(missing), plan_without=None)
-            return rest._run(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
-        require_compatible(before, info, lambda: newest is not None and planned is not None)
-        with writing as output:
-            if output is not None:
-                output.require_newest()
-                output.require_marker(ledger.audits.newest(storage.ref))
+        registered = None if newest is None else ledger.generations.get(storage.ref)
+        return _Setup(identity, newest, planned, firsts, output, source, query, query.info, registered)
+
+    def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
+        """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
+
+        A rebuild's producer would also fence the producer of a run that goes on meanwhile.
+        """
+        if self.steps is not None:
+            return None
+        transaction = TransactionalOutput(self.settings.kafka, writer, limits)
+        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
+        return _TopicOutput(transaction, direct, limits)
+
+    def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
+        """The stores and steps that this run leaves out, because another generation still computes them."""
+        if self.plan_without is None or setup.registered is None:
+            return frozenset()
+        return stores_to_come(ledger, setup.registered, setup.info)
+
+    def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
+        """Open the output, the shards and the tables, in this order, and run all batches. Returns the same as `_run`.
+
+        Why this order:
+
+        1. The pipeline is compared with its state before anything is opened, because opening fences other drivers.
+        2. The output's markers are read before the shards are prepared: they say which batch was written last, so that
+           a ledger or shards from an older backup are recognized.
+        3. The shards are prepared before the tables outside Kafka are opened: a shard refuses a driver that an older
+           ledger gave its lease, before this driver fences others from the tables.
+        4. The lease is checked after the tables are opened and before the generation is registered. A driver that had
+           lost its lease has just fenced off its successor from the tables, and must not go on.
+        """
+        query, storage, output = setup.query, setup.query.storage, setup.output
+        is_interrupted = setup.newest is not None and setup.planned is not None
+        require_compatible(setup.registered, setup.info, lambda: is_interrupted)
+        with nullcontext() if output is None else output.transaction as transaction:
+            if transaction is not None:
+                transaction.require_newest()
+                transaction.require_marker(ledger.audits.newest(storage.ref))
             with _older_ledger(lease):
-                storage.prepare(ledger, None if output is None else output.last, lease.epoch)
-            destinations: Destinations | None = None
-            if output is not None:
-                tables = self._begin_tables(ledger, spark, newest)
-                destinations = Destinations(output, limits, direct, tables, source.headers_at)
-            # A driver that had lost its lease has just fenced off its successor from the tables. It must not go on.
+                storage.prepare(ledger, None if transaction is None else transaction.last, lease.epoch)
+            destinations = None if output is None else self._destinations(ledger, setup, output)
             lease.require_in_ledger()
-            self._register(ledger, before, info, lease.epoch)
+            self._register(ledger, setup.registered, setup.info, lease.epoch)
             publisher = Publisher(
                 storage=storage,
                 types=query.frames.types,
                 ledger=ledger,
                 lease=lease,
-                identity=identity,
-                partitions=partitions,
+                identity=setup.identity,
+                partitions=query.partitions,
                 destinations=destinations,
                 auditor=Auditor(storage, self.settings.run, lease.epoch),
-                published=published,
+                published=None if setup.newest is None else setup.newest.batch,
             )
-            loop = BatchLoop(query, publisher, ledger, lease, firsts)
             with query_errors(publisher, storage, lease):
-                if self.steps is not None:
-                    loop.replay(join_steps(self.job, query.frames.types.stores, self.steps, firsts, self.max_records))
-                    return publisher.read, False
-                news = self._read_all(loop, spark)
-        return publisher.read, news == "partitions"
+                has_new_partitions = self._run_batches(BatchLoop(query, publisher, ledger, lease, setup.firsts))
+        return publisher.read, has_new_partitions
 
-    def _read_all(self, loop: BatchLoop, spark: SparkSession) -> News | None:
+    def _run_batches(self, loop: BatchLoop) -> bool:
+        """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
+        if self.steps is None:
+            return self._read_all(loop) == "partitions"
+        stores = loop.query.frames.types.stores
+        loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, self.max_records))
+        return False
+
+    def _read_all(self, loop: BatchLoop) -> News | None:
         """Read all records, and those that arrive while the run lingers. Returns what `Linger.wait` returned."""
         name, kafka, ledger, lease = self.job.pipeline.name, self.settings.kafka, loop.ledger, loop.lease
         linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news == "records":
-            compile_for(spark, linger.unread(ledger.positions(name)))
+            compile_for(loop.query.spark, linger.unread(ledger.positions(name)))
             loop.run_all(kafka, self.max_records)
             ledger.failures.clear(name, "run", "overdue", "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name))
         return news
+
+    def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
+        """The topics and tables of the run. Opens the tables."""
+        tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
+        return Destinations(output.transaction, output.limits, output.direct, tables, setup.source.headers_at)
 
     def _begin_tables(self, ledger: Ledger, spark: SparkSession, newest: Snapshot | None) -> Mapping[str, TableSink]:
         """The writers of the tables outside Kafka. Creates or checks the tables, and fences off earlier drivers."""
@@ -194,6 +236,36 @@ class JobRun:
         }
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
+
+
+@dataclass(frozen=True)
+class _TopicOutput:
+    """The writers of a run's records for topics."""
+
+    transaction: TransactionalOutput
+    direct: AtLeastOnce | None
+    """Writes the records for some of the topics without a transaction; None if there are no such topics."""
+    limits: Mapping[str, TopicLimits]
+    """Topic → the records that it accepts."""
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Everything that a run knows and has built before it opens its output."""
+
+    identity: SourceIdentity
+    newest: Snapshot | None
+    """The newest published snapshot of the generation."""
+    planned: PlannedBatch | None
+    """The batch that an interrupted run has planned and not published."""
+    firsts: Positions
+    output: _TopicOutput | None
+    source: KafkaInput
+    query: JobQuery
+    info: GenerationInfo
+    """The generation as the pipeline describes it now."""
+    registered: GenerationInfo | None
+    """The generation as the last run has registered it; None before the first snapshot."""
 
 
 @contextmanager
