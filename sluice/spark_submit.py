@@ -372,7 +372,8 @@ def temporary_folder() -> Iterator[Path]:
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
     """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
 
-    Spark's takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor write it.
+    An archive of Spark's classes takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor
+    write it.
     """
     archive = archive_file(folder, jars)
     if archive.is_file():

@@ -25,6 +25,9 @@ CHOSEN_BY_CLIENT = frozenset({
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits it, not the client."""
 
+COMMITS_NOTHING: Mapping[str, str | bool] = {"group.id": "sluice-guard", "enable.auto.commit": False}
+"""Settings of a consumer of runs that chooses its own offsets. A consumer needs a group's name even so."""
+
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """The connection name, which contains the broker's host and port."""

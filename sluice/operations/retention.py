@@ -1,4 +1,7 @@
-"""Retention: delete old snapshots, and row versions that no other snapshot includes."""
+"""Retention of snapshots: deletes old snapshots, and row versions that no other snapshot includes.
+
+The retention of windows is in `engine/publish/window_expiry.py`.
+"""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def plan_groups(
     """The groups of these combinable aggregates."""
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in aggregates:
+        state_rows_shared = (node.parent.number, node.key, node.window, node.late, node.retention_ms)
         # A record that fails in one store must still count in others, so a group has only stores that fail together.
-        fallible = _fallible_arguments(node)
-        alike = (node.parent.number, node.key, node.window, node.late, node.retention_ms, node.on_error, fallible)
-        groups.setdefault(alike, []).append(node)
+        failing_together = (node.on_error, _fallible_arguments(node))
+        groups.setdefault((*state_rows_shared, *failing_together), []).append(node)
     return tuple(_group(scopes, members, late_sinks) for members in groups.values())
 
 

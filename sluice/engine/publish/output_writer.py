@@ -1,4 +1,8 @@
-"""Writes a batch's output: the rows of tables, then the records and dead letters for topics in one transaction."""
+"""Writes a batch's output: first the rows of tables, then the records for topics in one transaction.
+
+The batch's dead letters are written here, too, in the same transaction. They are made in
+`engine/batch/dead_letters.py`.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """The dead letters of a batch's steps and of the records that could not be read, as records."""
+        """The dead letters of a batch's steps and of the records that could not be read, which `write` writes."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -93,7 +97,7 @@ class OutputWriter:
                 records.append((sink.topic, self._accepted(sink, encode_records(sink, table, rejected), rejected)))
         records += self._late_records(output.collected, rejected)
         rows = self._table_rows(results_of_tables, rejected)
-        # Last, because encoding the other records can make dead letters.
+        # The dead letters come last, because encoding the other records can make dead letters.
         records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
         written: dict[str, int] = {}
         # Tables are never behind the topics: the marker in the transaction says that they have the batch.
@@ -128,6 +132,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
+        """The dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         return [(topic, shorten_dead_letters(table, limit)) for table in dead_letters if table.num_rows]

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, TopicLimits, kafka_errors, topic_limits
 from sluice.errors import EngineError
-from sluice.kafka.brokers import quiet
+from sluice.kafka.brokers import COMMITS_NOTHING, quiet
 from sluice.kafka.topics import records_at, topic_ids
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
@@ -174,7 +174,7 @@ class SourceIdentity:
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
     """The topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
-    consumer = Consumer({**quiet(kafka), "group.id": "sluice-guard", "enable.auto.commit": False})
+    consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:
         with kafka_errors("Reading the topics' offsets", kafka):
             existing = consumer.list_topics(timeout=TIMEOUT_S).topics

@@ -16,13 +16,12 @@ from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.job_topics import TIMEOUT_S, at, kafka_errors
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.errors import EngineError
-from sluice.kafka.brokers import quiet
+from sluice.kafka.brokers import COMMITS_NOTHING, quiet
 
-_CONSUMER = {
-    "group.id": "sluice-guard",
+_CONSUMER: dict[str, str | int | bool] = {
+    **COMMITS_NOTHING,
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
-    "enable.auto.commit": False,
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
