@@ -142,7 +142,7 @@ class StageOutput:
             self._held.append((key, value, time, window, old, to, rank))
             return
         assert self.operator is not None
-        self._append(self.operator.number, key, value, time, window, True, old, to, rank)
+        self._append(self.operator.number, key, value, time, window, old, to, rank, emitted=True)
         if self.listeners:
             self._pass_to_listeners(key, value, time, window, old)
 
@@ -164,31 +164,45 @@ class StageOutput:
         value: str | None,
         time: int,
         window: Bounds | None,
-        emitted: bool,
         old: bool = False,
         to: str | None = None,
         rank: int | None = None,
+        *,
+        emitted: bool,
     ) -> None:
+        """Add a row at the current position.
+
+        `target` is the number of the operator that has `emitted` the row as its result. Otherwise, it is the number of
+        a sink or of a store's group, or REJECTED.
+        """
         assert self.operator is not None
-        sequence, origin, path = self.position
-        start, end = window or _NO_BOUNDS
-        if (released := self.released) is not None:
-            rank = released.due if rank is None else rank
-            path = row_order.release_path(path, rank, released.key, before=released.before_row)
-            # No record causes a result at the end of a batch. The operator, the timer and its cause identify it.
-            if not has_origin(sequence):
-                path = row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
-        path = row_order.result_path(path, self._results)
+        sequence, origin, cause_path = self.position
+        if self.released is not None:
+            cause_path = self._release_path(self.released, rank)
+        path = row_order.result_path(cause_path, self._results)
         # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
         if self.operator.rekeys_results:
             path = row_order.after_rekeying(path)
+        start, end = window or _NO_BOUNDS
+        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add 0.5 µs to the 0.7 µs of a result.
         row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
         self._rows.append(row)
         self._results += 1
 
+    def _release_path(self, released: Released, rank: int | None) -> bytes:
+        """The path of a release. `rank` replaces the time at which its results were due."""
+        assert self.operator is not None
+        sequence, _, row_path = self.position
+        due = released.due if rank is None else rank
+        path = row_order.release_path(row_path, due, released.key, before=released.before_row)
+        if has_origin(sequence):
+            return path
+        # No record causes a result at the end of a batch. The operator, the timer and its cause identify it.
+        return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
+
     def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
         """Add a change to a state row."""
-        self._append(group_id, key, value, self.stream_time, None, False)
+        self._append(group_id, key, value, self.stream_time, None, emitted=False)
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)
@@ -213,7 +227,7 @@ class StageOutput:
             raise step_error(str(self.operator.plan.step), key, detail, timer) from error
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
-        self._append(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, False)
+        self._append(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
 
     def count(self, reason: str, number: int = 1) -> None:
         assert self.operator is not None
@@ -226,7 +240,8 @@ class StageOutput:
     def send_late(self) -> None:
         assert self.operator is not None
         if self.operator.late_sink is not None and self.row is not None:
-            self._append(self.operator.late_sink, self.row.key, self.row.foreign, self.row.time, None, False)
+            row = self.row
+            self._append(self.operator.late_sink, row.key, row.foreign, row.time, None, emitted=False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All results as rows of Arrow."""
