@@ -57,7 +57,8 @@ class Row(msgspec.Struct):
     """In a join of two streams: the largest event times of the left and the right stream, including this row."""
     foreign: str | None = None
     """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
-    mapped key, a stream deduplicated by an id, and a grouped table."""
+    mapped key, a stream deduplicated by an id, and a grouped table. For an aggregate of a stream with a topic for late
+    records, which have the original value, it is the record's value as JSON."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 

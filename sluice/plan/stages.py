@@ -7,7 +7,7 @@ a stage run in the same tasks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.errors import TopologyError
@@ -164,27 +164,14 @@ class StagePlanner:
                 if argument is not None:
                     texts[f"argument{number}"] = argument
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
-        # If the node has an expression for the key, the record's own key goes along in the column `foreign`.
         own_key = self.columns.read(before, "_key")
-        key = sqls.get("key", own_key)
-        foreign = None if "key" not in sqls else own_key
-        if "key" in sqls and isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
-            # Late records are written with the value that they have before the aggregate.
-            foreign = None if node.late is None else self.columns.json(before)
-        if is_aggregate and functions is not None:
-            values = tuple(sqls.get(f"argument{number}", "NULL") for number in range(len(functions)))
-        elif scope.unchanged_result is None:
-            values = (self.columns.value(scope),)
-        else:
-            values = ("value",)
-        if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
-            # The join reads the table's store, which is updated before any step after the table gets the change.
-            scope = replace(scope, path=())
-        elif parent is not node:
-            scope = self.scopes.for_branch(scope, parent, node, side)
+        foreign = None if key_text is None else self._edge_foreign(node, before, own_key)
+        values = self._edge_values(scope, sqls, functions if is_aggregate else None)
+        scope = self._scope_into(node, side, scope, parent)
         edge = Edge(
-            target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="", key=key,
-            values=values, is_null=self.columns.read_null(scope), foreign=foreign, scalar=scope.scalar,
+            target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="",
+            key=sqls.get("key", own_key), values=values,
+            is_null=self.columns.read_null(scope), foreign=foreign, scalar=scope.scalar,
             unchanged_result=None if is_aggregate else scope.unchanged_result, has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node) and side == LEFT,
             requires_key=not isinstance(node, nodes.Process), requires_value=requires_value(node), path=scope.path,
@@ -192,6 +179,31 @@ class StagePlanner:
         )  # fmt: skip
         self._edge_scopes[edge.column] = scope
         return edge
+
+    def _edge_foreign(self, node: nodes.Node, before: Scope, own_key: str) -> str | None:
+        """SQL of the column `foreign` of an edge into a node that computes a key.
+
+        It has the record's own key or, for an aggregate of a stream, the value that a late record has before it.
+        """
+        if not isinstance(node, nodes.Aggregate) or nodes.is_table(node.parent):
+            return own_key
+        return None if node.late is None else self.columns.json(before)
+
+    def _edge_values(
+        self, scope: Scope, sqls: Mapping[str, str], functions: Sequence[AggregateFunction] | None
+    ) -> tuple[str, ...]:
+        """SQL of an edge's values: the arguments of an aggregate's functions, or the value."""
+        if functions is not None:
+            return tuple(sqls.get(f"argument{number}", "NULL") for number in range(len(functions)))
+        return ("value",) if scope.unchanged_result is not None else (self.columns.value(scope),)
+
+    def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
+        """The scope with the path of the rows that go into a side of a node."""
+        if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
+            # The join reads the table's store, which is updated before any step after the table gets the change.
+            return replace(scope, path=())
+        # An edge into the node's own store is no branch.
+        return scope if parent is node else self.scopes.for_branch(scope, parent, node, side)
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
