@@ -18,7 +18,11 @@ LEFT, RIGHT, MOVED = 0, 1, 2
 DEFAULT_OUTPUT = "output"
 """The name of an operator's output. Only a processor can have others."""
 AHEAD = 3
-"""Added to the side of a table's change that a `TableJoin` gets twice: first, in its store, before any other step."""
+"""Added to LEFT or RIGHT for a change that a `TableJoin` only has to know: the change comes on the side itself later.
+
+If both sides depend on one table, a change of the table reaches one side first. In Kafka Streams, the join then reads
+the other side's store, which has the change already. The join therefore gets the other side's change ahead of its turn.
+"""
 
 
 def rejects_record(error: BaseException) -> bool:
@@ -48,12 +52,12 @@ class Row(msgspec.Struct):
     after: int
     """The operator's stream time including this row, ms."""
     side: int = LEFT
-    """The input of a join: LEFT, RIGHT, MOVED, or AHEAD + LEFT or RIGHT. Operators with one input use LEFT."""
+    """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT. Operators with one input use LEFT."""
     old: bool = False
     """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
     and `after`: the old value, then the new one."""
     window: Bounds | None = None
-    reached: tuple[int, int] = (-1, -1)
+    latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: the largest event times of the left and the right stream, including this row."""
     foreign: str | None = None
     """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
@@ -131,10 +135,12 @@ class Operator(Protocol[S]):
     def due(self, state: S) -> int | None:
         """Stream time at which this state needs `close`; None if it never does."""
 
-    def close(self, state: S, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
+    def close(
+        self, state: S, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+    ) -> None:
         """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
-        All partitions have reached `closed`. For a join of two streams, `reached` means the same as in `Row`.
+        All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the same as in `Row`.
         """
 
     def is_empty(self, state: S) -> bool:
@@ -147,5 +153,7 @@ class Timeless:
     def due(self, state: Any) -> int | None:
         return None
 
-    def close(self, state: Any, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)) -> None:
+    def close(
+        self, state: Any, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+    ) -> None:
         pass

@@ -83,7 +83,7 @@ class Process:
         return min(times) if times else None
 
     def close(
-        self, state: KeyState, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: KeyState, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         """Fire event timers and remove expired entries."""
         if key is None:

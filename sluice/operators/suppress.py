@@ -165,7 +165,12 @@ class Suppress:
         return closes_at(min(waiting.since for waiting in state.values()), self.wait_ms) if state else None
 
     def close(
-        self, state: WaitingUpdates, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self,
+        state: WaitingUpdates,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Send the updates that are due, and those that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)

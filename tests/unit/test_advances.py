@@ -132,7 +132,7 @@ def test_a_join_is_closed_only_by_complete_rows_that_are_in_order() -> None:
     assert columns["left"].tolist() == [10, 10, 10, 41]
     assert columns["right"].tolist() == [-1, -1, 20, 20]
     assert timeline.closed_after == 41
-    assert timeline.reached == (41, 20)
+    assert timeline.latest_of_sides == (41, 20)
 
 
 @pytest.mark.parametrize("count", [1, 1_000])

@@ -60,12 +60,12 @@ class Logs:
     def backlog(self, position: Offsets | None = None) -> Backlog:
         """The backlog from a position on. What was read before it is known, as it is from the last snapshot."""
         position = position or dict.fromkeys(self.parts, 0)
-        reached = {
+        largest_timestamps = {
             part: max(timestamps)
             for part in self.parts
             if (timestamps := [time for time, is_seen in self.entries[part][: position[part]] if is_seen])
         }
-        return Backlog(self, self.parts, dict(position), self.ends, reached)
+        return Backlog(self, self.parts, dict(position), self.ends, largest_timestamps)
 
     def ordered(self, position: Offsets | None = None) -> list[tuple[int, int, int]]:
         """The backlog's records in order: sequence, number of the partition, offset."""

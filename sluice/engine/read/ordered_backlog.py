@@ -62,7 +62,7 @@ class Backlog:
     """Sorted in the order of records with equal sequences."""
     position: dict[Partition, int]
     ends: Offsets
-    reached: Offsets = field(default_factory=dict)
+    largest_timestamps: Offsets = field(default_factory=dict)
     """Partition → the largest timestamp before its position; only partitions that have been read."""
     _since: int = BEFORE_ALL
     """A lower bound of the backlog's sequences."""
@@ -89,11 +89,15 @@ class Backlog:
         """The smallest sequence of the backlog."""
         unread = [partition for partition in self.partitions if self.position[partition] < self.ends[partition]]
         read = self.timestamps.read({partition: self.position[partition] for partition in unread}, 1)
-        firsts = ((partition, stretch.timestamps) for partition, stretch in read.items() if len(stretch.timestamps))
-        return min((max(int(times[0]), self._reached(partition)) for partition, times in firsts), default=BEFORE_ALL)
+        firsts: list[int] = []
+        for partition, stretch in read.items():
+            if len(stretch.timestamps):
+                firsts.append(max(int(stretch.timestamps[0]), self._lowest_sequence(partition)))
+        return min(firsts, default=BEFORE_ALL)
 
-    def _reached(self, partition: Partition) -> int:
-        return max(self.reached.get(partition, BEFORE_ALL), self._since)
+    def _lowest_sequence(self, partition: Partition) -> int:
+        """A lower bound of the sequences of a partition's records from its position on."""
+        return max(self.largest_timestamps.get(partition, BEFORE_ALL), self._since)
 
     def _by_index(self, most: int) -> dict[Partition, int] | None:
         """The end offsets of a batch, found with Kafka's index; None if the index does not help.
@@ -120,7 +124,7 @@ class Backlog:
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]
-            if self.reached.get(partition, BEFORE_ALL) >= time:
+            if self.largest_timestamps.get(partition, BEFORE_ALL) >= time:
                 limited[partition] = begin
             else:
                 limited[partition] = min(max(index.get(partition, end), begin), end)
@@ -134,7 +138,7 @@ class Backlog:
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
         for partition, offset in starts.items():
-            is_exact = offset == self.ends[partition] or self.reached.get(partition, BEFORE_ALL) >= time
+            is_exact = offset == self.ends[partition] or self.largest_timestamps.get(partition, BEFORE_ALL) >= time
             (ends if is_exact else searched)[partition] = offset
         count = 1
         while searched:
@@ -162,7 +166,7 @@ class Backlog:
         read: list[_PartitionRead] = []
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]
-            read.append(_PartitionRead(partition, begin, end, self._reached(partition), complete=begin >= end))
+            read.append(_PartitionRead(partition, begin, end, self._lowest_sequence(partition), complete=begin >= end))
         at_once = min(max(2 * most // len(read), 100), _READ_AT_ONCE)
         certain = _certain_sequences(read)
         while sum(map(len, certain)) <= most:

@@ -53,7 +53,7 @@ class BatchLoop:
         self.partitions = self.query.partitions
 
     @property
-    def reached(self) -> dict[str, dict[str, int]]:
+    def positions(self) -> dict[str, dict[str, int]]:
         """Where the next batch begins, for all partitions."""
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
         published = {} if snapshot is None else snapshot.positions
@@ -62,10 +62,10 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
         now = int(time.time() * 1000)
-        topic_ends = end_offsets(kafka, _offsets(self.reached))
+        topic_ends = end_offsets(kafka, _offsets(self.positions))
         # Its output may be written already, so its records must not come in other batches.
         self._repeat_interrupted()
-        begin = _offsets(self.reached)
+        begin = _offsets(self.positions)
         # The batches of a run have the same clock. After aborted transactions, or for a new partition, a batch has no
         # records: it is published so that the ledger has the new positions.
         for number, ends in enumerate(self._batch_ends(kafka, begin, topic_ends, most), start=self._next_number):
@@ -75,11 +75,11 @@ class BatchLoop:
         """Run the steps of a history that have not been run yet, each as a batch."""
         self._repeat_interrupted()
         for step in steps:
-            if offsets_between(self.reached, step.ends) <= 0:
+            if offsets_between(self.positions, step.ends) <= 0:
                 continue
             begun = int(time.time() * 1000) if step.begun is None else step.begun
             partitions = {**self.partitions, **(step.partitions or {})}
-            ends = _ends_of_step(self.reached, step)
+            ends = _ends_of_step(self.positions, step)
             self._repeat(PlannedBatch(number=self._next_number, begun=begun, partitions=partitions, ends=ends))
 
     @property
@@ -109,12 +109,12 @@ class BatchLoop:
 
         Raises LeaseError, before anything of the batch is written, if this driver has lost its lease.
         """
-        storage, reached = self.query.storage, self.reached
+        storage, positions = self.query.storage, self.positions
         # From here on, a run that repeats the batch gives it the same records and the same clock.
         plan = self.ledger.plans.add(storage.ref, plan, self.lease.epoch)
         before: dict[str, dict[str, int]] = {}
         for topic, ends in plan.ends.items():
-            before[topic] = {partition: reached[topic][partition] for partition in ends}
+            before[topic] = {partition: positions[topic][partition] for partition in ends}
         self._start(plan, before)
         conf, sources = self._conf(), self.query.job.topics_of_sources
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
@@ -185,13 +185,13 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
             yield ends
 
 
-def _ends_of_step(reached: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
+def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
     """The end offsets of a step's batch, for all partitions. A partition that the step does not read stays put.
 
     No partition goes back, because a part of the step may have been run.
     """
     ends: dict[str, dict[str, int]] = {}
-    for topic, partitions in reached.items():
+    for topic, partitions in positions.items():
         step_ends = step.ends.get(topic, {})
         ends[topic] = {part: max(begin, step_ends.get(part, begin)) for part, begin in partitions.items()}
     return ends

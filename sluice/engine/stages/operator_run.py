@@ -186,12 +186,12 @@ class OperatorRun:
         if self.timeline is None:
             return
         self._load_missing(self._stored.due(self.spec.number, self.closed))
-        reached = self.timeline.reached
+        latest_of_sides = self.timeline.latest_of_sides
         for key, state in self._states.items():
             due = self.operator.due(state)
             if due is not None and due <= self.closed:
                 output.operator = self.spec
-                self.operator.close(state, key, self.closed, output, reached)
+                self.operator.close(state, key, self.closed, output, latest_of_sides)
         if isinstance(self.operator, Process):
             self._fire_wall_clock_timers(self.operator, output)
 

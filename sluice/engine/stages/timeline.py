@@ -143,7 +143,7 @@ class Timeline:
         return times
 
     @property
-    def reached(self) -> tuple[int, int]:
+    def latest_of_sides(self) -> tuple[int, int]:
         """The stream times that both sides of a join have reached after the batch in every partition.
 
         A side may lag behind in one partition, whose later records can still match earlier ones. Idle partitions, and

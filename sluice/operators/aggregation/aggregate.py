@@ -258,7 +258,7 @@ class WindowedAggregate(Aggregation):
         return self.lateness.closes_at(min(state) + self.window.size_ms) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         last_closed = self.lateness.last_closed_end(closed) - self.window.size_ms
         for start in [start for start in state if start <= last_closed]:

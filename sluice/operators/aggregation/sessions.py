@@ -67,7 +67,7 @@ class SessionAggregate(Aggregation):
         return self.lateness.closes_at(min(end for end, _ in state.values())) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         """Forget the sessions that no later record can join."""
         last_closed_end = self.lateness.last_closed_end(closed)

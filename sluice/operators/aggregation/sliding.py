@@ -125,7 +125,7 @@ class SlidingAggregate(Aggregation):
         return self.lateness.late_at(self._last_use(min(state))) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         """Forget the windows that can no longer be changed or copied to a new one."""
         for start in [start for start in state if self.lateness.is_late(self._last_use(start), closed)]:

@@ -136,7 +136,7 @@ class StreamJoin:
             if not waits_for_match:
                 out.emit(row.key, self._unmatched(row.side, row.value), row.time)
         self._store(state, row, waits_for_match)
-        self._forget_expired(state, row.reached)
+        self._forget_expired(state, row.latest_of_sides)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
         """Send the results with all matching records of the other side. Returns whether there are any."""
@@ -145,7 +145,9 @@ class StreamJoin:
         if not records:
             return False
         lateness = self.lateness
-        earliest = max(row.time - lateness.ahead[other_side], lateness.last_expired(row.reached[other_side]) + 1)
+        earliest = max(
+            row.time - lateness.ahead[other_side], lateness.last_expired(row.latest_of_sides[other_side]) + 1
+        )
         first = bisect_left(records, earliest, key=_TIME)
         last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
         for other in records[first:last]:
@@ -158,7 +160,7 @@ class StreamJoin:
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
         """Store the row's record for later records of the other side, unless nothing can match it any more."""
-        if not waits_for_match and row.time <= self.lateness.last_expired(row.reached[row.side]):
+        if not waits_for_match and row.time <= self.lateness.last_expired(row.latest_of_sides[row.side]):
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
@@ -231,17 +233,17 @@ class StreamJoin:
         return None if due == _NEVER else due
 
     def close(
-        self, state: Sides, key: str | None, closed: int, out: Output, reached: tuple[int, int] = (-1, -1)
+        self, state: Sides, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         self._send_unmatched(state, key, closed, out)
         # `due` selects the keys to close by `closed` alone. Up to a later time, only the selected keys would forget
         # records.
-        left, right = reached
+        left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 
-    def _forget_expired(self, state: Sides, reached: tuple[int, int]) -> None:
+    def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
-        for side, latest in ((state.left, reached[LEFT]), (state.right, reached[RIGHT])):
+        for side, latest in ((state.left, latest_of_sides[LEFT]), (state.right, latest_of_sides[RIGHT])):
             records, last = side.records, self.lateness.last_expired(latest)
             if not records or records[0].time > last:
                 continue

@@ -117,7 +117,7 @@ def run(
     `drops_null_values`: rows without a value do not advance stream time.
     """
     ran = Ran()
-    before, after, closed, reached = stream_times(operator, rows, drops_null_values)
+    before, after, closed, latest_of_sides = stream_times(operator, rows, drops_null_values)
     decode = state_decoder(operator.state_type)
     states: dict[str | None, Any] = {}
     for number, given in enumerate(rows):
@@ -128,7 +128,15 @@ def run(
             state = states[given.key]
         else:
             state = decode(ran.states[given.key]) if given.key in ran.states else operator.new_state()
-        times = before[number], after[number], given.side, given.old, given.window, reached[number], given.foreign
+        times = (
+            before[number],
+            after[number],
+            given.side,
+            given.old,
+            given.window,
+            latest_of_sides[number],
+            given.foreign,
+        )
         if isinstance(operator, StreamJoin) and given.key is not None and given.value is not None:
             _look(operator, given, after[number])
         ran.headers = given.headers
@@ -140,7 +148,7 @@ def run(
             if isinstance(operator, Aggregation):
                 operator.send_last_results({key: state for key, state in states.items() if key is not None}, ran)
             states = {}
-            _close(operator, ran, closed[number], reached[number])
+            _close(operator, ran, closed[number], latest_of_sides[number])
     return ran
 
 
@@ -165,13 +173,13 @@ def stream_times(
     return before.tolist(), after.tolist(), closed.tolist(), list(zip(left, right, strict=True))
 
 
-def _close(operator: Operator[Any], ran: Ran, closed: int, reached: tuple[int, int]) -> None:
+def _close(operator: Operator[Any], ran: Ran, closed: int, latest_of_sides: tuple[int, int]) -> None:
     for key, kept in list(ran.states.items()):
         state = state_decoder(operator.state_type)(kept)
         due = operator.due(state)
         called = isinstance(operator, Suppress) and key in operator.sent_early
         if called or (due is not None and due <= closed):
-            operator.close(state, key, closed, ran, reached)
+            operator.close(state, key, closed, ran, latest_of_sides)
         if operator.is_empty(state):
             del ran.states[key]
         else:
