@@ -2,7 +2,7 @@
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore uses only its fast compiler (C1),
 unless the run has many records to read, and shares an archive of loaded classes, which the first run writes next to the
-jars.
+jars (`provision/class_archive.py`).
 
 To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself adds
 the pipeline's file.
@@ -10,8 +10,6 @@ the pipeline's file.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -27,7 +25,8 @@ from pathlib import Path
 from threading import Thread
 
 from sluice.errors import SettingsError
-from sluice.provision.machine_checks import LOOPBACK, find_java
+from sluice.provision.class_archive import QUIET_ARCHIVE, WRITE_OPTION, class_archive
+from sluice.provision.machine_checks import LOOPBACK
 from sluice.settings import Settings
 
 _PACKAGE = Path(__file__).parent
@@ -46,8 +45,6 @@ The JVM has the optimizing compiler too, but only for code that runs for each re
 also be optimized, which takes longer than it saves. Its young generation is large, so that what tasks read is garbage
 before it is copied. A run over four million orders takes 80 CPU seconds with these options, and 93 with the defaults.
 """
-QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
-"""Options for a JVM that does not log that an archive of classes cannot be used."""
 QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
 """Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
 archive of classes. A small young generation uses the same memory again instead of new pages."""
@@ -72,7 +69,6 @@ FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of the file that a driver makes after it has done everything."""
 UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_WRITE = "-XX:ArchiveClassesAtExit="
 FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 
 
@@ -231,7 +227,7 @@ def submission(
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
                 **(delta_conf(settings) if delta else {}),
             },
-            is_first=archive.startswith(_WRITE),
+            is_first=archive.startswith(WRITE_OPTION),
             finished=folder / "finished",
         )
         if is_local(master):
@@ -366,44 +362,3 @@ def temporary_folder() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-@contextmanager
-def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
-    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
-
-    An archive of Spark's classes takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor
-    write it.
-    """
-    archive = archive_file(folder, jars)
-    if archive.is_file():
-        yield f"-XX:SharedArchiveFile={archive}"
-        return
-    with ExitStack() as stack:
-        try:
-            lock = stack.enter_context(archive.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another run has the lock, or the folder is read-only
-            yield "-Xshare:auto"
-            return
-        for left in folder.glob(f"{archive.stem}.[0-9]*"):  # by a run that was killed
-            left.unlink()
-        unfinished = archive.with_suffix(f".{os.getpid()}")
-        try:
-            yield f"{_WRITE}{unfinished}"
-            if unfinished.is_file():
-                unfinished.replace(archive)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def archive_file(folder: Path, jars: list[Path]) -> Path:
-    """The archive of loaded classes in a folder. It exists after the first run."""
-    return folder / f"classes-{_fingerprint(jars)}.jsa"
-
-
-def _fingerprint(jars: list[Path]) -> str:
-    """A digest of everything that an archive depends on: Java, Spark and the jars."""
-    java = find_java()
-    parts = [str(java.path.resolve()), java.release, sys.executable, *jars, *(jar.stat().st_mtime_ns for jar in jars)]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

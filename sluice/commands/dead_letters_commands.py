@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.commands.arguments import PipelineName
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
 from sluice.settings import settings
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
 
-Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
 Since = Annotated[str, typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone.")]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
@@ -24,7 +24,7 @@ Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of
 
 @app.command("list")
 def list_dead_letters(
-    pipeline: Pipeline,
+    pipeline: PipelineName,
     reason: Reason = "",
     since: Since = "",
     partition: Partition = None,
@@ -44,7 +44,7 @@ def list_dead_letters(
 
 @app.command()
 def redrive(
-    pipeline: Pipeline,
+    pipeline: PipelineName,
     reason: Reason = "",
     since: Since = "",
     partition: Partition = None,

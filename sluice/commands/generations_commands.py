@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.commands.arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import Form, errors_as_messages, print_rows
-from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, submit
+from sluice.commands.pipeline_submission import submit
 from sluice.errors import NotFound
 from sluice.settings import settings
 
@@ -21,7 +22,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_generations(pipeline: Name) -> None:
+def list_generations(pipeline: PipelineName) -> None:
     """List the generations of a pipeline's state; queries read the current one."""
     from sluice.observe import monitoring
     from sluice.state.ledger.ledger import Ledger
@@ -49,7 +50,7 @@ def _row(generation: Generation) -> dict[str, Any]:
 
 @app.command()
 def replay(
-    pipeline: Name,
+    pipeline: PipelineName,
     begin: Annotated[
         str,
         typer.Option(
@@ -82,12 +83,12 @@ def replay(
 
 
 @app.command()
-def promote(pipeline: Name, master: Master = LOCAL) -> None:
+def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
     """Bring the generation that a replay has built up to date, and make it the current one."""
     submit(pipeline, master, "--promote")
 
 
 @app.command()
-def drop(pipeline: Name, master: Master = LOCAL) -> None:
+def drop(pipeline: PipelineName, master: Master = LOCAL) -> None:
     """Remove the generation that a replay has built."""
     submit(pipeline, master, "--drop")

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import errors_as_messages, out, show, wide
-from sluice.commands.spark_submission import LOCAL, FromTopics, Master, Name, load, submit
+from sluice.commands.pipeline_submission import load, submit
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.topology.pipeline import Pipeline
@@ -16,7 +17,7 @@ from sluice.values.phrases import counted
 
 
 def explain(
-    pipeline: Name,
+    pipeline: PipelineName,
     master: Annotated[str, typer.Option(help="Also print the tasks of a run on this Spark master.")] = "",
 ) -> None:
     """Print a pipeline's plan: what its query reads, stores and writes.
@@ -83,7 +84,7 @@ def _check_routes() -> Iterable[SluiceError]:
 
 
 def describe(
-    pipeline: Name,
+    pipeline: PipelineName,
     svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
 ) -> None:
     """Print a pipeline's topology as text or as a drawing."""
@@ -95,7 +96,7 @@ def describe(
 
 
 def run(
-    pipeline: Name,
+    pipeline: PipelineName,
     master: Master = LOCAL,
     linger: Annotated[
         str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.')
@@ -113,7 +114,7 @@ def run(
 
 
 def rebuild(
-    pipeline: Name,
+    pipeline: PipelineName,
     changed_only: Annotated[
         bool,
         typer.Option("--changed-only", help="Compute only new and changed stores, and keep the state of the others."),
@@ -126,7 +127,7 @@ def rebuild(
     submit(pipeline, master, "--rebuild", *options)
 
 
-def repartition(pipeline: Name) -> None:
+def repartition(pipeline: PipelineName) -> None:
     """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
 
     Stores keep their values, and the next run continues where the last one stopped. The topics are not read.
@@ -146,7 +147,7 @@ def repartition(pipeline: Name) -> None:
 
 
 def audit(
-    pipeline: Name,
+    pipeline: PipelineName,
     run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
 ) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, wide
-from sluice.commands.worker_arguments import Name, current_generation, place_of
+from sluice.commands.worker_arguments import current_generation, place_of
 from sluice.errors import SettingsError
 from sluice.settings import settings, sqlite_url
 from sluice.values.host_ports import address_of
@@ -57,7 +58,7 @@ def serve(
 
 
 def move(
-    pipeline: Name,
+    pipeline: PipelineName,
     worker: Annotated[int, typer.Argument(min=0, help="The worker's number.")],
     address: Annotated[str, typer.Argument(help="HOST:PORT of the new state server.", metavar="HOST:PORT")],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
@@ -90,7 +91,7 @@ def import_state(
         out.print(f"Imported {names or 'no pipeline'}; {copied:,} versions copied", soft_wrap=True)
 
 
-def workers(pipeline: Name) -> None:
+def workers(pipeline: PipelineName) -> None:
     """List a pipeline's workers with their state servers, stores, and standbys if there are any."""
     from rich.table import Table
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sluice.commands.arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, show
-from sluice.commands.worker_arguments import Name, current_generation, place_of
+from sluice.commands.worker_arguments import current_generation, place_of
 from sluice.errors import SluiceError
 from sluice.settings import settings
 
@@ -23,7 +24,7 @@ Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
 
 @app.command()
 def add(
-    pipeline: Name,
+    pipeline: PipelineName,
     worker: Worker,
     address: Annotated[str, typer.Argument(help="HOST:PORT of the standby's state server.", metavar="HOST:PORT")],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
@@ -61,7 +62,7 @@ def add(
 
 
 @app.command()
-def refresh(pipeline: Name) -> None:
+def refresh(pipeline: PipelineName) -> None:
     """Copy the newest snapshot to a pipeline's standbys, and check all of their rows. No run may be in progress.
 
     A run refreshes the standbys when it has read all records.
@@ -102,7 +103,7 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
 
 @app.command()
 def promote(
-    pipeline: Name,
+    pipeline: PipelineName,
     worker: Worker,
     stale: Annotated[
         bool, typer.Option("--stale", help="Also if the copy is old: the next run restores the state from the topics.")
@@ -122,7 +123,7 @@ def promote(
 
 
 @app.command()
-def remove(pipeline: Name, worker: Worker) -> None:
+def remove(pipeline: PipelineName, worker: Worker) -> None:
     """Forget a worker's standby, and delete its copy if the standby's state server answers."""
     from sluice.errors import NotFound, SluiceError
     from sluice.state.ledger.ledger import Ledger

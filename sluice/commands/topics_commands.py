@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sluice.commands.arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, printable
 from sluice.errors import SettingsError
 from sluice.settings import settings
@@ -14,7 +15,6 @@ from sluice.values.phrases import counted
 
 app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
 
-Pipeline = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
 KeySeparator = Annotated[
     str,
@@ -24,7 +24,7 @@ KeySeparator = Annotated[
 
 @app.command()
 def create(
-    pipeline: Pipeline,
+    pipeline: PipelineName,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of each topic.")] = 1,
     replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
 ) -> None:

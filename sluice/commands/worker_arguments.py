@@ -1,10 +1,8 @@
-"""The arguments of commands about workers, and what they stand for."""
+"""What the arguments of commands about workers stand for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from sluice.errors import NotFound, SettingsError
 from sluice.values.host_ports import parse_address
@@ -13,8 +11,6 @@ if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.placement import Placement
     from sluice.state.model import GenerationInfo
-
-Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
 
 
 def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:

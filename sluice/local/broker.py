@@ -22,11 +22,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import PreflightError
+from sluice.provision.class_archive import QUIET_ARCHIVE, archive_file, class_archive
 from sluice.provision.jars import Bundle
 from sluice.provision.jars import folder as jars_folder
 from sluice.provision.machine_checks import LOOPBACK, check_port, find_java, free_port
 from sluice.settings import settings
-from sluice.spark_submit import QUIET_ARCHIVE, archive_file, class_archive
 
 DEFAULT_PORT = 9092
 START_SECONDS = 300.0

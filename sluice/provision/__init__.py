@@ -1,1 +1,1 @@
-"""Set-up: checks of this machine, and the jars for Spark and the broker."""
+"""Set-up: checks of this machine, the jars for Spark and the broker, and the archive of their classes."""

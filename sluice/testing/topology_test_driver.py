@@ -27,8 +27,9 @@ import structlog
 from sluice.errors import TopologyError
 from sluice.plan import Job, plan
 from sluice.plan.arrow_support import NeedsSparkError
+from sluice.provision.class_archive import archive_file
 from sluice.settings import Settings, settings
-from sluice.spark_submit import DELTA_CONF, QUICK_JVM, archive_file
+from sluice.spark_submit import DELTA_CONF, QUICK_JVM
 from sluice.state.model import StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.testing.local_run import LocalRun, local_query

@@ -18,8 +18,8 @@ from sluice.kafka.topics import produce, read_topic
 from sluice.kafka.unread_records import read_lag
 from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
+from sluice.provision.class_archive import archive_file
 from sluice.settings import settings
-from sluice.spark_submit import archive_file
 from tests.faults.world import wait_until
 from tests.support.ports import free_port
 

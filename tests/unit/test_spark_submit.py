@@ -15,11 +15,11 @@ import pytest
 from typing_extensions import override
 
 from sluice.errors import SettingsError
+from sluice.provision.class_archive import class_archive
 from sluice.settings import Settings
 from sluice.spark_submit import (
     APPLICATION,
     Submission,
-    class_archive,
     is_local,
     package_archive,
     submission,

@@ -1,9 +1,9 @@
-"""Runs pipelines with spark-submit for commands. Also the arguments that these commands share."""
+"""Runs a pipeline's driver with spark-submit, for the commands that need one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -11,11 +11,6 @@ from sluice.commands.console import err, errors_as_messages
 from sluice.settings import settings
 from sluice.support.startup import importing
 from sluice.topology.pipeline import Pipeline
-
-Name = Annotated[str, typer.Argument(help="The pipeline's name.", metavar="PIPELINE")]
-Master = Annotated[str, typer.Option(help="The Spark master.")]
-LOCAL = "local[2]"
-FromTopics = Annotated[bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")]
 
 
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
