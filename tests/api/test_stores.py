@@ -142,7 +142,7 @@ def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, 
             ("orders", "failed", [("r1", "The run stopped", "No broker.")]),
         ]
     finally:
-        failures.clear("orders")
+        failures.clear("orders", "run")
         failures.set_files([])
     assert told() == [("orders", "ok", [])]
 

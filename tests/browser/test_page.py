@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from sqlalchemy import make_url
 
 from sluice.api.runs import DagState
-from sluice.errors import EngineError, Overdue, TopologyError
+from sluice.errors import EngineError, InputAway, Overdue, RecordsRejected, TopologyError
 from sluice.kafka import dead_letter_topic
 from sluice.kafka.topics import Topic, create_topics, read_topic
 from sluice.local.broker import EmbeddedKafka
@@ -142,7 +142,7 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
 ) -> None:
     page.goto(address)
     expect(page.locator("tbody tr")).to_have_count(1)
-    expect(page.locator("tbody tr .badge").first).to_have_text("idle")
+    expect(page.locator("tbody tr .badge").first).to_have_text("waiting")  # no broker answers
     # It appears by itself.
     failed = EngineError(f"Kafka at 127.0.0.1:9092 does not answer. {HOSTILE}")
     run = api.runs.history["orders"][0]
@@ -177,6 +177,26 @@ def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, st
         expect(lines).to_have_count(2)
         expect(lines.first).to_contain_text("orders became overdue")
         expect(lines.last).to_contain_text("orders failed")
+        found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
+        assert found.violations_count == 0, found.generate_report()
+
+
+def test_what_a_pipeline_waits_for_and_why_it_is_degraded_are_shown(page: Page, address: str, states: States) -> None:
+    failures = states.ledger.failures
+    failures.add(Failure.of(InputAway("Topic orders does not exist."), "orders", kind="input"))
+    flood = RecordsRejected(
+        "50 records of the newest batch's 110 were rejected. contract: 50.", next_step="Look at them."
+    )
+    failures.add(Failure.of(flood, "orders", kind="rejections"))
+    for view in ("#/", "#/pipelines/orders"):
+        page.goto("about:blank")
+        page.goto(address + view)
+        lines = page.get_by_role("alert", name="Failures").get_by_role("listitem")
+        expect(lines).to_have_count(2)
+        expect(lines.first).to_contain_text("orders waits for its input")
+        expect(lines.first).to_contain_text("Topic orders does not exist. The pipeline starts by itself")
+        expect(lines.last).to_contain_text("orders is degraded")
+        expect(page.locator(".badge.waiting").first).to_be_visible()
         found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
         assert found.violations_count == 0, found.generate_report()
 
