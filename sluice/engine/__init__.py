@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def _prefer_compiled_pyspark() -> None:
-    """Import PySpark from its package rather than from its archive, which Python would compile in every process.
+    """Import PySpark from the installed package rather than from Spark's archive `pyspark.zip`.
 
-    Spark puts the archive first on the path of the programs and workers that it starts. The package is the same
-    PySpark if Spark itself is in it, as in an installation by pip.
+    Spark puts the archive first on the path of the programs and workers that it starts, and Python compiles the modules
+    of an archive again in every process. The package is the same PySpark if it contains Spark, as after `pip install`.
     """
     home = os.environ.get("SPARK_HOME", "")
     if home and Path(home, "__init__.py").is_file() and str(Path(home).parent) in sys.path:

@@ -50,12 +50,12 @@ class PartitionResults:
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
-    """Topic → records for it."""
+    """Topic → tables of output records for the topic."""
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
-    """Error column of a step → the last record for which the step failed."""
+    """Error column of a step → the offset of the last record for which the step failed."""
     last_dead_letter: int = -1
-    """The last record that became a dead letter."""
+    """The offset of the last record that became a dead letter; -1 if no record did."""
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
@@ -79,13 +79,13 @@ class PartitionResults:
         self._last = int(outcome.records[-1]), int(of_records[-1])
 
     def row_places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
-        """The columns that identify rows appended to a table: their record, and their number among its rows."""
+        """The columns that identify rows appended to a table: a row's record, and the row's number in the record."""
         offsets = rows.column("_offset").to_numpy()
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last, count = self.placed.get(sink.topic, (-1, 0))
-        # The record's first rows were at the end of the batch before.
+        # The batch before ended with rows of the same record, so the numbers continue from there.
         if offsets[0] == last:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -95,7 +95,7 @@ class PartitionResults:
 
     def _count_outcomes(self, outcomes: npt.NDArray[np.int64]) -> None:
         for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
-            # These two are shown even if they are 0.
+            # The counts `applied` and `filtered` are reported even if they are 0.
             if number or _OUTCOMES[kind] in ("applied", "filtered"):
                 self.counts[_OUTCOMES[kind]] += number
 
@@ -131,7 +131,7 @@ class TaskResults:
     parts: dict[Partition, PartitionResults] = field(default_factory=dict)
 
     def end(self, sinks: RecordSinks) -> None:
-        """Add the side outputs."""
+        """Add the output records, counts and stream times of each partition to the task's side outputs."""
         for part, results in self.parts.items():
             sinks.add_side_outputs(part, results, self.before.now)
 
@@ -144,7 +144,7 @@ class RecordSinks:
     sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
     passes: tuple[str, ...]
-    """Columns that say whether a record goes to an operator."""
+    """For each operator after the stateless steps, the Boolean column that is true if a record goes to the operator."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
@@ -157,7 +157,7 @@ class RecordSinks:
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
-        """The partitions of a batch's records, each with the mask of its records; None means all records.
+        """Each partition in a batch, with the mask of the partition's records; the mask is None if it is all records.
 
         A task reads one partition from Kafka, but all partitions from a test driver.
         """
@@ -228,7 +228,7 @@ class RecordSinks:
         return rejected, skipped
 
     def add_side_outputs(self, part: Partition, results: PartitionResults, now: int) -> None:
-        """Add one partition's side outputs."""
+        """Add one partition's output records, counts and stream times to the side outputs."""
         topic, partition = part
         name = part_name("part", topic, partition)
         results.count_last_record()
@@ -245,7 +245,7 @@ def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def columns_of_records(job: Job) -> dict[str, str]:
-    """The columns of records that are counted and sent to topics, each with its SQL."""
+    """Column → its SQL, for the columns by which records are counted and sent to topics."""
     names = ["_source", "_partition", "_time"]
     if "_offset" in job.metadata:
         names.append("_offset")
@@ -260,7 +260,7 @@ def columns_of_records(job: Job) -> dict[str, str]:
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Sequence and origin of one partition's records, by which the driver sorts them; only in jobs with operators."""
+    """The columns `sequence` and `origin`, by which the driver sorts records; no columns in a job without operators."""
     if "_sequence" not in batch.schema.names:
         return {}
     source, partition = (batch.column(name)[0].as_py() for name in ("_source", "_partition"))

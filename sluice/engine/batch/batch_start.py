@@ -1,7 +1,7 @@
 """The start of a batch, which its tasks need: its number, its clock and the stream times.
 
-The driver gives them to the tasks with Spark's local properties, which Spark sends with every task of the thread that
-starts the query. Nothing is read from a file that hosts would have to share.
+The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
+query. The hosts therefore need not share a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _START = "sluice.start"
 _FILE = "sluice.start.file"
 _HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
-"""The batch whose tasks this thread runs itself."""
+"""The start of the batch whose tasks this thread runs without Spark."""
 
 
 class BatchStart(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""Writes Spark's checkpoint before each batch, from the ledger's positions and plan. Nothing reads it but Spark.
+"""Writes Spark's checkpoint before each batch, from the ledger's positions and plan. Only Spark reads the checkpoint.
 
-Spark takes the planned batch for one that it has begun and not finished, and runs exactly that batch. A checkpoint that
-is lost, damaged, or left on another host therefore does not matter.
+The checkpoint says that Spark has begun the planned batch and not finished it, so Spark runs exactly that batch. If an
+earlier checkpoint is lost, damaged, or left on another host, it does not matter.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint whose next batch is the planned one, into an empty folder.
 
-    `before` is where the batch begins, for all of the plan's partitions. `sources` are the topics of each source of the
-    query. `conf` are the settings that Spark keeps with a batch; without spark.sql.shuffle.partitions, Spark ends with
-    `None.get`.
+    `before` are the offsets at which the batch begins, for all of the plan's partitions. `sources` are the topics of
+    each source of the query. `conf` are the settings that Spark keeps with a batch; without
+    spark.sql.shuffle.partitions, Spark fails with `None.get`.
     """
     metadata = {"batchWatermarkMs": 0, "batchTimestampMs": plan.begun, "conf": dict(conf)}
     _write(checkpoint / "metadata", [json.dumps({"id": str(uuid.uuid4())})])
     for number, topics in enumerate(sources):
-        # Where the source begins, which Spark reads before its first batch. Spark writes a byte before the version.
+        # The source's first offsets, which Spark reads before the first batch. Spark expects a zero byte and a version.
         _write(checkpoint / f"sources/{number}/0", ["\0v1", _line(before, topics)])
     logs: dict[int, Sources] = {plan.number: plan.ends}
     if plan.number:
-        # Spark reads the end of the batch before to find out where the batch begins.
+        # Spark begins a batch at the end offsets of the batch before.
         logs[plan.number - 1] = before
         _write(checkpoint / f"commits/{plan.number - 1}", ["v1", json.dumps({"nextBatchWatermarkMs": 0})])
     for number, ends in logs.items():
@@ -44,8 +44,8 @@ def write_checkpoint(
 def _line(ends: Sources, topics: Sequence[str]) -> str:
     """A source's end offsets exactly as Spark writes them.
 
-    Spark compares them as text to find out whether there are new records: with a space more, it would begin a batch
-    without records.
+    Spark compares the offsets as text to find out whether there are new records: an additional space would make it
+    begin a batch without records.
     """
     in_order = {
         topic: dict(sorted(ends.get(topic, {}).items(), key=lambda part: int(part[0]))) for topic in sorted(topics)

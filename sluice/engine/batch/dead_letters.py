@@ -1,4 +1,4 @@
-"""Dead letters: how each kind of rejection becomes one.
+"""Dead letters: how each kind of rejection becomes a dead letter.
 
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The task that reads it
   makes its dead letter (`dead_letter_records`), which a side output takes to the driver.
@@ -35,7 +35,7 @@ from sluice.values.dead_letter_headers import FIRST, escaped
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 MOST_READ = 10_000
-"""For how many dead letters of a batch, at most, the headers of the rejected records are read from Kafka again."""
+"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get its headers."""
 _LEFT_OUT_BYTES = 200
 """Upper bound of the size of the header that says what was left out."""
 
@@ -54,7 +54,7 @@ class RejectedRecord:
 
 
 def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
-    """The dead letters of rejected records: their original bytes and headers, then headers of Sluice."""
+    """The dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be a time that Python cannot represent.
     timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
@@ -77,13 +77,13 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
 
 @dataclass(frozen=True)
 class StepDeadLetter:
-    """The dead letter of a row on which a step failed, still without the headers that its record has in its topic."""
+    """The dead letter of a row on which a step failed. `with_record_headers` adds the headers of the row's record."""
 
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
     place: Place | None
-    """The place of its record. The change of a store and a timer have no record."""
+    """The place of the row's record in its topic; None for a store's change or a timer, which come from no record."""
 
 
 def dead_letters_of_steps(job: Job, rows: Iterable[RejectedRow]) -> tuple[list[StepDeadLetter], BatchStats]:
@@ -113,9 +113,9 @@ def dead_letters_of_steps(job: Job, rows: Iterable[RejectedRow]) -> tuple[list[S
 
 
 def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
-    """The dead letters of steps as records, each with the headers that its record has in its topic first.
+    """The dead letters of steps as records. The headers of the rejected record come first, then Sluice's headers.
 
-    Only the first `MOST_READ` get these headers, because each record is read again.
+    Only the first `MOST_READ` dead letters get the rejected record's headers, because each record is read again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
     headers_of_records = headers_at(places[:MOST_READ]) if places else {}
@@ -135,9 +135,9 @@ class RejectedOutput:
     counts: dict[str, int] = field(default_factory=dict)
 
     def reject(self, sink: Sink, records: pa.Table, errors: Mapping[int, str], reason: str) -> pa.Array:
-        """Add the records that a sink cannot write: row → error. Returns the mask of the other records.
+        """Add the records that a sink cannot write. Returns a mask that is true for the other records.
 
-        `records` have the columns `key`, `value` and perhaps `headers`.
+        `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's row to its error.
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
@@ -162,7 +162,7 @@ class RejectedOutput:
 
 
 def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
-    """Leave out the value of each dead letter that exceeds the topic's limit, and if need be its headers and its key.
+    """Leave out the value of a dead letter that exceeds the topic's limit, and also its headers and key if need be.
 
     A header says what was left out. Sluice's own headers, which are short, stay.
     """
@@ -186,12 +186,12 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 
 
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
-    """A record's own headers as its dead letter has them."""
+    """A record's own headers. In a dead letter, those with a name of Sluice's headers get a prefix."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
 
 def iso_time(milliseconds: int) -> str:
-    """A time from epoch ms, or the number itself if it is outside the years 1 to 9999."""
+    """A time in ISO format, given epoch ms; the number itself for a time outside the years 1 to 9999."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
@@ -218,7 +218,7 @@ def _step_headers(step: Step, place: Place | None, row: RejectedRow, rejected: R
 
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The headers of a dead letter that Sluice has written: the last ones, from the reason on."""
+    """The headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
     first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
     return list(headers[first:])
 

@@ -43,12 +43,12 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     except KafkaException as error:
         reason = error.args[0].str()
         raise EngineError(f"{action}{at(kafka, reason)}: {reason}.", next_step=next_step_for(reason)) from error
-    except TimeoutError as error:  # of a future
+    except TimeoutError as error:  # raised by a future of the admin client
         raise EngineError(f"{action}{at(kafka)}: no answer in time.", next_step=next_step_for("")) from error
 
 
 def at(kafka: Mapping[str, str], reason: str = "") -> str:
-    """The configured address of the brokers, for a message; empty if the reason has it."""
+    """The configured address of the brokers, for a message; empty if `reason` contains the address."""
     address = kafka.get("bootstrap.servers", "an unset address")
     return "" if address in reason else f", Kafka at {address}"
 
@@ -72,7 +72,7 @@ def next_step_for(reason: str) -> str:
 
 
 def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicLimits]:
-    """The records that each topic accepts. If access to a topic's settings is denied, they are taken for Kafka's."""
+    """Topic → its limits. If access to a topic's settings is denied, Kafka's defaults are assumed."""
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, TopicLimits())
     configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])

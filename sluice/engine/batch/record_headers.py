@@ -1,4 +1,4 @@
-"""The headers of records, which the output records that they lead to keep, as in Kafka Streams."""
+"""The headers of records. As in Kafka Streams, an output record keeps the headers of the record that caused it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sluice.values.dead_letter_headers import PREFIX
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The Arrow type of a record's headers."""
 RAW = "_raw_headers"
-"""The column of records with their headers."""
+"""The column with each record's headers."""
 
 Header = Mapping[str, str | bytes | None]
 """`key` and `value` of a header."""
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
 HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
-"""Reads the headers of records; leaves out records that the topics no longer have."""
+"""Reads the headers of the records at these places; leaves out records that are no longer in their topics."""
 
 Texts: TypeAlias = pa.Array | pa.ChunkedArray
 """Each record's headers as Spark's JSON, or null."""
@@ -42,7 +42,7 @@ def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:
-    """A header with text, which may come from an author's error and may have surrogates."""
+    """A header whose value is text. Surrogates, which the text of an author's error may contain, are replaced."""
     return {"key": key, "value": value.encode(errors="replace")}
 
 
@@ -54,9 +54,9 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
 
 
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
-    """The records with a column `headers`, unless none has any.
+    """The records with a column `headers`; without this column if no record has headers.
 
-    Leaves out Sluice's own headers, such as those of a record that was re-driven from a dead letter.
+    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
     """
     if texts is None or texts.null_count == len(texts):
         return records
@@ -83,7 +83,7 @@ def concatenate_records(tables: list[pa.Table]) -> pa.Table:
 
 
 def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
-    """Headers with further ones, which replace those of the same name."""
+    """Each record's headers and the headers in `more`, which replace headers of the same name."""
     if headers is None:
         return more
     lists = []

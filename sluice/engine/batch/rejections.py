@@ -23,7 +23,7 @@ LONGEST_DETAIL = 2_000
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
-    """The `value` of a row whose target is `row_schemas.REJECTED`. The row has the key, time, window and origin."""
+    """The `value` of a row whose target is `row_schemas.REJECTED`. Key, time, window and origin are in its columns."""
 
     node: int
     """Number of the step's node in the pipeline."""
@@ -53,7 +53,7 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 
 
 def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
-    """The error that ends the run when an author's function raises an error that rejects no record.
+    """The error that ends the run when an author's function raises an error that is not a record's fault.
 
     `where` is the step, or another place that calls the function; `subject` is what the function was called for.
     """

@@ -1,7 +1,7 @@
 """Row batches: many rows for one worker in one binary value. Python tasks send each other row batches.
 
-Spark converts every row that it gets from Python or hands to Python, and writes and reads it in every shuffle. It only
-copies the bytes of a row batch.
+Spark converts every row that it gets from Python or hands to Python, and writes and reads every row in every shuffle.
+A row batch is one value to Spark, so Spark only copies its bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ROW_BATCH_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW_BATCH.items())
 
 _SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW_BATCH.items()])
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
-"""A task packs its rows when it has this many, or this many bytes, so that no row batch is too large for Spark."""
+"""A task packs its rows when it has this many rows or bytes, so that no row batch is too large for Spark."""
 
 
 @dataclass(frozen=True)
 class RowBatchWriter:
-    """The task before a shuffle: packs rows for the workers that own their keys. A row with a `worker` goes there."""
+    """The task before a shuffle: packs rows for the workers that own their keys, or for the `worker` in a row."""
 
     workers: int
     side_outputs: SideOutputs
-    """The side outputs of the task. They follow its rows, each to a worker that its label determines."""
+    """The side outputs of the task, sent after its rows. The label of a side output determines the worker."""
     to_all: bool = False
     """Whether every row goes to every worker."""
 
@@ -65,7 +65,7 @@ class RowBatchWriter:
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """The worker of each row, like `state.model.owner`. Output records without a key may go to any worker."""
+        """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
         given = table.column("worker")
@@ -75,7 +75,7 @@ class RowBatchWriter:
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices that are not too large for a row batch."""
     if batch.num_rows:
-        # Columns that Spark has computed may be declared to have no nulls.
+        # Spark may declare that a column has no nulls. All batches of a row batch need the same schema.
         batch = pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
         most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
         for begin in range(0, batch.num_rows, most):

@@ -34,9 +34,11 @@ ROW = {
     "advances": "BINARY",
     "worker": "INT",
 }
-"""Columns of a row. `target` is the operator, store, group or sink for the row, or the operator that `emitted` it.
+"""Columns of a row. `target` is the operator, store, group or sink that the row is for.
 
-`headers` are those of the record that caused the row, as JSON, if an output needs them.
+If `emitted` is true, `target` is the operator that emitted the row.
+
+`headers` are the headers of the record that caused the row, as JSON, if an output needs them.
 
 Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
 and offset) and `path` (the steps from the record to the row; see `values.row_order`).

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
-"""A page has at most this many rows, and about this many bytes, so that none is too large for Spark."""
+"""A page has at most this many rows and about this many bytes, so that no page is too large for Spark."""
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -51,9 +51,9 @@ class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
 
     part: str
-    """The part of the input from which it was computed."""
+    """The part of the input from which the side output was computed."""
     topic: str = ""
-    """The topic of records; empty for stats and changes."""
+    """The topic for which the side output has records; empty for stats and changes."""
     page: int = 0
 
 
@@ -99,7 +99,7 @@ class SideOutputs:
             self._add(Label(f"{_CHANGES}{worker:05}", page=page), pack_table(of_page))
 
     def take(self) -> list[SideOutput]:
-        """The outputs that earlier chains of the same Spark task have left in a file, and those of this chain."""
+        """The side outputs that earlier chains of the same Spark task left in a file, then those of this chain."""
         taken = [*self._collected]
         self._collected.clear()
         file = _file_of_task()
@@ -109,7 +109,7 @@ class SideOutputs:
         return taken
 
     def leave(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The last task of a chain whose rows go to Spark SQL: leaves what was collected for the next chain.
+        """The last task of a chain whose rows go to Spark SQL: leaves the side outputs in a file for the next chain.
 
         Both chains run in the same task of Spark, in two processes of one host.
         """

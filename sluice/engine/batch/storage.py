@@ -77,7 +77,7 @@ class Storage:
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
-                    # With a plan, the batches are those of a run that was interrupted before its first snapshot.
+                    # If a batch is planned, a run that was interrupted before its first snapshot has written the rows.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
                     shard.begin_run(epoch, -1)
@@ -113,7 +113,7 @@ class Storage:
 
 
 def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
-    """Whether a batch whose output was written has this plan."""
+    """Whether the planned batch is the batch whose output was written."""
     if (planned.number, planned.begun) != (written.number, written.begun):
         return False
     # The metadata of a written batch leaves out partitions from which the batch has read nothing.

@@ -1,7 +1,8 @@
 """Stream time: the largest event time that an operator has seen in a partition of a topic.
 
-An operator's windows close when all partitions of its topics have reached their end. A partition that has no record yet
-can still get records of any event time, so windows wait for it, unless the pipeline has an idle timeout.
+An operator's window closes when the stream times of all partitions of the operator's topics have reached the window's
+end. A partition without records can still get records of any event time, so windows wait for it, unless the pipeline
+has an idle timeout.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.int64]
-"""Epoch ms."""
+"""Event times or stream times, in epoch ms."""
 Mask = npt.NDArray[np.bool_]
 
 BEFORE_ALL = -1
 """Stream time before the first record."""
 
 CLOSED = ":closed"
-"""Name of the stream time up to which everything is closed."""
+"""Name of the time up to which all windows are closed."""
 
 SEEN = ":seen"
 """Name of the time at which a partition last had a record, by the clock of the batches.

@@ -50,7 +50,7 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """For each store, whether its value is its only field's value rather than an object with this field."""
+    """True for a store whose value is the value of its only field, rather than an object with this field."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
@@ -98,7 +98,7 @@ class PartialAggregates:
 def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
     """The type of an aggregate, as in Spark.
 
-    Raises EngineError if JSON does not represent it exactly, because Spark gives a column another type than the plan.
+    Raises EngineError if JSON cannot represent the type exactly, because Spark's column has another type than planned.
     """
     argument = types.get(aggregate.column or "", "")
     kind = result_type(aggregate.function, argument)

@@ -1,7 +1,7 @@
 """Turns the records of combinable aggregates into state rows, and adds up state rows.
 
 A state row's JSON contains everything that is needed to continue from it. A task aggregates its own records and writes
-the totals of each key and window as JSON. The owner's task adds them to the JSON that its shard had before the batch.
+the totals of each key and window as JSON. The worker that owns the key adds these totals to the state row in its shard.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Totals:
     def combine(self, group: int, first: str, second: str) -> str:
         """The combined value of two values of a group."""
         combiners = self._combiners[group]
-        # Earlier values also end with an event time if an output of the group has been removed since.
+        # Values of earlier batches end with an event time if the group had an output then, so the time is cut off.
         first_values, second_values = _decode(first)[: len(combiners)], _decode(second)[: len(combiners)]
         combined = [combine(*values) for combine, *values in zip_longest(combiners, first_values, second_values)]
         return _encode(combined).decode()
@@ -69,7 +69,7 @@ class Totals:
 
     @cached_property
     def _combiners(self) -> dict[int, list[_Combiner]]:
-        """Group → for each of its values, the function that combines two of them."""
+        """Group → one function for each value in its state rows, which combines two such values."""
         combiners: dict[int, list[_Combiner]] = {}
         for group, aggregates in self.groups.items():
             of_group = combiners[group] = []
@@ -147,6 +147,6 @@ def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
 
 
 def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
-    """Step of a group's store → the SQL types of the columns that it reads, given those of all columns."""
+    """Step of a group's store → the SQL types of the columns that the store reads, given the types of all columns."""
     stores = [column for group in job.groups for column in group.store_columns]
     return {store.step: ", ".join(types[name] for name in store.inputs) for store in stores}

@@ -80,7 +80,7 @@ class Windowing:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The number of each group, and its records of one partition, once for each window that counts a record.
 
-        Adds counts, stream times and late records to `results`, and what happens to the records to `outcome`.
+        Adds counts, stream times and late records to `results`, and marks in `outcome` how each record ended.
         """
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
@@ -102,7 +102,7 @@ class Windowing:
         outcome.dropped["null_key"] |= without_key
         _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            # Kafka Streams drops records without a value here, but counts them in windows.
+            # Without windows, Kafka Streams drops records without a value; with windows, it counts them.
             counted = has_key & ~boolean_mask(batch.column(group.null)) if group.null else has_key
             without_value = has_key & ~counted
             outcome.dropped["null_value"] |= without_value
@@ -141,7 +141,7 @@ def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
 def _records(
     batch: pa.RecordBatch, group: AggregationGroup, rows: npt.NDArray[np.intp], starts: Times | None
 ) -> pa.RecordBatch:
-    """The columns `WINDOWED` and the group's inputs of these rows, whose windows have these starts."""
+    """The columns `WINDOWED` and the group's input columns for `rows`, whose windows begin at `starts`."""
     chosen = pa.array(rows)
     begin = end = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
     if starts is not None and group.window is not None:

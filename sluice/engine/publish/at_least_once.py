@@ -29,7 +29,7 @@ class AtLeastOnce:
     streams: dict[str, Sink]
     """Topic → sink, for the outputs of streams, which tasks write."""
     limits: Mapping[str, TopicLimits]
-    """Topic → the records that it accepts."""
+    """Topic → the limits of the records that it accepts."""
     dead_letters: str
     """The topic for records that cannot be written; the driver writes to it."""
 
@@ -48,7 +48,7 @@ class AtLeastOnce:
         return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
 
     def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
-        """Write a task's records for one of `streams`; None for other topics."""
+        """Write a task's records for a topic in `streams`. For other topics, write nothing and return None."""
         if topic not in self.streams:
             return None
         sink, rejected = self.streams[topic], RejectedOutput()
@@ -61,7 +61,7 @@ class AtLeastOnce:
         return DirectOutput(counts, {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {})
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
-        """Write the encoded records for these topics. Returns their number per topic, and the other topics' records."""
+        """Write the encoded records for `topics`. Returns their number per topic, and the records for other topics."""
         at_once: Records = []
         in_transaction: Records = []
         for topic, table in records:

@@ -59,7 +59,7 @@ class ChangeSteps:
 
     @cached_property
     def why_spark(self) -> str:
-        """Why Spark must compute the steps; empty if Arrow can."""
+        """The reason why Spark must compute the steps; empty if Arrow can compute them."""
         try:
             types = types_of(self._layers, self._types)
         except NeedsSparkError as error:
@@ -69,7 +69,7 @@ class ChangeSteps:
     def records(self, changes: pa.Table, spark: SparkSession | None) -> pa.Table:
         """The `key`, `value`, `timestamp` and `_rejected` of each change.
 
-        `changes` are those of the group, with the columns that lookups have added.
+        `changes` are the changes of the group, with the columns that lookups have added.
         """
         if not self.why_spark:
             return self._on_arrow(changes)
@@ -77,7 +77,7 @@ class ChangeSteps:
         return self.on_spark(spark, changes).toArrow()
 
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
-        """The same columns, computed by Spark. Raises PySparkException if Spark cannot resolve a step."""
+        """The columns of `records`, computed by Spark. Raises PySparkException if Spark cannot resolve a step."""
         from sluice.engine.steps.fallible_expressions import with_columns
 
         frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(
@@ -125,7 +125,7 @@ class ChangeSteps:
 
     @cached_property
     def _layers(self) -> tuple[Columns, ...]:
-        """The steps as layers of columns: each replaces the change's value, and those that can fail `_rejected`."""
+        """The steps as layers of columns. A step replaces the change's value; if it can fail, it sets `_rejected`."""
         layers: list[Columns] = []
         for number, step in enumerate(self.sink.steps):
             if isinstance(step, Lookup):
@@ -147,7 +147,7 @@ class ChangeSteps:
 
     @cached_property
     def _rights(self) -> dict[str, str]:
-        """The column with the values of a lookup → their type."""
+        """Column with a lookup's values → the type of these values."""
         steps = enumerate(self.sink.steps)
         return {right_column(number): step.table.value for number, step in steps if isinstance(step, Lookup)}
 
@@ -157,7 +157,7 @@ class ChangeSteps:
         return f"STRUCT<{', '.join(f'`{i}` {self.store_types[column.store]}' for i, column in stores)}>"
 
     def _with_objects(self, changes: pa.Table) -> pa.Table:
-        """The changes with a column `json`: Spark has no arrays whose elements differ in type, so they are objects."""
+        """The changes with a column `json` of objects, because the elements of an array in Spark all have one type."""
         objects = pa.array(map(_object_of, changes.column("value").to_pylist()), pa.string())
         names = ["key", "window_start", "window_end", "time", *self._rights]
         return changes.select(names).append_column("json", objects)

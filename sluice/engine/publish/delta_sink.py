@@ -41,10 +41,10 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with a snapshot, before which the table may lack rows."""
+"""The table property with a snapshot's id: the table may lack rows of the batches up to this snapshot."""
 
 _EPOCH, _NONCE = 40, 24
-"""The lowest bits of the epoch and of the random number in a version."""
+"""The positions of the lowest bit of the epoch, and of the random number, in a version."""
 _CONF = "spark.databricks.delta."
 _VERSION = f"{_CONF}write.txnVersion"
 _DELETED = "sluice_deleted"
@@ -58,7 +58,7 @@ _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What the table has after a commit."""
+    """The state of the table after a commit: its last batch, and whether it may contain rows of later batches."""
 
     pipeline: str
     snapshot: str | None = None
@@ -66,9 +66,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     begun: int = 0
     """When this batch began, in epoch ms."""
     rows: int = 0
-    """The number of its rows."""
+    """The number of rows of this batch."""
     checksum: str = ""
-    """The checksum of its rows."""
+    """The checksum of the rows of this batch."""
     may_repeat: bool = False
     """Whether rows of later batches may be in the table, too, because the state was restored or rebuilt."""
 
@@ -95,7 +95,7 @@ class DeltaTarget(Target):
 
     @property
     def created(self) -> dict[str, str]:
-        """Column → its Spark SQL type if Sluice creates the table; empty if unknown."""
+        """Column → its Spark SQL type if Sluice creates the table; an empty text if the type is unknown."""
         key = self.table.key
         types: dict[str, str] = {}
         for name, kind in self.wanted.items():
@@ -124,7 +124,7 @@ def _arrow(kind: str) -> pa.DataType | None:
 
 @dataclass
 class DeltaSink:
-    """A Delta table to which a pipeline writes. Implements `TableSink`, whose promise it keeps."""
+    """Writes batches to a Delta table, as `TableSink` promises: each batch once."""
 
     spark: SparkSession
     pipeline: str
@@ -138,7 +138,10 @@ class DeltaSink:
         self.state = State(pipeline=self.pipeline)
 
     def begin(self, published: Published | None) -> None:
-        """Create or check the table, and fence off earlier writers. Raises EngineError if another writes the table."""
+        """Create or check the table, and fence off earlier writers.
+
+        Raises EngineError if another pipeline writes the table.
+        """
         target = self.target
         with self._errors("Checking"):
             if not self._jvm("io.delta.tables.DeltaTable").isDeltaTable(self._session, target.table.name):
@@ -190,8 +193,8 @@ class DeltaSink:
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
         """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.
 
-        Raises LeaseError if another driver has taken over. A commit that conflicts with one of another program, such as
-        `OPTIMIZE`, is repeated.
+        Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of another program,
+        such as `OPTIMIZE`, is repeated.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             failure: Exception | None = None
@@ -221,7 +224,7 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
-        # Rows without a key are appended, which is faster. After a rebuild, some may be in the table already.
+        # Rows without a key are appended, which is faster, except after a rebuild: some may be in the table already.
         if rows is not None and rows.count and (self.target.table.key is not None or self.state.may_repeat):
             self._merge(rows, columns, identity)
             return
@@ -234,7 +237,7 @@ class DeltaSink:
         names = [column.name for column in columns]
         missing = (None,) * (len(names) - len(identity))
         source = [*((*row, False) for row in rows.written), *((*row, *missing, True) for row in rows.deleted)]
-        # Bounds let Delta Lake skip the files that, as its statistics say, have other keys or positions only.
+        # With bounds, Delta Lake skips each file whose statistics show that all its keys or positions are outside.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
         bounds = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
@@ -340,7 +343,7 @@ class DeltaSink:
         return tuple(columns)
 
     def _claim(self) -> None:
-        """Note in the table that this pipeline writes it. Raises EngineError if another one does."""
+        """Note in the table that this pipeline writes it. Raises EngineError if another pipeline writes it."""
         own = self.pipeline
         writer = self._property(WRITER)
         if not writer:
@@ -404,7 +407,7 @@ class DeltaSink:
         return self.spark._jsparkSession
 
     def _jvm(self, name: str) -> Any:
-        """A class of the JVM. By its whole name, because py4j searches all jars for each part of a dotted path."""
+        """A class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
         return getattr(self.spark.sparkContext._jvm, name)
 
     @contextmanager
@@ -424,7 +427,7 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    if _SQL_TYPE in column.metadata and _max_length(column) is None:  # lengths within a nested type
+    if _SQL_TYPE in column.metadata and _max_length(column) is None:  # a VARCHAR or CHAR within a nested type
         return None
     try:
         arrow = to_arrow_type(column.dataType, timezone="UTC")
@@ -449,7 +452,7 @@ def _max_length(column: StructField) -> int | None:
 
 
 def _tells_keys_apart(column: StructField) -> bool:
-    """Whether values of a column are equal only if they come from equal keys."""
+    """Whether different keys always become different values of a column."""
     is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
     arrow = _written_type(column)
     return arrow is not None and kind_of(arrow) in ("text", "whole number", "timestamp") and not is_padded

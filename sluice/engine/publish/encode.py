@@ -51,12 +51,12 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
-        # A text needs no decoding: its encoder takes it out of the JSON itself.
+        # `encode_text` takes JSON and needs no decoded value.
         encode_json = encode_text if encode is encode_text else lambda text: encode(_decode(text))
         columns["value"] = _encode_column(encode_json, columns["value"], errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_column(sink.encode_key.value, columns["key"], errors, sink)
-    # Kafka Streams has the window in the key. Here the key stays as it is, and headers have the bounds.
+    # Kafka Streams writes the window into the key. Sluice leaves the key unchanged and writes the bounds into headers.
     if sink.is_windowed and "window_start" in table.column_names:
         columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
     for name in ("timestamp", "time"):
@@ -67,9 +67,10 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
-    """The last change of each key and window, if the sink wants only these.
+    """The last change of each key and window; all changes if the sink writes every change.
 
-    Rows without a key are kept, because no table has them. The changes of a group's store are unique already.
+    Rows without a key are all kept, because a later row does not replace them. The changes of a group's store are
+    returned unchanged, because each key and window has only one.
     """
     is_of_group = sink.is_windowed and "window_start" not in changes.column_names
     if sink.emit == "every" or is_of_group:
@@ -137,7 +138,7 @@ def accepted_records(sink: Sink | None, table: pa.Table, limits: TopicLimits, re
         )
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
-        # A record without a timestamp, or with 0, gets the time at which it is sent.
+        # A record without a timestamp, or with timestamp 0, gets the time at which it is sent.
         times = np.asarray(pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(), np.int64)
         ahead = np.where(times == 0, 0, times - now)
         table = _reject(

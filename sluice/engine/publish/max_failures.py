@@ -23,13 +23,13 @@ FAILED = "failed/"
 _REJECTED = ("dead_letter/", "dropped/")
 """Prefixes of the counts, per reason, of records that could not be read."""
 _NOT_REJECTED = {"dropped/null_key", "dropped/null_value", "dead_letter/processing", "dropped/processing"}
-"""Records that operators ignore, as in Kafka Streams, and those of failed steps, which have counts of their own."""
+"""Counts of records that could be read: operators ignore them, as in Kafka Streams, or a step failed for them."""
 
 _FEW = 100
-"""Fewer rejected records than this never end a run when the limit is a share: half of a small batch may be bad."""
+"""If the limit is a share, fewer rejected records than this never end a run: half of a small batch may be bad."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
-"""A pipeline is degraded if a batch has at least so many rejected records, and more than this share."""
+"""A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this share is rejected."""
 _MOST_REASONS = 5
 
 
@@ -77,7 +77,7 @@ def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iter
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """Describes the rejected records of a batch if they are many, with an example for each reason; otherwise empty."""
+    """A description of a batch's rejected records, with an example for each reason; empty if there are only few."""
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):

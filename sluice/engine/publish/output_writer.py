@@ -42,7 +42,7 @@ class Destinations:
 
     topics: Output
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
-    """Topic → the records that it accepts, where known."""
+    """Topic → the limits of the records that it accepts, if they are known."""
     at_least_once: AtLeastOnce | None = None
     """Writes the records for some of the topics without a transaction."""
     tables: Mapping[str, TableSink] = field(default_factory=dict)
@@ -100,14 +100,14 @@ class OutputWriter:
         # The dead letters come last, because encoding the other records can make dead letters.
         records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
         written: dict[str, int] = {}
-        # Tables are never behind the topics: the marker in the transaction says that they have the batch.
+        # Tables are written before the topics: the marker in the transaction says that the tables have the batch.
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
         if self.destinations.at_least_once is not None:
             sent, records = self.destinations.at_least_once.send(records)
             written |= sent
-        # Also without records, so that the transaction's marker has the batch.
+        # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records)
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
@@ -138,7 +138,7 @@ class OutputWriter:
         return [(topic, shorten_dead_letters(table, limit)) for table in dead_letters if table.num_rows]
 
     def _table_rows(self, results: SinkRecords, rejected: RejectedOutput) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for a table there, also if there are none."""
+        """Destination → output → the rows for the output's table, even if the batch has no rows for it."""
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
             rows[destination] = {}

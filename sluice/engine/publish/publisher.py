@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 _OUTPUT = "output/"
 ROWS = "rows"
-"""The count of state rows written."""
+"""The name of the count of state rows written."""
 
 
 class HeldLease(Protocol):
@@ -78,7 +78,7 @@ class Phases:
     _since: float = field(default_factory=time.monotonic)
 
     def end(self, name: str) -> None:
-        """The current phase ends, and the next one begins."""
+        """End the current phase, which gets this name, and begin the next phase."""
         now = time.monotonic()
         self.ms[name], self._since = round((now - self._since) * 1_000), now
 
@@ -140,15 +140,15 @@ class Publisher:
     def begin(self, plan: PlannedBatch, before: Positions) -> Mapping[str, int]:
         """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times that it starts from.
 
-        Spark starts tasks before it calls the publisher.
+        Must be called before the batch's query starts, because Spark starts tasks before it calls the publisher.
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
-        self.storage.side_outputs.take()  # what an attempt that failed has left in this process
+        self.storage.side_outputs.take()  # drops the side outputs that a failed attempt left in this process
         return self._times
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
-        """Publish a batch. Spark calls this with the changed state rows; writing the shards computes them once."""
+        """Publish a batch. Spark calls this with the changed state rows, and computes them when shards are written."""
         self.publish(RowsOnSpark(state_rows), batch)
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
@@ -168,8 +168,8 @@ class Publisher:
         self.lease.check()
         collected, rows = self._write_shards(state_rows)
         phases.end("state")
-        # Whatever ends the run from here on leaves shards with a batch that the ledger lacks. The next run repeats the
-        # batch with the same plan, which replaces its rows.
+        # If the run ends after this line, the shards have a batch that the ledger lacks. The next run repeats the batch
+        # with the same plan, which replaces the batch's rows.
         result = self._settle(state_rows, collected, rows)
         self.counts = result.counts
         if result.is_empty and not self._plan.ends:
@@ -192,13 +192,13 @@ class Publisher:
     def _begin_phases(self) -> Phases:
         phases = Phases()
         if self.destinations is not None:
-            # The batches of a backlog have the same clock.
+            # All batches of a backlog have the same `begun`; a later batch starts when the batch before is published.
             begun = max(self._plan.begun, self._published_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
 
     def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
-        """Write the shards. Returns the side outputs of all tasks, and those rows among them that the driver needs."""
+        """Write the shards. Returns the side outputs of all tasks, and the rows in them that the driver needs."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
         returned = state_rows.write(writer)
         outputs = zip(returned.column("label").to_pylist(), returned.column("data").to_pylist(), strict=True)
@@ -239,7 +239,7 @@ class Publisher:
         expire_windows(self.storage, self._plan.number, times, self.lease.epoch)
 
     def _write_output(self, metadata: Batch, result: BatchResult, dead_letters: list[pa.Table]) -> dict[str, int]:
-        """Write the output. Returns the number of records per topic, also of those that tasks have written."""
+        """Write the output. Returns the number of records per topic, including records that tasks have written."""
         written: dict[str, int] = {}
         if self._writer is not None:
             self.lease.check()
@@ -247,7 +247,7 @@ class Publisher:
             written = self._writer.write(metadata, result.output, dead_letters, rejected)
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
-                result.counts[name] = result.counts.get(name, 0) + number  # tasks count theirs, too
+                result.counts[name] = result.counts.get(name, 0) + number  # tasks have counted unwritten records, too
         by_tasks = {name: number for name, number in result.counts.items() if name.startswith(_OUTPUT)}
         return written | {name.removeprefix(_OUTPUT): number for name, number in by_tasks.items()}
 
@@ -307,7 +307,8 @@ class Publisher:
             batch=self._plan.number,
             published_at=datetime.now(UTC),
             positions=self._plan.ends,
-            # Closed times, and when each partition last had a record, depend on where batches end.
+            # Snapshots leave out closed times, and when each partition last had a record: they depend on where batches
+            # end, which results do not.
             stream_times={name: time for name, time in times.items() if name.split("/")[0] not in OWN_TIMES},
             counts=counts,
             run=self.auditor.run if self.auditor else "",

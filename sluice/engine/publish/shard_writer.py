@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
-"""What the writers of shards return: side outputs."""
+"""The schema of the rows that shard writers return: side outputs."""
 RESULT_DDL = "label STRING, data BINARY"
 
 
@@ -37,7 +37,7 @@ class StateRows(Protocol):
         """The session that computes the rows; None without Spark."""
 
     def write(self, writer: ShardWriter) -> pa.Table:
-        """Have each worker's rows written to its shard. Returns what the writers of all workers return."""
+        """Have each worker's rows written to its shard. Returns the rows of all writers, with the schema `RESULT`."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ class ShardWriter:
             for number, row_id in enumerate(ids):
                 if (old := before.get(row_id)) is not None:
                     merged[number] = self._sum(old[:5], merged[number])
-        del ids  # as many tuples as rows, which `write_rows` need not keep in memory
+        del ids  # frees a tuple for each row before `write_rows` needs memory
         shard.write_rows(batch, merged, self.epoch, sum(old[5] for old in before.values()))
         return merged
 
     def _sum(self, first: Row, second: Row) -> Row:
-        """Combine two versions of a state row: the rows of groups are added up, others replace each other."""
+        """Combine two versions of a state row: rows of groups are added up; for other rows, the second is returned."""
         value, more = first[4], second[4]
         if second[0] not in self.totals.groups or value is None or more is None:
             return second

@@ -1,4 +1,4 @@
-"""The types that a job's query computes, and what follows from them for writing and publishing batches."""
+"""The types of a job's stores, and the totals and steps that depend on these types when batches are published."""
 
 from __future__ import annotations
 

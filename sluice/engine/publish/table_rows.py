@@ -88,7 +88,7 @@ def _is_number(text: str) -> bool:
 
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The position of each record, the bounds of its window, or nothing."""
+    """For each record, its position if the sink appends rows, else its window's bounds; empty without windows."""
     names: Sequence[str] = [*POSITION] if sink.appends else [*WINDOW] if sink.is_windowed else []
     if not names:
         yield from repeat((), table.num_rows)
@@ -115,14 +115,14 @@ def _reject_errors(sink: Sink, table: pa.Table, errors: dict[int, str], rejected
 def with_positions(job: Job, rows: pa.Table) -> pa.Table:
     """Add the position columns to sorted rows from operators.
 
-    Results of a clock, such as those of timers, come from no record. Their topic is empty, and their offset is the time
-    at which they were due, in epoch ms. Their row number is a hash of the operator, the key, the timer's name, the
-    timer's cause and the number of the result. Their position is therefore the same in every batch.
+    Rows that the clock causes, such as the results of timers, come from no record. Their topic is empty, and their
+    offset is the time at which they were due, in epoch ms. Their row number is a hash of the operator, the key, the
+    timer's name, the timer's cause and the number of the result. Their position is therefore the same in every batch.
     """
     topics = {source.number: source.topic for source in job.streams}
     places: list[tuple[str, int, int, int]] = []
     number_of: Counter[tuple[Any, ...]] = Counter()
-    """Record or event → its rows so far."""
+    """Record or event → the number of its rows so far."""
     for sequence, origin, path in zip(*(rows.column(name).to_pylist() for name in SORT_KEY), strict=True):
         if has_origin(sequence):
             source, partition = partition_of(origin)

@@ -1,8 +1,8 @@
 """Writes a batch's output records and a marker for the batch in one Kafka transaction.
 
-The marker is a record in a compacted topic. A retried batch finds the marker and does not write its records again. It
-compares them with the marker, because its input or the pipeline may have changed in between. A producer aborts, on
-start-up, any transaction that a dead predecessor left open.
+The marker is a record in a compacted topic. If a batch is retried after its transaction, the writer finds the marker
+and does not write the batch's records again. The writer compares the records with the marker, because the input or the
+pipeline may have changed in between. A producer aborts, on start-up, any transaction that a dead predecessor left open.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FAST: dict[str, str | bool] = {
 }
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
-"""Bytes by which a dead letter may exceed its record."""
+"""Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 50_000
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 _MARKER_READER = {
@@ -97,17 +97,17 @@ class Marker(msgspec.Struct, frozen=True):
     """Topic → the checksum of the batch's records, except for their headers, which may contain times and places."""
 
     def written_to(self, topic: str) -> Written:
-        """What the batch has written to a topic."""
+        """The number and the checksum of the records that the batch has written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
     def with_earlier(self) -> Batch:
-        """The batch, with the end offsets that all written batches have reached together."""
+        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
 def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """Merge end offsets by topic and partition. Those in `later` replace those in `ends`."""
+    """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
     return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
 
 
@@ -121,7 +121,7 @@ class TransactionalOutput:
         self._producer = producer_of(kafka, _producer_settings(limits) | {"transactional.id": writer.transactional_id})
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
-        """Generation → its newest marker when the writer began."""
+        """Generation → the newest marker that it had when the writer began."""
 
     @property
     def last(self) -> Batch | None:
@@ -151,7 +151,7 @@ class TransactionalOutput:
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
-        """Whether the marker of the ledger's newest batch is gone, so that an unpublished batch's may be gone too."""
+        """Whether the marker of the ledger's newest batch is gone, and perhaps the marker of an unpublished batch."""
         return newest is not None and newest.is_written and self.last_batch < newest.batch
 
     def require_marker(self, newest: Audit | None) -> None:
@@ -197,7 +197,7 @@ class TransactionalOutput:
         begun = False
         with kafka_errors("Writing the output", self._kafka), self._rejections_raised():
             if batch.number > self.last_batch:
-                # Also for a batch without records, so that the marker says that it was written.
+                # A batch without records gets a transaction, too, so that its marker says that it was written.
                 begun = self._begin_transaction()
             for topic, table in records:
                 if written.get(topic):
@@ -216,14 +216,14 @@ class TransactionalOutput:
         return counts
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers unless a retried batch has the records that were written, for topics that it still has."""
+        """Raise BatchDiffers unless a retried batch has the records that were written to its present topics."""
         counts: Counter[str] = Counter(dict.fromkeys(self._topics & marker.outputs.keys(), 0))
         totals: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
         now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
-        # A topic that was added to the pipeline since is not in the marker: its records are written now.
+        # The marker lacks a topic that was added to the pipeline since then: the topic's records are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
         differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
         if differences := [*filter(None, differences)]:
@@ -241,7 +241,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of the batches written before, also by earlier generations."""
+        """The end offsets of all batches written before, including batches of earlier generations."""
         if self._marker is not None:
             return self._marker.with_earlier.ends
         before = [generation for generation in self.markers if generation < self._writer.ref.generation]
@@ -281,7 +281,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     try:
         for generation, value in values:
             if generation is None:
-                continue  # of another pipeline
+                continue  # a marker of another pipeline
             marker = msgspec.json.decode(value, type=Marker)
             # The topic is compacted only now and then, so that it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
@@ -328,7 +328,7 @@ def _note_failure(failed: list[KafkaError], error: KafkaError | None, _: object)
 
 
 def checksum(table: pa.Table) -> int:
-    """The sum of the checksums of output records, which does not depend on their order."""
+    """The sum of the records' checksums, which does not depend on the order of the records."""
     total = 0
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         for key, value, timestamp, _ in zip(*_columns(chunk), strict=False):
@@ -347,14 +347,14 @@ def _hexadecimal(total: int) -> str:
 
 
 def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
-    """Queue records one by one: the client's batches have neither headers nor timestamps. Returns their checksum."""
+    """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
     produce, total = producer.produce, 0
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         for key, value, timestamp, headers in zip(*_columns(chunk), strict=False):
             total += _checksum(key, value, timestamp)
             while True:
                 try:
-                    # Arguments by their names would take as long as the rest of the call.
+                    # Passing the arguments by name would double the time of the call.
                     produce(topic, value, key, -1, None, None, timestamp or 0, headers and _header_pairs(headers))
                     break
                 except BufferError:  # the queue is full
@@ -363,13 +363,13 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
 
 
 def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
-    """The columns of output records as lists; None for each record if there is no such column."""
+    """The columns of output records as lists. A missing column yields None for each record."""
     for name in ("key", "value", "timestamp", "headers"):
         if name not in records.schema.names:
             yield repeat(None)
             continue
         column = records.column(name)
-        # Text becomes bytes without a copy, which are faster to list and to send.
+        # The cast from text to bytes copies nothing, and bytes are faster to list and to send.
         yield (column.cast(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
 
 

@@ -1,7 +1,7 @@
 """Expires closed windows in the batch in which stream time passes window end + retention.
 
-All workers expire their windows in the same batch, even workers without rows in it. The content of a snapshot therefore
-does not depend on where batches end.
+All workers expire their windows in the same batch, even workers for which the batch has no rows. The content of a
+snapshot therefore does not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice.plan import Job
 
 @dataclass(frozen=True)
 class ExpiringWindows:
-    """The windows of a group or an operator, and the operator and topics whose stream time expires them."""
+    """The windows of a group or an operator. The stream time of `operator` in `topics` expires the windows."""
 
     group_id: int
     operator: str
@@ -25,7 +25,7 @@ class ExpiringWindows:
 
 
 def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int) -> None:
-    """Remove the windows whose retention is over in a batch. `times` are the stream times after it."""
+    """Remove the windows whose retention ends in a batch. `times` are the stream times after the batch."""
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)

@@ -1,8 +1,8 @@
 """Strictly decodes the values of records. A value that violates its contract becomes a dead letter.
 
-`ValueDecoder.decode` is the sequence of steps: decode, refuse what msgspec accepts but the contract does not mean,
-refuse what Spark cannot read back, refuse decimals with too many digits. Each of these checks first asks whether all
-values of the batch pass, which is fast, and only if not, checks them one by one.
+`ValueDecoder.decode` first decodes the values and then rejects three kinds: ambiguous JSON, which msgspec accepts;
+values that Spark cannot read back; and decimals with too many digits. Each check first tests the whole batch at once,
+which is fast. Only if a value fails, the values are checked one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass
 class DecodedValues:
-    """The valid values of a batch so far, and the dead letters of the others."""
+    """The values of a batch that are valid so far, and the dead letters of the other values."""
 
     rows: list[int]
     """The row number of each value."""
@@ -54,7 +54,7 @@ class DecodedValues:
     dead_letters: list[RejectedRecord]
 
     def reject(self, errors: dict[int, tuple[str, str]]) -> None:
-        """Remove values, given the reason and the detail for each of their places."""
+        """Remove values. `errors` maps a value's place in `values` to the reason and the detail."""
         if errors:
             self.dead_letters += [RejectedRecord(self.rows[place], *error) for place, error in errors.items()]
             self.rows = _without(self.rows, errors)
@@ -77,7 +77,7 @@ class ValueDecoder:
 
     @property
     def _is_json(self) -> bool:
-        """Whether the values are JSON of a contract, which Sluice decodes."""
+        """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
@@ -97,7 +97,7 @@ class ValueDecoder:
         if self.source.keeps_nulls:
             decode = partial(_unless_null, decode)
         texts = iter(raw)
-        # One `try` for all values up to the next that fails costs less than one for each value.
+        # One `try` around the loop costs less than a `try` for each value. The loop continues after a value that fails.
         while len(values) + len(dead_letters) < len(raw):
             try:
                 for text in texts:
@@ -141,9 +141,9 @@ class ValueDecoder:
         return msgspec.convert(plain, self.source.value_class)
 
     def _refuse_ambiguous_json(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
-        """Reject JSON with a field twice, with an amount in a text that is not written as a number, or nested too deep.
+        """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
 
-        msgspec accepts these: it takes the last of two fields, and does not look into fields outside the contract.
+        msgspec accepts such JSON: it takes the last of two fields, and does not look into fields outside the contract.
         """
         if self._quotes_prove_unambiguous(raw, decoded):
             return
@@ -162,8 +162,8 @@ class ValueDecoder:
         """Whether the JSON of all values has each field of the contract once, and no other field.
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a record of five fields.
-        The fields and the strings of a value determine how many quotation marks its JSON has, and no JSON of the value
-        has fewer. So if all texts together have the right number, each of them has.
+        The fields and strings of a value determine the least number of quotation marks in its JSON. If all texts of the
+        batch together have the sum of these numbers, then no text has an additional field.
         """
         if self._count_quotes is None:
             return False
@@ -173,11 +173,11 @@ class ValueDecoder:
 
     @cached_property
     def _count_quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
-        """Counts the quotation marks in the JSON of values; None if the values do not determine the number."""
+        """The function that counts the quotation marks in the JSON of values; None if values do not determine them."""
         return contract_parts.quote_counter(self.source.value_class) if self.source.is_object else None
 
     def _require_unambiguous(self, text: bytes) -> None:
-        """Raise an error for ambiguous JSON: the plain check, which parses the text again."""
+        """Raise an error for ambiguous JSON. This check parses the text again."""
         refuse_nesting(text)
         data = refuse_duplicates(text)
         if self._check_amounts is not None:
@@ -216,7 +216,7 @@ class ValueDecoder:
         return True
 
     def _have_usual_years(self, values: list[Any]) -> bool:
-        """Whether all times are in the years 2 to 9998, which is the case in any zone."""
+        """Whether all times are in the years 2 to 9998: a change of zone then keeps them in the years 1 to 9999."""
         if self.source.contract is None:
             return True
         try:
@@ -293,12 +293,15 @@ class ValueDecoder:
                     continue
                 amounts.require(amount, path)
                 exponent = amount.as_tuple().exponent
-                # Arrow would take 1.5 with 41 decimals for 0, without an error.
+                # Arrow would turn 1.5, written with 41 decimals, into 0, without an error.
                 if isinstance(exponent, int) and exponent < -MOST_DIGITS:
                     raise ValueError(f"{path}: {shortened(str(amount))} has more than {MOST_DIGITS} decimals")
 
     def column_of(self, field: SourceField, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
-        """The job's column for a field. Raises ValueError, and UnusableKeyError if a value cannot be a key."""
+        """The job's column for a field.
+
+        Raises ValueError if a value does not fit the column, and UnusableKeyError if a value cannot be a key.
+        """
         match field.holds:
             case "value":
                 return self.columns.column(values, field.name)

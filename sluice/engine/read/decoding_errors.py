@@ -1,4 +1,4 @@
-"""Why a value cannot be decoded: the reason of its dead letter, and the check for fields that occur twice."""
+"""The reason why a value cannot be decoded, for its dead letter, and the check for fields that occur twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.values.json_limits import MOST_LEVELS
 
 
 def refuse_duplicates(text: bytes) -> Any:
-    """The data of JSON, with numbers as text. Raises DuplicateField, with the name, if an object has a field twice."""
+    """Decode JSON, with numbers as text. Raises DuplicateField, with the field's name, if a field occurs twice."""
 
     def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = Counter(name for name, _ in fields)
@@ -21,7 +21,7 @@ def refuse_duplicates(text: bytes) -> Any:
             raise DuplicateField(counted.most_common(1)[0][0])
         return dict(fields)
 
-    # Numbers stay text: int() refuses a number of thousands of digits.
+    # Numbers stay text, because int() raises an error for a number of thousands of digits.
     return json.loads(text.decode(), object_pairs_hook=pairs, parse_int=str, parse_float=str)
 
 

@@ -1,4 +1,4 @@
-"""Which event times are valid: neither before 1970 nor too far in the future."""
+"""Checks event times: a valid time is neither before 1970 nor too far in the future."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 from sluice.engine.read.decode import ValueDecoder
 
 Problems = list[tuple[str, str] | None]
-"""Per record: the reason for the rejection and its details, or None."""
+"""For each record, the reason and the detail of its rejection; None if it is not rejected."""
 
 
 def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
-    """Per event time: the reason why it is invalid, or None. Empty if all are valid.
+    """For each event time, the reason why it is invalid, or None. An empty list if all times are valid.
 
     `clock` is the time at which the batch began, in epoch ms.
     """
@@ -25,7 +25,7 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
 
 
 _EARLIEST_ASSUMED = 100_000_000_000
-"""In March 1973. Times of this century in seconds, taken for milliseconds, are before it."""
+"""March 1973, in epoch ms. A present time in seconds that is read as milliseconds is before it, so it is invalid."""
 
 
 def earliest_valid_time(decoder: ValueDecoder) -> int:

@@ -29,7 +29,7 @@ _POSITION = Struct(">QIQ")
 class TableReader(Reader):
     """Yields state rows. `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
 
-    A key's changes in several partitions have the order of records in streams, not that of their offsets.
+    If a key has changes in several partitions, they are ordered like the records of streams, not by their offsets.
     """
 
     groups: dict[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class TableReader(Reader):
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
-        """The key of a record. Raises UnusableKeyError if it has none."""
+        """The key of a record. Raises UnusableKeyError if the record has no key, or its key cannot be a table's key."""
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
@@ -98,7 +98,7 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The places of records that the reader of streams rejects too and counts; operators do not get them."""
+        """The places of records that the reader of streams rejects, too. It counts them; operators do not get them."""
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]
@@ -120,7 +120,7 @@ class TableReader(Reader):
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
-    """The values of state rows: arrays of one value, and null for a null."""
+    """The values as state rows hold them: each is a JSON array of one value, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
     numbers = iter(range(len(present)))
     texts = present.take(pa.array([None if value is None else next(numbers) for value in values], pa.int64()))

@@ -1,4 +1,4 @@
-"""Translates the security settings of Kafka from librdkafka's names to the Java client's, which Spark reads with.
+"""Translates Kafka's security settings from librdkafka's names to the names of the Java client, which Spark uses.
 
 The driver reads the certificate files, so that executors need no copies of them.
 """

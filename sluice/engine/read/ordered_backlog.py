@@ -25,7 +25,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL
 Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.7
-"""A batch found by the index is large enough if it has this share of the maximum number of records."""
+"""The search with the index ends when a batch has at least this share of the maximum number of records."""
 _AIM = 0.85
 _READ_AT_ONCE = 20_000
 
@@ -44,7 +44,7 @@ class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """Partition → first offset with a timestamp of at least `time`, if there is one."""
+        """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
 
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
@@ -59,7 +59,7 @@ class Backlog:
 
     timestamps: Timestamps
     partitions: tuple[Partition, ...]
-    """Sorted in the order of records with equal sequences."""
+    """The partitions, sorted as records with equal sequences are: by source and number."""
     position: dict[Partition, int]
     ends: Offsets
     largest_timestamps: Offsets = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Backlog:
         return sum(self.ends[partition] - self.position[partition] for partition in self.partitions)
 
     def batches(self, most: int) -> Iterator[Offsets]:
-        """The end offsets of batches of at most `most` records that read the whole backlog."""
+        """The end offsets of the batches, of at most `most` records each, that together read the whole backlog."""
         if self.size > most:
             self._since = self._first()
             self._latest = self.timestamps.latest()
@@ -102,7 +102,8 @@ class Backlog:
     def _by_index(self, most: int) -> dict[Partition, int] | None:
         """The end offsets of a batch, found with Kafka's index; None if the index does not help.
 
-        A binary search: according to the index, a batch that ends at `low` has too few records, at `high` too many.
+        A binary search for the time at which the batch ends: by the index, a batch that ends at time `low` has too few
+        records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -120,7 +121,7 @@ class Backlog:
         return self._exact_ends(low, best, most - low_count) if low_count else None
 
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
-        """The index's offsets, limited to the backlog. A partition that has reached `time` adds no records."""
+        """The index's offsets, limited to the backlog. A partition that has reached `time` gives no more records."""
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]
@@ -131,9 +132,9 @@ class Backlog:
         return limited
 
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
-        """The offset of each partition's first record with a sequence of at least `time`, searched from its start.
+        """The offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
 
-        None if the search adds more than `spare` records to the batch.
+        Returns None if the search adds more than `spare` records to the batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -159,7 +160,7 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Partition, int]:
-        """The end offsets of a batch, found by reading the timestamps of its records and of a few more.
+        """The end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
 
         If more than `most` records have the smallest sequence, the batch ends among them.
         """
@@ -173,7 +174,7 @@ class Backlog:
             incomplete = [partition_read for partition_read in read if not partition_read.complete]
             if not incomplete:
                 return dict(self.ends)
-            # Only more records of the partition with the lowest sequence can tell which records come next.
+            # The next records in the order are in the partition with the lowest sequence, so read more of that one.
             lowest = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:
@@ -186,7 +187,7 @@ class Backlog:
             certain = _certain_sequences(read)
         self._since = int(np.partition(np.concatenate(certain), most)[most])
         counts = [int(np.searchsorted(sequences, self._since)) for sequences in certain]
-        # More records have this sequence than fit a batch: the batch ends among them, in the order of partitions.
+        # More records have the smallest sequence than fit a batch: take them partition by partition, up to `most`.
         if not any(counts):
             for number, sequences in enumerate(certain):
                 equal = int(np.searchsorted(sequences, self._since, side="right"))

@@ -1,4 +1,4 @@
-"""The keys of records as texts: Kafka's keys, or a field of the values."""
+"""The keys of records as texts, from Kafka's keys or from a field of the values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RecordKeys:
         return self.columns.source
 
     def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
-        """Kafka keys as text; for a key that cannot be decoded, its error."""
+        """Kafka keys as text. A key that cannot be decoded becomes the error that its decoder raised."""
         if self.source.key_decode is None:
             return key_texts(raw)
         return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
@@ -72,7 +72,7 @@ class RecordKeys:
         return keys
 
     def of_records(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
-        """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has none."""
+        """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has no key."""
         name = self.source.key
         assert name is not None
         keys = self.of_field(values, name)
@@ -88,9 +88,9 @@ class RecordKeys:
         return keys
 
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
-        """The key that a record without a value deletes. Only Kafka's key can say which.
+        """The key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
 
-        It is the field's value as text or as JSON, or an object with the field.
+        Kafka's key is the field's value as text or as JSON, or a JSON object with the field.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -127,7 +127,7 @@ class RecordKeys:
 
     @cached_property
     def _field_decoder(self) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """The function that decodes JSON of the field that is the key, and the check of its amounts."""
+        """The function that decodes the key field's JSON, and the function that checks the amounts in it."""
         assert self.source.key is not None
         kind = self._type_of(self.source.key)
         decode, check = epochs.decoder(kind), contract_parts.amount_check(kind) or _accept
@@ -147,7 +147,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """A column's values as texts for keys. An SQL expression that reads the column makes the same texts."""
+    """A column's values as texts for keys: the same texts as an SQL expression makes from the column."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:
@@ -156,7 +156,7 @@ def _key_texts_of_column(column: pa.Array) -> pa.Array:
 
 
 _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
-"""The types that Arrow casts to the text that they have as keys."""
+"""The types whose cast to text in Arrow gives the text of a key."""
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
@@ -172,7 +172,7 @@ def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
 
 
 def _accept(value: Any) -> None:
-    """The check of a type without amounts."""
+    """The check for a type without amounts: it accepts every value."""
 
 
 def _decoded_by_author(keys: list[bytes | None], decode: Callable[[bytes], str], topic: str) -> Iterator[Key]:
@@ -191,7 +191,7 @@ def _decoded_by_author(keys: list[bytes | None], decode: Callable[[bytes], str],
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
-    """Kafka keys as text; for a key that is not UTF-8, its error."""
+    """Kafka keys as text. A key that is not UTF-8 becomes the error of its decoding."""
     for key in keys:
         try:
             yield None if key is None else key.decode()

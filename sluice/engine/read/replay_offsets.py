@@ -1,4 +1,4 @@
-"""Which records a rebuild or a replay reads: the offsets of its points, and those that the topics still have."""
+"""Finds the offsets that a rebuild or a replay reads: from its points to the records that the topics still have."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
-    """The sources, with streams beginning at a point.
+    """The sources, with the streams' first offsets moved to a point.
 
-    A table's state needs all its records, so tables begin where they began before. Raises EngineError for offsets of a
-    partition that the streams do not have.
+    A table's state needs all of the table's records, so the first offsets of tables stay. Raises EngineError if the
+    point has an offset of a partition that the streams do not have.
     """
     streams = set(streams)
     of_streams = {name: topic for name, topic in now.items() if name in streams}
@@ -34,7 +34,10 @@ def sources_from_point(
 
 
 def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, str]) -> dict[Partition, int]:
-    """The offsets at a point other than the beginning. Raises EngineError for offsets of partitions not in `topics`."""
+    """The offsets at a point other than the beginning.
+
+    Raises EngineError if the point has an offset of a partition that is not in `topics`.
+    """
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
@@ -55,7 +58,7 @@ def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition,
 
 
 def sources_from_topics(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:
-    """The topics' current partitions, from the first record that they still have."""
+    """The topics' current partitions, each beginning at the first record that it still has."""
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):
@@ -78,7 +81,7 @@ def require_records(
 def ends_of(
     topics: Mapping[str, Topic], sources: Iterable[SourcePartition], stops: Mapping[Partition, int]
 ) -> dict[str, list[tuple[int, int]]]:
-    """Topic → for each partition the first offset to read, and the offset after the last one."""
+    """Topic → for each partition, the first offset to read and the offset after the last record to read."""
     firsts = {(source.topic, source.partition): source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():

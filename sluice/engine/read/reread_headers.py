@@ -1,4 +1,4 @@
-"""Reads the headers of single records again, for the dead letters of steps that no longer have them."""
+"""Reads the headers of single records again, for dead letters of steps that get rows without the record's headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Deleted(Exception):
 
 
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
-    """Place → the headers of its record. Leaves out records that the topics no longer have, or that have no headers."""
+    """Place → the headers of the record there. Omits records without headers, and records no longer in the topics."""
     consumer = Consumer({
         **quiet(kafka), "group.id": "sluice-headers", "enable.auto.commit": False,
         "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.wait.max.ms": 10,

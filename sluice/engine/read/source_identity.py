@@ -1,10 +1,10 @@
 """Checks that the source topics were not replaced and have not lost unread records.
 
 Spark identifies a topic only by name and offset. If a topic was deleted, created again and has grown longer than the
-old topic, Spark would continue at the old topic's offset and silently skip records. It would also do so if a partition
-of the same topic went back and grew again, after an unclean election of a leader or after a broker's disk was restored.
-Therefore the ledger has the fingerprint of the last record that was read of each partition, and a run compares it with
-the record that is at this offset now.
+old topic, Spark would continue at the old topic's offset and silently skip records. It would also skip records if a
+partition lost its last records and grew again, after an unclean election of a leader or after a broker's disk was
+restored. Therefore the ledger keeps, for each partition, the fingerprint of the last record that was read, and a run
+compares this fingerprint with the record that is at the same offset now.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SourceIdentity:
     ref: GenerationRef
     topics: tuple[str, ...]
     audits: Audits | None = None
-    """Tell up to where a partition that went back is unchanged."""
+    """The audits of earlier batches, which show how much of a partition that lost records is unchanged."""
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
@@ -81,7 +81,7 @@ class SourceIdentity:
     def require_last_records(self, topics: Mapping[str, Topic]) -> None:
         """Raise InputError if the last record that the pipeline has read has been replaced by another one.
 
-        Nothing is known about a record that retention or compaction has removed.
+        A record that retention or compaction has removed cannot be compared, and raises no error.
         """
         last = {
             (source.topic, source.partition): source
@@ -127,7 +127,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """The newest last offset of a batch whose record is unchanged; None if no such record is left."""
+        """The newest offset at which a batch ended and the topic still has the same record; None if there is none."""
         if self.audits is None:
             return None
         place = source.topic, source.partition

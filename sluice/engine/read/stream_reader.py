@@ -30,8 +30,8 @@ _HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
 """The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers.
 
-Spark does not evaluate `to_json` for records without headers: its first evaluation by an interpreted query initializes
-Scala's reflection, which takes the JVM half a second of CPU time.
+The `IF` spares Spark `to_json` for records without headers: the first evaluation of `to_json` by an interpreted query
+initializes Scala's reflection, which takes the JVM half a second of CPU time.
 """
 
 SKIPPED = "skipped"
@@ -92,7 +92,7 @@ class Reader:
     dead_letters: str
     decoders: dict[str, ValueDecoder]
     sequenced: bool = field(default=False, kw_only=True)
-    """Whether to compute the records' order; a test driver provides the order itself."""
+    """Whether to compute the records' order; False with a test driver, which provides the order."""
     uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
     """Topics that another reader of the job reads too, and counts."""
 
@@ -124,7 +124,7 @@ class Reader:
     def _with_sequence(self, batch: pa.RecordBatch, output: PartitionOutput, start: BatchStart) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
-        The timestamp is stored from batch to batch and includes rejected records, as in `backlog`.
+        The largest timestamp is kept from batch to batch. It includes rejected records, as in `ordered_backlog`.
         """
         name = f"{ORDER}/{output.topic}/{output.partition}"
         if name not in output.times:
@@ -160,13 +160,13 @@ class StreamReader(Reader):
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
-    """Columns of `_EXTRA` that the job needs as well."""
+    """The columns of `_EXTRA` that the job needs."""
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
-        # A step that fails after this task makes a dead letter, which has the record as it was read.
+        # If a step fails after this task, the dead letter needs the record's original key, value and headers.
         needs_raw = bool(job.failures_before_operators)
         is_needed = {
             "_null": any(decoder.source.keeps_nulls for decoder in decoders.values()),
@@ -257,7 +257,7 @@ class StreamReader(Reader):
         if name == "_headers":
             return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
         if name == "_key" and decoder.source.key is not None:
-            return pa.nulls(kept.num_rows, kind)  # the key is a field, and Kafka's key may be anything
+            return pa.nulls(kept.num_rows, kind)  # the key is a field, so Kafka's key is not used and may not be text
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
@@ -285,7 +285,7 @@ class StreamReader(Reader):
         begin: int,
         end: int,
     ) -> bool:
-        """Whether the records in a range all have columns and valid event times."""
+        """Whether all records in a range fit the columns and have valid event times."""
         try:
             columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
@@ -300,7 +300,7 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """The reason why each record is rejected, or None. Used if the columns of all records cannot be made."""
+        """For each record, the reason why it is rejected, or None. Used if some record does not fit the columns."""
         problems: Problems = [None] * len(values)
         for place in failing_places(len(values), partial(self._fit, decoder, records, values, output, clock)):
             record, value = records.slice(place, 1), values[place : place + 1]

@@ -25,7 +25,7 @@ _CONSUMER: dict[str, str | int | bool] = {
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
-    # Most partitions need only a few records; everything else that is fetched is discarded.
+    # Small fetches: the search needs only a few records of most partitions, and discards all others.
     "max.partition.fetch.bytes": 65_536,
     "queued.min.messages": 20_000,
 }
@@ -72,7 +72,7 @@ class KafkaTimestamps:
             consumer.close()
 
     def index(self, time: int) -> Offsets:
-        """Partition → first offset with a timestamp of at least `time`, if there is one."""
+        """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
         with kafka_errors("Reading the topics' index of timestamps", self.kafka):
             times = [TopicPartition(*partition, time) for partition in self.ends]
             answers = self.consumer.offsets_for_times(times, TIMEOUT_S)
