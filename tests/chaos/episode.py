@@ -230,7 +230,7 @@ class Episode(Running):
             assert self.producer.flush(30) == 0
             return sum((message.offset() or 0) < end for message in self.messages(topic)) < before
 
-        return wait_until(is_compacted, 20, every=0.3)
+        return wait_until(is_compacted, 60, every=0.3)
 
     def note_redriven(self) -> None:
         """Add the records that re-driving has appended to the sources."""
