@@ -1,4 +1,4 @@
-"""Draw the packages of `sluice` in docs/images/packages.svg, and list those inside them in CONTRIBUTING.md.
+"""Draw the packages of `sluice` in docs/images/packages.svg, and list all packages in CONTRIBUTING.md.
 
 The rows are the layers of import-linter in pyproject.toml, and the sentences are the first ones of the packages'
 docstrings. `make docs` runs this program; a test fails if the picture or the list is out of date.
@@ -83,7 +83,7 @@ def _plain(text: str) -> str:
 
 
 def table() -> str:
-    """The packages inside the packages of the picture, as a Markdown table: those of the highest layer first."""
+    """All packages as a Markdown table: those of the highest layer first, each followed by the packages inside it."""
     rows = ["| folder in `sluice/` | contents |", "| --- | --- |"]
     for layer in layers():
         for name in layer:
@@ -92,10 +92,10 @@ def table() -> str:
 
 
 def _rows(package: Path) -> list[str]:
-    """The rows of the packages inside a package; none for a module."""
+    """The rows of a package and of the packages inside it; none for a module."""
     return [
         f"| `{file.parent.relative_to(ROOT / 'sluice').as_posix()}/` | {sentence(file.parent)} |"
-        for file in sorted(package.glob("*/__init__.py"))
+        for file in (*package.glob("__init__.py"), *sorted(package.glob("*/__init__.py")))
     ]
 
 

@@ -47,6 +47,13 @@ def test_the_picture_of_the_packages_is_up_to_date() -> None:
     assert packages_picture.PAGE.read_text() == packages_picture.page(), advice
 
 
+def test_the_table_has_every_package_once() -> None:
+    listed = re.findall(r"^\| `([\w/]+)/` \|", packages_picture.table(), re.MULTILINE)
+    source = ROOT / "sluice"
+    packages = {file.parent for pattern in ("*", "*/*") for file in source.glob(f"{pattern}/__init__.py")}
+    assert sorted(listed) == sorted(package.relative_to(source).as_posix() for package in packages)
+
+
 def test_every_package_has_a_sentence() -> None:
     for layer in packages_picture.layers():
         for name in layer:
