@@ -236,31 +236,29 @@ class Rebuild:
         topics = _same_topics(ledger, old, now) | new_topics
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
-        added = _ends_by_partition({topic: ends[topic] for topic in new_topics})
-        if built is not None:
-            added = {topic: {**built.get(topic, {})} for topic in added}
+        added_ends = _added_ends(new_topics, ends, built)
         # A join needs a global table's records before all others. Those of streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
-        first = {topic: added[topic] for topic in added if topic in tables or built is not None}
+        ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
-        read = limit_to_ranges(ends, {**(latest.positions if latest else {}), **added})
+        ends_to_reach = limit_to_ranges(ends, {**(latest.positions if latest else {}), **added_ends})
         batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
         steps = [*replay_steps([*batches, *unpublished])]
-        published_steps, other_steps = steps[: len(batches)], steps[len(batches) :]
-        published = [replace(step, ends=limit_to_ranges(ends, {**step.ends, **first})) for step in published_steps]
-        rest = [replace(step, ends=limit_to_ranges(ends, {**step.ends, **added})) for step in other_steps]
-        if not latest or (published and published[-1].ends == read):
-            return History(published, rest, complete=True)
-        if added.keys() == first.keys():
+        published_steps = _steps_within(ends, steps[: len(batches)], ends_of_first_batch)
+        unpublished_steps = _steps_within(ends, steps[len(batches) :], added_ends)
+        if not latest or (published_steps and published_steps[-1].ends == ends_to_reach):
+            return History(published_steps, unpublished_steps, complete=True)
+        if added_ends.keys() == ends_of_first_batch.keys():
             log.warning(
                 "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
                 note=_NO_HISTORY,
             )  # fmt: skip
         else:
-            log.warning("new topics", pipeline=old.pipeline, topics=sorted(added), note=_NEW_TOPICS)
+            log.warning("new topics", pipeline=old.pipeline, topics=sorted(added_ends), note=_NEW_TOPICS)
         begin = {topic: {str(number): start for number, (start, _) in enumerate(ends[topic])} for topic in ends}
-        published = [replace(step, ends={**step.ends, **first}) for step in self._divide_records(begin, read)]
-        return History(published, rest, complete=False)
+        divided = self._divide_records(begin, ends_to_reach)
+        divided_steps = [replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided]
+        return History(divided_steps, unpublished_steps, complete=False)
 
     def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
@@ -381,8 +379,24 @@ def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) ->
     return {name: topic for name, topic in now.items() if name not in earlier}
 
 
-def _ends_by_partition(ends: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
-    return {topic: {str(number): end for number, (_, end) in enumerate(bounds)} for topic, bounds in ends.items()}
+def _added_ends(
+    new_topics: Iterable[str], ends: Mapping[str, Sequence[tuple[int, int]]], built: Positions | None
+) -> dict[str, dict[str, int]]:
+    """The end offsets for topics that the old generation did not read: their `ends`, or those in `built`."""
+    added_ends: dict[str, dict[str, int]] = {}
+    for topic in new_topics:
+        if built is None:
+            added_ends[topic] = {str(number): end for number, (_, end) in enumerate(ends[topic])}
+        else:
+            added_ends[topic] = {**built.get(topic, {})}
+    return added_ends
+
+
+def _steps_within(
+    ranges: Mapping[str, Sequence[tuple[int, int]]], steps: Iterable[ReplayStep], added_ends: Positions
+) -> list[ReplayStep]:
+    """The steps, which also read other topics up to `added_ends`, and nothing outside the ranges of offsets."""
+    return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
