@@ -15,10 +15,10 @@ from sluice.state.model import GenerationRef, Snapshot
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 """The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and standby."""
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
-"""The largest numbers that the ledger's columns hold, which are Kafka's too."""
+"""The largest numbers in the ledger's INTEGER and BIGINT columns, and so of Kafka's partitions and offsets."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
-"""More digits than any number of the ledger has. Python is slow to read a number of many thousand digits."""
+"""Numbers with more digits than this are rejected unread, because Python is slow to read many thousand digits."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _RENEWAL = 0.8
 FRESH_SECONDS = 0.05
 """Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
 _SELDOM = 20
-"""The list of stores and the placements count as current this many times longer, unless a snapshot is published."""
+"""The cached stores and placements stay current for this many times `FRESH_SECONDS`, unless a snapshot is published."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from sluice.state.time_limits import held, query_deadline
 
 T = TypeVar("T")
 PublishedChecksum = Callable[[int], tuple[int, str] | None]
-"""A batch → itself, or the oldest retained batch after it, and the published checksum of a shard's state rows at it."""
+"""Takes a batch. Returns this batch, or the oldest retained batch after it, with the published checksum of a shard's
+state rows at the returned batch; None if there is no such batch."""
 
 HOLD_SECONDS = 0.05
 """How long look-ups share one read transaction of SQLite. Its beginning and end take longer than a look-up."""
@@ -41,7 +42,7 @@ class LocalWorker:
         self._shards: dict[str, LocalShard] = {}
         self._held_shard: LocalShard | None = None
         self._held_as_of = -1
-        """The batch for whose look-up the shard is held. The batch has been published, so the shard has it."""
+        """The newest batch that the held read transaction surely contains: the batch of the look-up that began it."""
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
@@ -106,7 +107,7 @@ class LocalWorker:
             return shard
 
     def _require_published(self, shard: LocalShard, as_of: int) -> None:
-        """Raise StateError if the shard has other state than the published, such as another worker's or an old copy."""
+        """Raise StateError if this is not the published shard but, for example, another worker's or an old copy."""
         if shard.is_sealed() and not shard.journal().batches:
             raise StateError("The copy of the shard is not complete yet.")
         published = self._published(as_of)

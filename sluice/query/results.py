@@ -14,7 +14,7 @@ from sluice.state.queries.entries import Entry
 def snapshot_name(snapshot: Snapshot) -> str:
     """Pipeline and snapshot, for ETags and cache keys.
 
-    Its time is part of the name, because state that started over gets the same ids again.
+    The time of publication is part of the name, because a pipeline that starts over uses the same ids again.
     """
     return f"{snapshot.pipeline}/{snapshot.id}@{snapshot.published_at:%Y%m%dT%H%M%S.%fZ}"
 

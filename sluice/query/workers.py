@@ -25,7 +25,7 @@ WORKER_SECONDS = 15.0
 LOOKUP_SECONDS = 2.0
 """Time limit of a look-up at a worker whose standby can answer it instead."""
 PAUSE_SECONDS = 1.0
-"""How long a worker receives no queries after it has exceeded the limit."""
+"""How long a worker receives no queries after a query has exceeded its time limit, or a standby has answered it."""
 OPEN_SECONDS = 60.0
 """How long a worker's connections stay open without a query; longer than any query takes."""
 
@@ -46,7 +46,8 @@ class OpenWorkers(Generic[W]):
     """The workers that are in use.
 
     A worker that is no longer queried, because its generation has been replaced or it has moved, is closed. Otherwise a
-    process that runs for months would keep the connections of all of them, and the space of their deleted files.
+    process that runs for months would keep connections to all former workers, and their deleted files would keep their
+    space on the disk.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -57,7 +58,7 @@ class OpenWorkers(Generic[W]):
         self._checked = clock()
 
     def get(self, key: Hashable) -> W | None:
-        """A worker that is about to be used; None if it is not open."""
+        """The open worker with this key; None if it is not open, so that the caller adds it. It counts as used now."""
         self._used[key] = self._clock()
         return self._workers.get(key)
 
@@ -66,7 +67,7 @@ class OpenWorkers(Generic[W]):
         return worker
 
     async def close_unused(self) -> None:
-        """Close the workers that have not been used for `OPEN_SECONDS`. Does nothing more often than that."""
+        """Close the workers that have not been used for `OPEN_SECONDS`. Looks for them only once in this time."""
         oldest = self._clock() - OPEN_SECONDS
         if self._checked > oldest:
             return

@@ -37,7 +37,7 @@ HEAD_SECONDS = 10.0
 SILENT_SECONDS = 10.0
 """How long a client may pause while it sends a body."""
 UNREAD_SECONDS = 30.0
-"""How long a client may read nothing of what waits for it."""
+"""How long a client may read nothing while a response waits for it."""
 _MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
 """Key in a request's scope of the function to call when the request has shown the token."""
@@ -59,7 +59,7 @@ class PatientProtocol(HttpToolsProtocol):
     _running: _Cycle | None = None
     """The newest request that the app has received."""
     _reading: asyncio.TimerHandle | None = None
-    """Checks whether a client that is behind reads."""
+    """The timer that checks whether a client goes on reading while a response waits for it."""
     leave: Callable[[], None] = staticmethod(lambda: None)
     """Called when a request of the connection has shown the token, and when the connection is closed."""
 
@@ -224,7 +224,7 @@ class PatientProtocol(HttpToolsProtocol):
 class _Cycle(RequestResponseCycle):
     """One request and its response. All responses with the same headers share their encoded head.
 
-    Uvicorn checks and encodes the headers of each response.
+    Uvicorn itself would check and encode the headers of each response again.
     """
 
     client_has_ended = False

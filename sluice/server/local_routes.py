@@ -46,7 +46,7 @@ MAX_WRITE_BYTES = 4 * 2**30
 """Size limit of one worker's share of a batch."""
 _QUERY_BODY_SECONDS = 10.0
 _WRITE_BODY_SECONDS = 600.0
-"""Time limits for receiving the body of a query and of a write."""
+"""Time limits for receiving a body: `_QUERY_BODY_SECONDS` for a query, `_WRITE_BODY_SECONDS` for a write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
 _ROWS = msgspec.msgpack.Decoder(list[Row])

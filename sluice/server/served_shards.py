@@ -24,8 +24,8 @@ from sluice.support.file_modes import make_file, make_folder
 
 _IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
-"""How often the server reads from the ledger which workers it serves. A worker that was moved away is served until the
-next time, because other processes may not know of the move yet."""
+"""How often the server reads from the ledger which workers it serves. Until the next reading, it also serves a worker
+that was moved away, because other processes may not know of the move yet."""
 
 
 class ServedShards:
@@ -122,7 +122,7 @@ def identity_of(base_url: str) -> str:
         new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
         make_file(new)
         new.write_text(secrets.token_hex(32))
-        # Another server of this folder may have made the file meanwhile: the first one stays.
+        # Another server of this folder may have made the file meanwhile. Then its file stays.
         with suppress(FileExistsError):
             file.hardlink_to(new)
         new.unlink()

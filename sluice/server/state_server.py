@@ -78,7 +78,7 @@ class Options:
 
 
 def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
-    """Place workers on this server, which listens already: readers send their token to the address.
+    """Place workers on this server. It must listen already, because readers will send their token to its address.
 
     Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
     """
@@ -131,7 +131,7 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The server need not trust its own certificate. The answer is a proof without it.
+        # The server need not trust its own certificate, because the card's proof already shows who answers.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
@@ -155,7 +155,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """The addresses that a name has on this host; none if it has none here."""
+    """The addresses to which this host resolves a name; none if it does not know the name."""
     try:
         infos = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):

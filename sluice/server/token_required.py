@@ -21,7 +21,7 @@ class TokenHolder(Principal):
     @property
     @override
     def name(self) -> str:
-        """The holder of the token has no name of their own."""
+        """The same name for every program with the token, because the token does not say who sends it."""
         return "state-server"
 
     @override

@@ -32,10 +32,10 @@ BUSY_SECONDS = 10.0
 LOCKED_SECONDS = 8.0
 """How long a statement waits in PostgreSQL for another program's lock."""
 ANSWER_SECONDS = 9.0
-"""How long an access of a database takes at most if the server does not answer."""
+"""An access to a database fails if the server has not answered after this time."""
 _PREPARE_POSTGRES = (
     "SELECT set_config('lock_timeout', '{locked:g}s', false), "
-    # Ends the transaction of a client that the server no longer hears, before its locks stop others for long.
+    # PostgreSQL ends a transaction whose client has been silent for this time, so that its locks do not block others.
     "set_config('idle_in_transaction_session_timeout', '60s', false)"
 )
 _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
@@ -43,7 +43,7 @@ _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 _POOL_SECONDS = 5
 """How long a thread waits for a connection that another thread uses."""
 _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
-"""The next step after an invalid address."""
+"""The advice in an error about an invalid address."""
 
 
 def database_url(text: str) -> URL:
@@ -59,7 +59,7 @@ def database_url(text: str) -> URL:
         ) from None
     backend = url.get_backend_name()
     if backend == "postgresql":
-        # Only psycopg's waits end when a server no longer answers (`postgres_connection`).
+        # `postgres_connection` ends waits for a server that no longer answers. It can do so only with psycopg.
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database:
         return url
@@ -73,7 +73,7 @@ def database_url(text: str) -> URL:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    A server that does not answer for `seconds` is an error, too. Pass None for work that may take long.
+    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that may take long.
     """
     try:
         with waits_limited(seconds):
@@ -114,8 +114,8 @@ def open_engine(url: URL) -> Engine:
     engine = create_engine(
         url, connect_args={"timeout": BUSY_SECONDS}, execution_options={"compiled_cache": _COMPILED_FOR_SQLITE}
     )
-    # SQLAlchemy caches a statement's SQL per dialect object, and makes a dialect for each engine. A process that opens
-    # many ledgers, such as tests, would compile every statement for each of them.
+    # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All SQLite engines share
+    # one dialect, so that a process that opens many ledgers, such as a test run, compiles each statement only once.
     engine.dialect = _sqlite_dialect()
     event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path))
     event.listen(engine, "begin", _begin_sqlite)
@@ -124,7 +124,7 @@ def open_engine(url: URL) -> Engine:
 
 @cache
 def _sqlite_dialect() -> Dialect:
-    """The dialect that all SQLite engines of this process share. A first connection sets what it knows of SQLite."""
+    """The dialect that all SQLite engines of this process share. The first connection tells it SQLite's version."""
     engine = create_engine("sqlite://")
     engine.connect().close()
     return engine.dialect
@@ -151,7 +151,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def close_file(url: str) -> None:
-    """Turn a SQLite database that nobody has open into one file without a log, which can be read without writing."""
+    """Move the log of a SQLite database that nobody has open into its file. It can then be read on a read-only disk."""
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))
         with engine.connect() as connection:

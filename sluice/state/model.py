@@ -96,7 +96,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
             host=standby.host,
             port=standby.port,
             server=standby.server,
-            # A quarantine is of the worker's own shard, not of the copy.
+            # A quarantine applies to the worker's own shard, not to the copy.
             unavailable="",
             standby=None,
         )
@@ -158,5 +158,5 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
 
 def owner(key: str, workers: int) -> int:
     """The worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
-    # Any other rule would look for a key at a worker that does not have it.
+    # Spark places keys by this rule, so any other rule would look for a key at the wrong worker.
     return zlib.crc32(key.encode()) % workers

@@ -24,13 +24,13 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 """How long a connection may take, unless its address says otherwise."""
 _SHORTEST_CONNECT = 2
-"""Psycopg raises shorter time limits of a connection to this one."""
+"""Psycopg's shortest time limit for connecting. It replaces shorter limits by this limit."""
 SILENT_SECONDS = 30.0
 """How long a server may be silent before this process tries whether it accepts another connection."""
 _TCP = {
     "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
 }  # fmt: skip
-"""The kernel gives a connection up after 30 s without the peer's acknowledgement."""
+"""With these options, the kernel gives up a connection if the server has acknowledged nothing for 30 s."""
 
 
 class BoundedConnection(psycopg.Connection[TupleRow]):
@@ -43,7 +43,10 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return super().wait(self._watch(gen), *args, **options)
 
     def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """The steps of a request. Psycopg resumes them each tenth of a second while it waits for the server."""
+        """Pass on the steps of a request, which psycopg resumes each tenth of a second while it waits for the server.
+
+        Ends the request when the server no longer answers.
+        """
         until = wait_limit()
         heard_at = time.monotonic()
         try:

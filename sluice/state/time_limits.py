@@ -5,7 +5,7 @@ enforce: SQLite's progress handler calls `is_over`, and PostgreSQL gets a statem
 worker on another host waits a little longer (`query.workers.WORKER_SECONDS`), and scans first wait for a slot
 (`query.scan_slots`).
 
-A limit of waits is for PostgreSQL servers that no longer answer.
+`waits_limited` ends waits for PostgreSQL servers that no longer answer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def held(lock: Lock) -> Iterator[None]:
 
 @contextmanager
 def waits_limited(seconds: float | None) -> Iterator[None]:
-    """End this thread's waits for PostgreSQL within the block after `seconds` in total; None: only if it is down.
+    """End this thread's waits for PostgreSQL within the block after `seconds` in total.
+
+    With None, a wait ends only if the server is down.
 
     Within another such block, the earlier end counts.
     """

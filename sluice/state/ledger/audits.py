@@ -43,9 +43,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: dict[str, int] = {}
     """Reason → records written to the dead-letter topic."""
     last: int = -1
-    """The offset of the last record read; -1 without one."""
+    """The offset of the last record read; -1 if no record was read."""
     fingerprint: str = ""
-    """The fingerprint of that record."""
+    """The fingerprint of the record at offset `last`."""
 
     @property
     def accounted(self) -> int:
@@ -59,7 +59,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
         partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
             return f"{partition}: {self.read} records were read, but {self.accounted} are accounted for"
-        # Fewer is normal: offsets also number transaction markers and aborted records.
+        # Fewer records than offsets are normal: transaction markers and aborted records have offsets too.
         if self.read > self.end - self.start:
             return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
         return ""
@@ -96,7 +96,7 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
         return [source.wrong for source in self.sources if source.wrong]
 
     def published_checksums(self, worker: int) -> Checksums | None:
-        """The checksums of a worker's shard; None if it had none."""
+        """The checksums of a worker's shard; None if the worker had no shard."""
         state_rows = self.checksums.get(str(worker))
         if state_rows is None:
             return None
@@ -135,7 +135,7 @@ class Audits(LedgerPart):
         return _audit(rows[0]) if rows else None
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
-        """The oldest retained batch since batch `since`, and the published checksum of a worker's state rows at it.
+        """The oldest retained batch that is not older than `since`, and its checksum of a worker's state rows.
 
         None if there is no such batch, or the worker had no shard.
         """

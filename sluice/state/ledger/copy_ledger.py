@@ -19,9 +19,9 @@ def copy_ledger(
 ) -> None:
     """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
 
-    With addresses, the target must have no pipelines: raises Refused and changes nothing if it has got one meanwhile.
-    It then forgets other workers, such as those of a generation that is being built: their shards belong to the
-    source.
+    With addresses, the target must have no pipelines: raises Refused and changes nothing if another command has added
+    a pipeline. Workers without a new address, such as the workers of a generation that is being built, are left out,
+    because their shards belong to the source.
     """
     with (
         database_errors("Copying the ledger", seconds=None),
@@ -37,7 +37,7 @@ def copy_ledger(
                 next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
-            # The target numbers rows itself.
+            # The target's database assigns the automatic numbers of rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]
             rows = [dict(row) for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()]
             new.execute(delete(table))

@@ -37,7 +37,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
-    """Since when."""
+    """When the failure began."""
     title: str
     detail: str
     """The first line of the error, without secrets."""

@@ -1,4 +1,4 @@
-"""The generations of pipelines: their stores and workers, and which one is current, which readers see."""
+"""The generations of pipelines: their stores and workers. Readers see a pipeline's current generation."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Generations(LedgerPart):
     ) -> None:
         """Insert or replace a generation's description. The first one of a pipeline becomes the current one.
 
-        A `hidden` generation only becomes current through `promote`, even if it is the first. With the `epoch` of the
-        generation's lease, or with the `lease` of another one, raises LeaseError and changes nothing if the lease is no
-        longer held.
+        A `hidden` generation only becomes current through `promote`, even if it is the first. The caller may pass the
+        `epoch` of this generation's lease, or the `lease` of another generation: if that lease is no longer held,
+        raises LeaseError and changes nothing.
         """
         ref = msgspec.structs.asdict(info.ref)
         texts = {name: getattr(info, name) for name in ("description", "picture")}
@@ -79,9 +79,10 @@ class Generations(LedgerPart):
     ) -> None:  # fmt: skip
         """Make a generation the current one. Raises NotFound if it was never registered.
 
-        `lease` is the lease of the generation to be replaced; if it is no longer held, raises LeaseError and changes
-        nothing. So does Refused if `places`, the epochs of the workers' placements when the generation's shards were
-        filled, have changed. A `note` is kept with the name of the run. `replayed`: a replay has built the generation.
+        `lease` is the lease of the generation to be replaced, and `places` are the epochs of the workers' placements
+        when the new generation's shards were filled. Changes nothing, and raises LeaseError if the lease is no longer
+        held, or Refused if a placement has changed. A `note` is kept with the name of the run. `replayed` says that a
+        replay has built the generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -107,9 +108,9 @@ class Generations(LedgerPart):
     ) -> None:  # fmt: skip
         """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
 
-        `checksums` are those of the new generation's shards. `epoch` is the epoch of the new generation's lease, and
-        `lease` is the old generation's. `stream_times` replaces the stream times of the snapshot, and `times` those
-        from which the next batch continues. By default, the new generation inherits both.
+        `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the new generation's
+        lease, and `lease` is the lease of the old generation. `stream_times` replaces the snapshot's stream times, and
+        `times` replaces the stream times from which the next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {
@@ -125,7 +126,7 @@ class Generations(LedgerPart):
                 connection.execute(delete(table).where(of_ref(table, new)))
                 if values:
                     connection.execute(insert(table), values)
-            # The new generation has not run the batch, so it has neither durations nor a marker of it.
+            # The new generation has not run the batch, so its audit gets no durations of phases.
             audits = update(AUDITS).where(of_ref(AUDITS, new))
             connection.execute(audits.values(epoch=epoch, phases=as_json({}), **texts))
             if times is not None:
@@ -179,7 +180,7 @@ class Generations(LedgerPart):
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Forgotten generation → its workers, whose shards have not been removed yet, by generation."""
+        """Forgotten generation → its workers, whose shards have not been removed yet."""
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
@@ -205,7 +206,7 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline. Takes as many statements as for one of them."""
+        """The current generations of all pipelines, sorted by pipeline, read with as many statements as a single one."""
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
@@ -280,7 +281,7 @@ class Generations(LedgerPart):
 
 
 def _with_lost_workers(ref: GenerationRef, workers: Sequence[WorkerInfo], number: int) -> list[WorkerInfo]:
-    """The workers of a generation. Those that the ledger has lost are unavailable, and have no address."""
+    """The workers of a generation. A worker that is missing in the ledger is unavailable, and has no address."""
     lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
     missing = {*range(number)} - {worker.number for worker in workers}
     lost_workers = [

@@ -33,7 +33,7 @@ class Notes(LedgerPart):
 
     def all(self, pipeline: str) -> list[Note]:
         """The notes of a pipeline, oldest first."""
-        # Without the number, which only sorts the notes.
+        # The column `number` is left out, because it only sorts the notes.
         columns = [NOTES.c[name] for name in Note.__struct_fields__]
         rows = self._read(select(*columns).where(NOTES.c.pipeline == pipeline).order_by(NOTES.c.number))
         return [Note(**dict(row)) for row in rows]

@@ -142,7 +142,7 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """The addresses at which a run writes the shards at `locations`: unchanged, or state servers' URLs."""
+        """For each shard in `locations`, the address at which a run writes it: the same, or a state server's URL."""
         placements = self.of(ref.pipeline)
         addresses: list[str] = []
         for number, location in enumerate(locations):

@@ -20,7 +20,7 @@ class Servers(LedgerPart):
         return str(rows[0]["server"]) if rows else ""
 
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
-        """Give an address to a server. Raises Refused if another one has it, unless the server `takes_over`."""
+        """Give an address to a server. Raises Refused if another server has it, unless this server `takes_over`."""
         here = SERVERS.c.host == host, SERVERS.c.port == port
         with database_errors("Registering the state server"), transaction(self._engine) as connection:
             before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()

@@ -29,7 +29,7 @@ class KeptBatches(NamedTuple):
 
 
 _PUBLISH_SECONDS = 60.0
-"""How long publishing takes at most if the database does not answer. A slow disk must not end a run."""
+"""Publishing fails if the database has not answered after this time. It is long, as a slow disk must not end a run."""
 _GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
@@ -105,7 +105,7 @@ class Snapshots(LedgerPart):
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery()
         newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
-        # With this condition the database looks only at the newest snapshots; with a join, SQLite would read them all.
+        # With this condition, the database reads only the newest snapshots. With a join, SQLite would read them all.
         is_newest = tuple_(*(SNAPSHOTS.c[name] for name in (*_GENERATION, "batch"))).in_(newest)
         rows = self._read(select(SNAPSHOTS).where(is_newest))
         return [_snapshot(row) for row in rows]
@@ -118,7 +118,7 @@ class Snapshots(LedgerPart):
     def since(self, moment: datetime, counting: Sequence[str] = ("",), pipeline: str | None = None) -> list[Snapshot]:
         """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
-        Only those with a count whose name contains one of the texts in `counting`.
+        Omits a snapshot unless the name of one of its counts contains one of the texts in `counting`.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
@@ -223,7 +223,7 @@ def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time in the ledger's form. All have the same length, so that no database's collation changes their order."""
+    """A time as the ledger stores it. All such texts are equally long, so that every collation sorts them by time."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 

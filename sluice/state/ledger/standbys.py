@@ -32,14 +32,14 @@ class Standby(Placement, frozen=True):
     """The state server of a worker's standby, and the snapshot that its copy holds."""
 
     generation: int = 0
-    """The generation whose shard the copy is of; 0 without a complete copy."""
+    """The number of the generation to which the copied shard belongs; 0 without a complete copy."""
     batch: int = -1
     copied_at: str = ""
     """When the copy was last refreshed, ISO 8601, UTC."""
 
     @property
     def copied_generation(self) -> GenerationRef | None:
-        """The generation whose shard the copy is of; None without a complete copy."""
+        """The generation to which the copied shard belongs; None without a complete copy."""
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
@@ -91,7 +91,7 @@ class Standbys(LedgerPart):
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
 
     def record_copy(self, standby: Standby, ref: GenerationRef, batch: int | None, epoch: int) -> Standby:
-        """Record that a standby has a complete copy up to a batch, or no copy if it is None. Returns the new standby.
+        """Record that a standby has a complete copy up to `batch`; None means no copy. Returns the new standby.
 
         Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch, and Refused if
         the standby has changed since it was read.
@@ -109,13 +109,13 @@ class Standbys(LedgerPart):
     def promote(
         self, standby: Standby, ref: GenerationRef, epoch: int, place: int, run: str, note: str, quarantined: str = ""
     ) -> int:
-        """Place a worker at its standby's server, which is no standby afterwards, and add a note.
+        """Place a worker at its standby's server, remove the standby from the ledger, and add a note.
 
         `place` is the epoch of the worker's present placement. Returns the epoch of the new placement.
 
         Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raises LeaseError and
-        changes nothing if the generation's lease is no longer held in this epoch, and Refused if the standby has
-        changed since it was read, or the worker's placement.
+        changes nothing if the generation's lease is no longer held in this epoch, and Refused if the standby or the
+        worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)

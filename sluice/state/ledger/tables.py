@@ -236,7 +236,7 @@ NOTES = Table(
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""Notes about a pipeline's state, such as that it was restored. KeptBatches as long as the pipeline."""
+"""Notes about a pipeline's state, such as that it was restored. They are kept as long as the pipeline."""
 
 QUARANTINE = Table(
     "quarantine",

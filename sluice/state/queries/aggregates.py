@@ -118,7 +118,7 @@ def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = Fa
 
     def order(entry: Entry) -> tuple[Decimal, str, int]:
         number = number_at(entry, field) or Decimal(0)
-        # Unlike multiplication and `-`, this does not round a number of more than 28 digits.
+        # `copy_negate` keeps all digits of a number, while `-` and multiplication round to 28 digits.
         return number if smallest else number.copy_negate(), entry.key, entry.window_start
 
     return heapq.nsmallest(limit, entries, key=order)

@@ -17,7 +17,7 @@ from sluice.state.time_limits import check_deadline
 T = TypeVar("T")
 
 _PAGE = 5_000
-"""The state rows of one read, between which the time limit of the query is checked."""
+"""How many state rows are read at once. The query's time limit is checked after each read."""
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
@@ -99,7 +99,8 @@ class Count(Query[int], frozen=True, tag=True):
 
     def execute(self, shard: LocalShard) -> int:
         if self.store_column == 0:
-            # The database counts the values of the first store. Those of other stores are inside a JSON array.
+            # The database can count the values of the first store, which begin the row's JSON array. The values of
+            # other stores are inside the array.
             return shard.count(self.group_id, self.as_of, self.within)
         return sum(len(page) for page in _pages(self, shard, self.within))
 

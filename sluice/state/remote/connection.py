@@ -25,7 +25,8 @@ from sluice.settings import settings
 SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
 _CONNECT_SECONDS = 3.0
 _TCP_OPTIONS = {"TCP_USER_TIMEOUT": 30_000, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""Lets the kernel give a connection up after 30 s without the peer's acknowledgement: a write may take 10 minutes."""
+"""With these options, the kernel gives up a connection if the server's host has acknowledged nothing for 30 s. The time
+limit of a write, 10 minutes, would notice a lost host much later."""
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
 }
@@ -57,7 +58,7 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 
 def call_limits(seconds: float) -> httpx.Timeout:
-    """The limits of a call: this time for each read and write, and a short one for connecting."""
+    """The time limits of a call: `seconds` for each read and write, and a shorter limit for connecting."""
     return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 
 

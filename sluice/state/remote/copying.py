@@ -131,7 +131,8 @@ class ShardCopy:
         missing = unsettled if self._until is None else self._until + 1
         journal = target.journal()
         if not journal.batches:
-            # If the copy is interrupted, this entry says which batches it may lack before its last row.
+            # If the copying is interrupted, the next attempt continues after the last copied row. This entry tells it
+            # the first batch of which the rows that were already copied may lack versions.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:
@@ -144,7 +145,7 @@ class ShardCopy:
         return missing
 
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
-        """Copy batches, in place of those that an interrupted copy has begun."""
+        """Copy the batches from `since` on, after removing what an interrupted copy has written of them."""
         target.replace_journal(since, journal)
         self._copy_pages(target, since, NO_PLACES)
 
@@ -168,7 +169,7 @@ class NewShard:
     shard: Shard
     rows: Counter[int] = field(default_factory=Counter)
     totals: Counter[int] = field(default_factory=Counter)
-    """By operator, or STATE_ROWS: the number of rows, and the sum of their digests."""
+    """Operator's number, or STATE_ROWS → in `rows`, the number of its rows; in `totals`, the sum of their digests."""
 
     def add(self, versions: Sequence[Version]) -> None:
         """Add a page of state rows."""
@@ -198,7 +199,7 @@ class NewShard:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raises DamagedState if they differ from the published checksums; without them, from those of the journal.
+    Raises DamagedState if the rows differ from the published checksums or, without these, from the journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
     copy.verify_rows(as_of, published)
@@ -207,7 +208,7 @@ def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums
 
 @dataclass
 class SourceShard:
-    """A shard from which the newest versions are read, and the sums of their digests."""
+    """A shard from which the newest versions are read, and the sums of the digests of the versions read so far."""
 
     shard: Shard
     total_of_rows: int = 0
@@ -226,7 +227,7 @@ class SourceShard:
             yield page
 
     def difference(self, published: Checksums | None) -> str:
-        """How what was read differs from the published checksums; empty if it does not."""
+        """How the versions that were read differ from the published checksums; empty if they do not."""
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
         return "" if published is None else read.difference(published)
 

@@ -93,7 +93,7 @@ class _Connection(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio.Transport.
         self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
-        # Without it, the kernel waits many minutes for a host that has lost its network.
+        # Without this limit, the kernel waits many minutes for a host that has lost its network.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             milliseconds = int(_UNACKNOWLEDGED_SECONDS * 1_000)
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

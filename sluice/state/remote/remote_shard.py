@@ -42,7 +42,7 @@ class RemoteShard(Shard):
         client = httpx.Client(**client_options(ANSWER_SECONDS, token))
         shard = cls(url, client)
         try:
-            # Raises an error if the server does not have the shard, or cannot open it.
+            # This call raises an error if the server does not have the shard, or cannot open it.
             shard.journal()
         except BaseException:
             shard.close()
@@ -52,7 +52,7 @@ class RemoteShard(Shard):
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
-        """Open a shard; create it if it does not exist. `anew` and `continued` are those of `LocalShard.create`."""
+        """Open a shard; create it if it does not exist. See `LocalShard.create` for `anew` and `continued`."""
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
         try:
             shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")

@@ -30,9 +30,9 @@ class Card(msgspec.Struct, frozen=True):
 
     host: str
     port: int
-    """`host` and `port` are the address under which the ledger has the server."""
+    """`host` and `port` are the server's address in the ledger."""
     database: str
-    """The kind of database that has its shards."""
+    """The kind of database in which the server's shards are stored."""
     server: str
     """The identity of the server, which stays the same as long as it has its shards."""
 
@@ -55,7 +55,7 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """The proved card of the state server at a URL. `address` names it in errors.
 
-    Raises StateError if none answers, and Refused if it does not accept or know the token of this process.
+    Raises StateError if no state server answers, and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
     options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)

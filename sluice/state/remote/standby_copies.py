@@ -1,7 +1,7 @@
 """Refreshes and promotes standbys: copies of workers' shards at second state servers.
 
-Both need the generation's lease, so that no batch is written meanwhile, and a standby is never refreshed while it is
-promoted.
+Both operations need the generation's lease. While they hold it, no run writes a batch, and no other command refreshes
+or promotes the same standby.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def promote_standby(
             with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal()
         raise
-    # The ledger's placement decides which shard is used. The seal only helps those who do not ask the ledger.
+    # The ledger's placement decides which shard is used. The seal stops programs that do not ask the ledger.
     with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
         if ledger.placements.epochs(ref.pipeline).get(number) == place:
             shard.seal()

@@ -23,7 +23,7 @@ def drop(url: str) -> None:
     """Delete a shard that this process can open. Does nothing if it does not exist."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
-        # The log belongs to the database: a new database of the same name must not find it.
+        # SQLite would apply a log that is left behind to a new database of the same name.
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:

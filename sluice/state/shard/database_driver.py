@@ -20,7 +20,7 @@ class Driver(Protocol):
     """A connection to a shard's database. May be called from any thread."""
 
     blocking: bool
-    """Whether a query may take longer than a switch to another thread."""
+    """Whether a query may take so long that the event loop must run it in another thread."""
 
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         """All rows of a query, read consistently."""

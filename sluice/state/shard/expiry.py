@@ -1,6 +1,6 @@
-"""Expires windows past their retention by writing tombstones in the batch in which stream time passed it.
+"""Expires windows: writes their tombstones in the batch in which stream time passes the end of their retention.
 
-Older snapshots still show these windows. They are deleted together with the last snapshot that can show them.
+Older snapshots still show these windows. Their rows are deleted together with the last snapshot that can show them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tu
         since = driver.fetch(_LAST_HORIZON, (group_id, batch))[0][0] or 0
         if until > since:
             expired += driver.fetch(_ENDED_WINDOWS, (group_id, since, until, batch, batch))
-            # A retry replaces the batch's horizon. Of the earlier ones, only the last is used.
+            # A retry replaces the batch's horizon. Only the last of the earlier horizons is still used.
             driver.execute(_DELETE_HORIZONS, (group_id, batch, group_id, batch))
             driver.execute("INSERT INTO horizons (group_id, batch, until) VALUES (?, ?, ?)", (group_id, batch, until))
     # A window that this batch has changed as well already has a version of the batch, which the tombstone replaces.

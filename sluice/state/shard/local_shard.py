@@ -145,7 +145,7 @@ class LocalShard(Shard):
                 if states_of_operator:
                     total = int(self._recorded_checksum(number, batch - 1) or "0", 16)
                     digest_growth, row_growth = operator_states.write(self._driver, batch, states_of_operator)
-                    # The last batch is kept beside this one, for a retry of this one.
+                    # The entry of the preceding batch stays, because a retry of this batch starts from its checksum.
                     self._driver.execute(statements.DELETE_OLDER_BATCHES, (number, number))
                     entry = (number, batch, len(states_of_operator), checksum_of(total + digest_growth))
                     self._driver.execute(statements.INSERT_BATCH, entry)
@@ -313,7 +313,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows in a range whose first value is not JSON's null, which is no entry of a store."""
+        """The number of state rows in a range in which the group's first store has a value. JSON's null is no value."""
         where, values = conditions(within, None)
         sql = f"SELECT count(*) {statements.ROWS_AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
         counted: int = self._driver.fetch(sql, (group_id, as_of, as_of, *values))[0][0]

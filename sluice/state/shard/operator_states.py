@@ -45,7 +45,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     shared: bool = False
     """Whether all keys of the worker share the state. The key is empty then."""
     replaces: int = 0
-    """The digest of the version that was read; 0 without a previous version."""
+    """The digest of the version that this state replaces; 0 if there is none."""
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
@@ -146,7 +146,7 @@ def total(driver: Driver, as_of: int, page_rows: int) -> int:
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
             if key == last_key:
-                # The versions of a key are adjacent, with the newest last, so this one replaces the one before.
+                # The versions of a key are adjacent, the newest last, so this version takes the preceding one's place.
                 digest_sum -= last_digest
             digest_sum += version.digest
             last_key, last_digest = key, version.digest

@@ -1,4 +1,7 @@
-"""The role and password for shards: each process takes its own from its settings, as many people read the ledger."""
+"""The role and password for shards. Each process takes them from its own settings.
+
+The ledger stores the addresses of shards without passwords, because many people can read the ledger.
+"""
 
 from __future__ import annotations
 

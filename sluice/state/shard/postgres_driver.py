@@ -40,9 +40,9 @@ Otherwise a driver that was paused, or whose host is gone, would block its succe
 """
 
 _LOCKED_S = 3
-"""How long a reader waits for a program that has locked a table of the shard. Writers of shards never do."""
+"""How long a reader waits for a program that has locked a table of the shard. Writers of shards never do this."""
 _TOLERANCE = 0.1
-"""To save a round trip, the previous time limit stays in force if its relative error is at most this."""
+"""To save a round trip, the previous time limit stays in force if the new one differs by at most this share."""
 
 
 def escape(text: str) -> str:
@@ -99,7 +99,7 @@ class PostgresDriver(Driver):
             try:
                 yield
             except UndefinedTable:
-                # PostgreSQL says the same to a role that may not use the schema, whose shard is not damaged.
+                # PostgreSQL reports the same error to a role that may not use the schema; then nothing is damaged.
                 self._require_usage()
                 raise
             except LockNotAvailable as error:
@@ -109,7 +109,7 @@ class PostgresDriver(Driver):
                 ) from error
 
     def _require_usage(self) -> None:
-        """Raise StateError if this role may not use the schema. PostgreSQL then says that there are no tables."""
+        """Raise StateError if this role may not use the schema. PostgreSQL shows such a role no tables."""
         usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
         denied = self._connection.execute(usage, [self._schema]).fetchone()
         if denied is not None:

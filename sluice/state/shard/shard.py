@@ -71,7 +71,7 @@ class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
     row: tuple[int, str, int, int] | None
     """Group, key, window start and batch."""
     state: tuple[int, int, str, int] | None
-    """Operator, whether all keys share it, key and batch."""
+    """Operator, whether all keys share the state (0 or 1), key and batch."""
 
 
 NO_PLACES = LastPlaces(None, None)
@@ -85,7 +85,7 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     """Checksum of the operator states."""
 
     def difference(self, published: Checksums) -> str:
-        """Describes the first checksum that differs from the published one; empty if none does."""
+        """Describes the first checksum that differs from the published one; empty if all are equal."""
         for what, actual, expected in (
             ("state rows", self.state_rows, published.state_rows),
             ("operator states", self.states, published.states),

@@ -34,7 +34,7 @@ _READ_PER_WINDOW = 4
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
-"""How long a reader waits for a program that has locked the whole file. Writers of shards never do."""
+"""How long a reader waits for a program that has locked the whole file. Writers of shards never do this."""
 _STEPS = 20_000
 """SQLite checks a query's deadline whenever its virtual machine has run this many steps, every few milliseconds."""
 
@@ -197,7 +197,7 @@ class SqliteDriver(Driver):
         code = getattr(error, "sqlite_errorcode", None)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
             return True
-        # SQLite also says this about a file that exists if there are too many open files.
+        # SQLite reports this error, too, if the file exists but this process has too many files open.
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)

@@ -1,6 +1,7 @@
 """Creates the tables of a new ledger, and migrates an older one to this version's tables, when it is opened.
 
-Each change of `tables.py` has a module in `versions/`, with the revision that it follows. `HEAD` is the newest one.
+Each change of `tables.py` has a module in `versions/`, which names the revision before it. `HEAD` is the newest
+revision.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sluice.state.ledger.tables import GENERATIONS, METADATA, PIPELINES
 from sluice.state.time_limits import waits_limited
 
 TABLE = "sluice_version"
-"""The table with the ledger's version. Airflow's own is in `alembic_version`, maybe in the same database."""
+"""The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the same database."""
 HEAD = "1"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
