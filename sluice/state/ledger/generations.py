@@ -206,7 +206,7 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline, read with as many statements as a single one."""
+        """The current generations of all pipelines, sorted by pipeline, read with as many statements as one of them."""
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
