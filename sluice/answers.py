@@ -92,7 +92,7 @@ class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Aggregates of one group; None if no entry of the group has the field."""
+    """Aggregates of one group. `sum`, `min` and `max` are None if no entry of the group has the field."""
 
     group: Any
     entries: int
@@ -227,16 +227,16 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     """0 if the worker has no state server; readers then open its shard directly."""
     stores: list[str]
     status: Literal["ok", "degraded", "unavailable"]
-    """`degraded` if only its standby answers."""
+    """`degraded` if only the worker's standby answers."""
     reason: str = ""
     bytes: int | None = None
-    """The size of its shard, if this server opens it and it is a SQLite file."""
+    """The size of the worker's shard, if this server opens the shard and it is a SQLite file."""
     standby: Standby | None = None
     """Absent without a standby."""
 
 
 class PipelineHealth(StrEnum):
-    """The state of a pipeline in the overview, sorted from worst to best."""
+    """The state of a pipeline in the overview. The values are listed from the worst to the best."""
 
     BROKEN = "broken"
     """The pipeline's file cannot be loaded, so no run can start."""

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
             with importing():
                 from sluice.engine.session import context, session, start_workers
 
-                # PySpark imports this, and pandas with it, for its first call of the JVM. Beside the imports below,
-                # this would take twice as long, and the JVM would wait.
+                # PySpark imports this module, and pandas with it, when it first calls the JVM. At that moment, other
+                # imports are running, so the import would take twice as long while the JVM waits for it.
                 importlib.import_module("pyspark.testing.utils")
             # Import and plan while the JVM starts the session, and the first Python worker starts, which takes seconds.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
@@ -68,12 +68,12 @@ def main(arguments: list[str]) -> int:
                 else:
                     run(settings(), spark, names[0])
             finally:
-                wait([warm])  # Spark logs an error if it is stopped while this runs
+                wait([warm])  # Spark logs an error if it is stopped while its workers start
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
-    from sluice.spark_submit import FINISHED  # imported for the session, after which it takes no time
+    from sluice.spark_submit import FINISHED  # takes no time here, because the session has imported it
 
     if file := os.environ.get(FINISHED):
         with suppress(OSError):  # the folder is gone if nobody waits for this driver any more

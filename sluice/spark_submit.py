@@ -55,7 +55,7 @@ DELTA_CONF = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A table's log is read in two tasks rather than 50, which take seconds on two cores.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # The driver has the rows of a MERGE, which are the same whenever Spark reads them.
+    # The rows of a MERGE come from the driver. They are the same each time Spark reads them, so no copy is stored.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 """Spark settings for a session that writes Delta tables."""
@@ -244,7 +244,7 @@ def submission(
 
 
 def deploy_mode_error(cause: str) -> SettingsError:
-    """The error for settings that ask for the deploy mode cluster; `cause` says which."""
+    """The error for settings that ask for the deploy mode cluster. `cause` is a clause that names the setting."""
     return SettingsError(
         f"{cause}, but Sluice's driver only runs in client mode: in Airflow's task or in sluice run.",
         next_step="Set the deploy mode to client, or remove the setting. Executors run on the cluster in either mode.",
@@ -294,9 +294,9 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # Where PySpark is: spark-submit would start Python to find it.
+        # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
         **({} if "SPARK_HOME" in os.environ else _spark_home()),
-        # For the JVM that assembles the driver's command.
+        # Options for the short-lived JVM that assembles the driver's command.
         "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
         # Keeps the application's folder off sys.path.
         "PYTHONSAFEPATH": "1",

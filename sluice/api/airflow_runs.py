@@ -23,7 +23,7 @@ from sluice.api.runs import DagState
 from sluice.errors import NotFound, QueryError
 
 _TAG, _KINDS = "sluice", ("pipeline", "broken")
-"""The tags of pipelines' DAGs. Each has the first tag and one of the others."""
+"""The tags of pipelines' DAGs. Each DAG has the tag `sluice` and one of the two kinds."""
 _ACTION = "action"
 
 

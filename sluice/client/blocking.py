@@ -64,7 +64,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _not_async(function: Function) -> Function:
-    """Correct the signature that `wraps` copied."""
+    """Make the signature, which `wraps` copied from the coroutine, say Iterator instead of AsyncIterator."""
     signature = inspect.signature(function)
     returns = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
     function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]

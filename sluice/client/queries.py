@@ -39,12 +39,12 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-_ERRORS |= {401: Refused, 502: StateError}  # of the log-in, and of a proxy
+_ERRORS |= {401: Refused, 502: StateError}  # the log-in answers 401, and a proxy 502
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
 """Most characters of the keys in a request. Servers and proxies commonly allow 8 KB for the first line of a request."""
 _SHORT_SECONDS = 2.0
-"""A stream of changes that the server ends sooner has not ended because its log-in expired."""
+"""If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
 """Parameters that have another name in the REST view."""
 
@@ -281,7 +281,7 @@ class Connection:
 
 
 def _require_url(address: str) -> None:
-    """Raise SettingsError, without the address, which may contain a password, if it is not the URL of a server."""
+    """Raise SettingsError if the address is not the URL of a server. The error omits it, as it may have a password."""
     try:
         url = httpx.URL(address)
         is_url = url.scheme in ("http", "https") and bool(url.host)
@@ -301,7 +301,7 @@ class _Events:
         self._fields: dict[str, str] = {}
 
     def read(self, line: str) -> Iterator[Change]:
-        """Read a line. Yields a change if the line completes one."""
+        """Read a line. Yields a change if the line completes an event."""
         if line:
             name, _, value = line.partition(":")
             self._fields[name] = value.removeprefix(" ")
@@ -347,7 +347,7 @@ def _requested_keys(keys: list[str]) -> list[list[str]]:
 
 
 def join_answers(answers: list[Entries]) -> Entries:
-    """One answer with the entries of several. A worker is unavailable if it was so for any of them."""
+    """Join several answers into one. A worker counts as unavailable if it was unavailable for any of the answers."""
     workers: dict[int, WorkerStatus] = {}
     for worker in chain.from_iterable(answer.workers for answer in answers):
         earlier = workers.get(worker.number, worker)
@@ -393,7 +393,7 @@ def error_of(response: httpx.Response) -> SluiceError:
 
 
 def _invalid(error: httpx.InvalidURL) -> QueryError:
-    """The error for a request whose URL is too long, or whose address is not one."""
+    """The error for a request whose URL is too long or invalid."""
     return QueryError(f"The request has no valid URL: {error}.", next_step="Correct the address, or shorten the key.")
 
 

@@ -31,7 +31,7 @@ _STATES = {
     "input": "waits for its input since",
     "rejections": "is degraded since",
 }
-"""Kind of a failure → what it means, before its time."""
+"""Kind of a failure → the words that the command prints before the failure's time."""
 
 
 def status() -> None:
@@ -89,12 +89,12 @@ class Inputs:
     """What is wrong with the topics of pipelines now."""
 
     held: dict[str, tuple[int, datetime]] = field(default_factory=dict)
-    """Pipeline → its records that a hanging transaction holds back, and the timestamp of the oldest.
+    """Pipeline → the number of its records that hanging transactions hold back, and the timestamp of the oldest.
 
     A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
     """
     away: dict[str, str] = field(default_factory=dict)
-    """Pipeline → that no broker answers, or which of its topics are missing."""
+    """Pipeline → a message that no broker answers, or which of the pipeline's topics are missing."""
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:

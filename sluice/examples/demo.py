@@ -122,7 +122,7 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
             platform.lay_out_airflow()
 
     with ThreadPoolExecutor(2) as together:
-        # Both take seconds and are independent of each other.
+        # Filling Kafka and creating Airflow's database take seconds each, and do not depend on each other.
         for task in [together.submit(kafka), together.submit(database)]:
             task.result()
     with steps.step("Start Airflow") as step:

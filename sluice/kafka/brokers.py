@@ -20,13 +20,14 @@ CHOSEN_BY_CLIENT = frozenset({
     "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
     "transactional.id",
 })  # fmt: skip
-"""Settings that each client of Sluice chooses itself. Sluice ignores them in connections that others use, too."""
+"""Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections, which may have them
+for other programs."""
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits it, not the client."""
 
 COMMITS_NOTHING: Mapping[str, str | bool] = {"group.id": "sluice-guard", "enable.auto.commit": False}
-"""Settings of a consumer of runs that chooses its own offsets. A consumer needs a group's name even so."""
+"""Settings of a run's consumers, which choose their offsets themselves. A consumer needs a group's name even so."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
@@ -44,10 +45,10 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
-    """A producer with a connection's settings, and with its `own`, which take precedence.
+    """A producer with a connection's settings, and with the settings in `own`, which take precedence.
 
-    It sends a key to the same partition as Java's clients do, and so to the partition in which Kafka Streams, and Java
-    programs that write the same topic, have the key. librdkafka's own partitioner would choose another one.
+    It sends a key to the same partition as Java's clients do. Kafka Streams, and Java programs that write the same
+    topic, then have the key in this partition too. librdkafka's own partitioner would choose another partition.
     """
     with configuration_errors():
         return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})
@@ -90,7 +91,7 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise unreachable(kafka, error.args[0].str()) from None
-    except TimeoutError:  # of a future
+    except TimeoutError:  # a future raises it
         raise unreachable(kafka, "timed out") from None
 
 

@@ -18,7 +18,8 @@ HELD_SECONDS = 60.0
 class HeldPartitions:
     """Since when open transactions hold back records, as far as this process has seen.
 
-    Kafka does not say it, and the records do not either: producers choose their timestamps, such as event times.
+    Kafka does not say when a transaction began. The timestamps of its records do not say it either, because producers
+    choose them, such as event times.
     """
 
     def __init__(self) -> None:

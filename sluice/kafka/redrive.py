@@ -49,7 +49,7 @@ _TIMEOUT_S = 15.0
 _AT_ONCE = 500
 _WAIT_S = 0.1
 _RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
-"""Errors for which the broker refuses a record, and accepts others."""
+"""Errors with which the broker refuses a single record, but accepts other records."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ def _send(
     try:
         for letter, record in zip(letters, records, strict=True):
             if isinstance(record, str):
-                continue  # a reason why the record cannot be written
+                continue  # `record` is the reason why the record cannot be written
             key, value, timestamp, headers = record
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
@@ -234,7 +234,7 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
     consumer = Consumer(
         {
             "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
-            # A record that is gone is no reason to wait for others.
+            # Without these settings, the consumer would wait for new records if the requested record is gone.
             "enable.partition.eof": True, "auto.offset.reset": "error", **quiet(kafka),
         }
     )  # fmt: skip
@@ -270,7 +270,7 @@ def _fetch(consumer: Consumer, place: Place) -> Message | None:
 
 
 def _milliseconds(iso: str) -> int:
-    """A timestamp header as epoch ms; if it is missing, 0, which stands for the current time."""
+    """A timestamp header as epoch ms. If it is missing, 0, with which the record gets the current time."""
     if iso.endswith(" ms") and is_number(iso.removesuffix(" ms")):  # a time after the year 9999
         return int(iso.removesuffix(" ms"))
     try:

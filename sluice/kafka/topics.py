@@ -176,7 +176,7 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
 
 
 def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = _TIMEOUT_S) -> dict[str, str]:
-    """The topics' Kafka ids: a topic that is deleted and created again has a new one. Omits topics that do not exist.
+    """Topic → its Kafka id, which is new after the topic is deleted and created again. Omits missing topics.
 
     Raises BrokersUnreachable if no broker answers within `seconds`.
     """
@@ -199,7 +199,7 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = 
 Headers = Sequence[tuple[str, bytes | None]]
 """Names and values of a record's headers, in order. Names may occur several times."""
 HEADERS_UNREADABLE: Headers = [("(unreadable)", b"names of headers are not UTF-8")]
-"""Stands for the headers of a record with a name that is not UTF-8, which the client cannot return."""
+"""Replaces the headers of a record if a name is not UTF-8, because the client cannot return such headers."""
 
 
 def headers_of(message: Message) -> Headers:
@@ -213,7 +213,7 @@ def headers_of(message: Message) -> Headers:
 
 
 def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], Message]:
-    """Topic and partition → the committed record at the given offset. Omits partitions that have none there.
+    """Topic and partition → the committed record at the given offset. Omits partitions without a record there.
 
     Raises BrokersUnreachable if a broker does not answer.
     """

@@ -24,7 +24,7 @@ class Lag:
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
-    """The ends of the topics with the records that open transactions hold back; missing where they are the same."""
+    """The ends of partitions including the records that open transactions hold back. May omit other partitions."""
 
     @property
     def unread(self) -> int:
@@ -53,7 +53,7 @@ class Lag:
 
     def full_end(self, topic: str, partition: int) -> int:
         """The end of a partition, with the records that an open transaction holds back."""
-        # The two ends are read one after the other, so the full one can be behind.
+        # `ends` and `full_ends` are read one after the other, so a full end can be older and therefore smaller.
         return max(self.full_ends.get(topic, {}).get(partition, 0), self.ends[topic][partition])
 
     def unread_in(self, topic: str, partition: int) -> int:

@@ -72,7 +72,7 @@ group.initial.rebalance.delay.ms=0
 log.retention.ms=-1
 """
 _ADDED = ("listeners", "advertised.listeners", "listener.security.protocol.map")
-"""Settings to which more values are added."""
+"""Settings to which `config` adds values instead of replacing them."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def start(
     java = [str(find_java().path), *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
     classes = jars.parent, sorted(jars.glob("*.jar"))
     if not (folder / "data" / "meta.properties").is_file():
-        # The tool loads most of the classes with which a broker starts, and ends at once: writing them takes a second.
-        # A broker then starts in 2.9 CPU seconds instead of 4.2.
+        # Kafka's format tool loads most of the classes that a broker loads at its start, and ends at once. So it also
+        # writes their archive, in a second. With the archive, a broker starts in 2.9 CPU seconds instead of 4.2.
         with class_archive(*classes) as archive:
             _format([*java, *_QUICK, archive], folder, configuration)
     if (written := archive_file(*classes)).is_file():

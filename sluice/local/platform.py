@@ -26,7 +26,7 @@ from sluice.provision.machine_checks import LOOPBACK, check_port, find_java, fre
 from sluice.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The clone with dags/, plugins/ and spark_jobs/."""
+"""Sluice's Git clone, with dags/, plugins/ and spark_jobs/."""
 
 COMPONENTS = {
     "api-server": ["api-server"],

@@ -51,7 +51,10 @@ def gauges(
     now: datetime | None = None,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> Iterator[Gauge]:
-    """A pipeline's gauges. `lag` is None if no broker answers. `location` returns a local worker's shard's address."""
+    """A pipeline's gauges. `lag` is None if no broker answers.
+
+    `location` returns the address of a worker's shard; None if this process does not open the shard.
+    """
     if lag is not None:
         for topic, partition in sorted(lag.partitions()):
             labels = (("topic", topic), ("partition", str(partition)))

@@ -50,7 +50,10 @@ class _State:
 
 @dataclass(frozen=True)
 class ChangedStores:
-    """Adapts a pipeline's state to its changed file. With `from_topics`, new stores may lack records deleted since."""
+    """Adapts a pipeline's state to its changed file.
+
+    With `from_topics`, new stores may lack records that Kafka has deleted since the other stores read them.
+    """
 
     spark: SparkSession
     job: Job
@@ -85,7 +88,7 @@ class ChangedStores:
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
                 steps = rebuild.steps_since(ledger, lease.ref, ref).published
-            rebuild.build(ref, steps)  # fewer records: those that runs have read meanwhile
+            rebuild.build(ref, steps)  # only the records that runs have read meanwhile
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)
                 # With the lease: runs wait for the last records, so few of them should be left.
@@ -120,7 +123,7 @@ class ChangedStores:
             )
 
     def _require_written(self, ledger: Ledger, state: _State) -> None:
-        """Raise EngineError after an interrupted batch. Other drivers can write no more output."""
+        """Fence off other drivers, so that they write no more output. Raises EngineError after an interrupted batch."""
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
         for database in databases_of(self.job, self.settings).values():
@@ -136,8 +139,8 @@ class ChangedStores:
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
         """Register a generation of the changed stores, or continue with the generation of a call that was killed.
 
-        Returns also its rebuild, and the batches published so far. From then on, runs of the changed pipeline leave the
-        added stores out.
+        Returns the generation's rebuild, the changed stores, and the batches published so far, which the generation has
+        to read. From now on, runs of the changed pipeline leave the added stores out.
         """
         job = self.plan_of(added)
         operators = job.operators if self.from_topics else ()

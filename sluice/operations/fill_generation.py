@@ -1,6 +1,7 @@
 """Fills the shards of a new generation with the kept state of the old one and the computed state of changed stores.
 
-Both have their own numbers of groups and operators. A group with stores of both kinds has rows with values from both.
+The old generation and the generation of the changed stores number their groups and operators differently. If a group
+has kept and changed stores, its rows combine values from both generations.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """Several if stores share their rows now that did not before."""
+    """The groups from which values come: several if stores now share rows that had separate rows before."""
     columns: tuple[tuple[int, int], ...]
-    """For each store: the number of the input that it comes from, and its column there."""
+    """For each store: the index in `inputs` of the group from which its value comes, and its column in that group."""
     missing: tuple[bytes, ...]
-    """The stores' values without records."""
+    """For each store, the value of a key for which it has read no record."""
 
     def value(self, of_inputs: Mapping[int, str]) -> str:
         """Combine a row's values from the inputs that contain the row."""
@@ -93,11 +94,12 @@ class Merge:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # Results that are held back are computed again, because a changed step may also need the values before.
+            # The results that suppress steps hold back are computed again: for a changed step, each held-back result
+            # also needs the value that it replaces.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
-        # A processor's stores are kept with its state. A store that it has gained is empty in it.
+        # A processor's stores are kept with the processor's state. A store that was added to it begins empty.
         of_processor = processors_of(job)
         self.kept_stores = (changes.stores - of_processor.keys()) | {
             store for store, operator in of_processor.items() if operator in operators.values()
@@ -127,7 +129,7 @@ class Merge:
                 yield _Group(number, tuple(inputs), tuple(columns), missing)
 
     def _missing(self, group: int, store: str) -> bytes:
-        """A store's value without records: 0 for counts, otherwise null."""
+        """The value of a key for which a store has read no record: 0 for counts, otherwise null."""
         of_job = self.job.groups_by_number.get(group)
         if of_job is None:
             return b"null"
@@ -192,7 +194,8 @@ class Merge:
         groups = [group for group in self.job.groups if group.window is not None]
         stores = {column.store for group in groups for column in group.store_columns}
         if self.part is not None and not stores <= self.kept_stores:
-            # The windows of all groups close together, and the computed ones may be behind the kept ones.
+            # One close time applies to the windows of all groups. The computed windows may be behind the kept ones, so
+            # the earlier close time is taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}

@@ -74,7 +74,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
 
 def require_server(ledger: Ledger, place: Placement, database: str = "") -> None:
-    """Raise an error unless the state server of this placement answers: StateError if none does, Refused if another.
+    """Raise StateError if no state server answers at this placement's address, and Refused if another server answers.
 
     With `database`, raise Refused if the server has its shards in another kind of database.
     """

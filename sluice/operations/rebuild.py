@@ -215,7 +215,7 @@ class Rebuild:
         return sources, now
 
     def _require_last_records(self, ledger: Ledger, ref: GenerationRef, now: Mapping[str, Topic]) -> None:
-        """Raise InputError if a partition went back and grew again since a generation has read it."""
+        """Raise InputError if a partition has lost records that a generation read, and got others at their offsets."""
         identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
         identity.require_last_records(now)
 
@@ -237,7 +237,8 @@ class Rebuild:
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
         added_ends = _added_ends(new_topics, ends, built)
-        # A join needs a global table's records before all others. Those of streams are divided into batches.
+        # A join needs all records of a global table before any stream's, so those of a new table are read first. The
+        # records of new streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
         ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
@@ -263,7 +264,8 @@ class Rebuild:
     def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
-        If the ledger was restored from a backup, it is the last batch written since, with the records of all others.
+        If the ledger was restored from a backup, several batches may have been written since. They are returned as one
+        batch: the last one, with the records of all of them.
         """
         # A driver that has not noticed the loss of its lease could write another batch after the markers were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
@@ -333,7 +335,7 @@ def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
     if audit is None:
         return {}
     if not history.complete:
-        # States of operators may contain what depends on where batches end.
+        # Operator states may depend on where batches end, so only the state rows are compared.
         return audit.checksums
     return {worker: f"{state_rows}/{audit.states.get(worker, '')}" for worker, state_rows in audit.checksums.items()}
 
@@ -437,9 +439,10 @@ def drop_built(job: Job, settings: Settings) -> int:
 def drop_other_generations(
     ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[GenerationRef] = ()
 ) -> None:
-    """Remove all generations of a pipeline except that of the `lease` and some others, even unfinished ones.
+    """Remove all generations of a pipeline, even unfinished ones, except the lease's generation and those in `but`.
 
-    Raises LeaseError, and deletes nothing, if the lease is no longer held: one of them may be the current one by now.
+    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation may be current by
+    now.
     """
     name = job.pipeline.name
     for generation in ledger.generations.numbers(name):

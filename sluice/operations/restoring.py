@@ -56,7 +56,7 @@ class RestoringRun:
                 if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:
-                # Not from the topics: the shards behind the server may be intact, and come back with it.
+                # The state is not restored from the topics, because the lost server may come back with intact shards.
                 if why := promote_standbys(ledger, name, self.settings.run, gone):
                     raise Unreachable(f"{gone.detail} {why}", next_step=gone.next_step) from gone
         return run.run()

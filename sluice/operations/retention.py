@@ -43,7 +43,8 @@ def retain(
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    # Not the current generation, which a rebuild may have replaced: its batches are numbered from 0 again.
+    # This is the generation of the snapshots that were read. A rebuild may have made another generation current since,
+    # with other batch numbers.
     info = ledger.generations.get(oldest.ref)
     for worker in () if info is None else info.workers:
         try:

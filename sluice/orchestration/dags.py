@@ -43,7 +43,8 @@ _POINTS = {
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""`client` in the DAG processor. Elsewhere, for example in `airflow dags reserialize`, an import error is fatal."""
+"""Airflow's environment variable with the value `client` in the DAG processor. In other programs, for example
+`airflow dags reserialize`, an import error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
@@ -130,7 +131,7 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
 
 
 def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
-    """The DAG of a pipeline. It has the pipeline's name and a task that runs the pipeline, and runs once at a time."""
+    """The DAG of a pipeline, with the pipeline's name and a task that runs the pipeline. Has one active run at most."""
     job, deadline = plan(pipeline).job, pipeline.deadline_ms
     dag = DAG(
         pipeline.name,

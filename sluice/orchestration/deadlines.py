@@ -1,6 +1,6 @@
 """The DAG that alerts when records of a pipeline with a deadline stay unread, even if the pipeline's DAG is paused.
 
-Airflow's own deadlines belong to runs, and a paused DAG has none.
+Airflow's own deadlines belong to runs, and a paused DAG has no runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Age:
     def due(self, records: int | None, snapshot_s: float | None, now: float) -> bool:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
-        They do when there have been unread records for as long as the deadline, or it has been unknown (None) whether
-        there are any, and the newest snapshot, whose age is `snapshot_s`, is at least as old.
+        `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of the newest
+        snapshot. The data are overdue if, for the time of the deadline, there have been unread records or their number
+        has been unknown, and if the newest snapshot is at least as old as the deadline.
         """
         if records == 0:
             self._unread_since = None
@@ -114,7 +115,7 @@ def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: 
 
 
 def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> list[str]:
-    """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns what was found."""
+    """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns a sentence per event."""
     alerts = []
     dag_run = context["dag_run"]
     run = {"dag_run": {"dag_id": dag_run.dag_id, "dag_run_id": dag_run.run_id}}

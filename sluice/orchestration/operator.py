@@ -56,7 +56,8 @@ POINTS = ("from", "until")
 class SluiceOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    `topics` are the topics that the pipeline reads: a run that has many of their records to read gets another JVM.
+    `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM also gets the
+    optimizing compiler.
     `databases` are the connections of the databases whose tables the pipeline writes. If Airflow does not have one, the
     driver reads the environment variable `SLUICE_CONNECTION_NAME`.
 
@@ -124,12 +125,14 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except Exception as error:
-            # Airflow's hook quotes the whole command and log; the driver has recorded its own error.
+            # The error of Airflow's hook quotes the whole command and log, so the error that the driver has recorded in
+            # the ledger replaces it.
             recorded = self._recorded_error(started_at)
             self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
             raise recorded or error from None
         except BaseException:
-            # Airflow stops the task with an exception of its own. The error of an earlier try says more than that.
+            # Airflow stops the task with an exception of its own. If an earlier try has recorded an error, that error
+            # says more, so it is kept.
             self._note_failure(context, None, "Airflow ended the run.")
             raise
 

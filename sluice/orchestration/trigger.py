@@ -36,9 +36,9 @@ class Burst:
 
     An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the first new record.
     The next event can be due after the pipeline has read up to the offsets of the last event. If the pipeline does not
-    get that far, because its run failed and Airflow's retries are used up, the next event can be due `patience_s`
-    later, the one after it twice as much later, and so on up to an hour: what made the run fail may have passed. If the
-    same run would only fail again, the next event needs more records.
+    get that far, because its run failed and Airflow's retries are used up, the next event can be due after
+    `patience_s`, because the cause of the failure may have passed. This time doubles with each further event, up to an
+    hour. If the same run would only fail again, the next event needs new records.
     """
 
     settle_s: float
@@ -54,7 +54,7 @@ class Burst:
     _busy_at: float = 0.0
     """When the last event was due, or a driver was last seen at work."""
     attempts: int = field(default=0, init=False)
-    """The number of events since the pipeline has last read what an event was about."""
+    """The number of events since the pipeline last read up to the offsets of an event."""
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
@@ -90,7 +90,7 @@ class Burst:
         return True
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
-        """Whether the run of the last event may still read what the event was about, or has failed only recently."""
+        """Whether the run of the last event may still read the event's records, or has failed only recently."""
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
@@ -178,7 +178,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            # All triggers look at the same moments, so that they share what the first of them reads.
+            # All triggers look at the same moments, so that the first one reads the broker and the ledger for all.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.
@@ -262,7 +262,7 @@ def _last_run_began(pipeline: str) -> float | None:
 
 
 def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
-    """When the first batch of the newest run began that has published something, epoch s; None before the first."""
+    """When the newest run that has published a snapshot began its first batch, in epoch s; None without such a run."""
     generation = ledger.generations.current_number(pipeline)
     if generation is None:
         return None

@@ -22,7 +22,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.support.single_flight import SingleFlightCache
 
 POLL_SECONDS = 0.5
-"""The period of the triggers. They share what they read only if they have the same one."""
+"""The period of the triggers. Triggers with the same period read the broker and the ledger together."""
 
 
 class Observation(NamedTuple):
@@ -39,7 +39,7 @@ class Observation(NamedTuple):
 @dataclass(frozen=True)
 class _Round:
     lag: Lag
-    """The offsets of all watched topics, as if none had been read."""
+    """The begin and end offsets of all watched topics, without any pipeline's positions."""
     positions: Mapping[str, Offsets]
     """Pipeline → topic → partition → the pipeline's next offset."""
     leases: Mapping[str, LeaseRow]
@@ -77,7 +77,7 @@ class Watch:
         self._topics[trigger] = topics
 
     async def leave(self, trigger: object) -> None:
-        """Stop watching the topics of a trigger. The last one closes the connections."""
+        """Stop watching the topics of a trigger. When the last trigger leaves, the connections are closed."""
         self._topics.pop(trigger, None)
         if not self._topics and self._ledger is not None:
             ledger, self._ledger, self._admin = self._ledger, None, None

@@ -44,7 +44,7 @@ def length(value: Any, most: int | None) -> Any:
 
 
 def integer(value: Any, bound: int) -> int:
-    """A whole number from -bound up to, but without, bound."""
+    """A whole number from -bound to bound - 1."""
     if type(value) is not int:
         raise ValueError("is not a whole number")
     if not -bound <= value < bound:
@@ -80,7 +80,7 @@ def double(value: Any) -> float:
     held = float(number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
-    # Whole numbers can come from integers, of which a float holds fewer digits.
+    # A whole number can come from an integer field with more digits than a float holds.
     if type(value) is int and int(held) != value:
         raise ValueError("has too many digits")
     return held

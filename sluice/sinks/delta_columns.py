@@ -14,7 +14,8 @@ from sluice.sinks import column_checks
 _FITS = {
     "whole number": ("whole number", "decimal", "float"), "decimal": ("decimal",), "float": ("float", "decimal"),
 }  # fmt: skip
-"""Kind of a field → the kinds of columns that can hold all or most of its values; of other kinds, only the same."""
+"""Kind of a field → the kinds of columns that can hold all or most of its values. A kind that is not listed fits only
+columns of the same kind."""
 
 _SPARK = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING",
@@ -64,14 +65,14 @@ class DeltaColumn:
 
     @property
     def type(self) -> str:
-        """The type, for messages: as in Spark SQL, or that of Arrow if it is nested."""
+        """The type, for messages: Spark SQL's name, or Arrow's name for a nested type."""
         if self.most is not None:
             return f"VARCHAR({self.most})"
         return _SPARK.get(self.arrow, str(self.arrow).replace("decimal128", "DECIMAL"))
 
     @property
     def is_text(self) -> bool:
-        """Whether the column holds any text, also that of numbers."""
+        """Whether this is a text column. A key that is a number is written to it as text."""
         return kind_of(self.arrow) == "text"
 
     def encode(self, json: bytes) -> Any:

@@ -56,7 +56,7 @@ def fits(spark: str, postgres: str) -> bool:
 
 
 def tells_keys_apart(postgres: str) -> bool:
-    """Whether values of a type are equal only if they come from equal keys."""
+    """Whether different keys are always different values of a type, so that each key has its own row."""
     return _without_parameters(postgres) not in _FOLDED
 
 
@@ -77,7 +77,7 @@ class PostgresColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether the column holds any text, also that of numbers."""
+        """Whether this is a text column. A key that is a number is written to it as text."""
         return self.type.startswith(("text", "char"))
 
     def encode(self, json: bytes) -> str | None:

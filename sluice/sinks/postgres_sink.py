@@ -1,8 +1,8 @@
 """Writes the rows of a pipeline's batches to tables of a PostgreSQL database, each batch once, in one transaction.
 
 The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's epoch, and the last
-batch with its numbers of rows. Every transaction updates this row. It also has the pipeline's tables, because a table
-has one writer.
+batch with its numbers of rows. Every transaction updates this row. The row also lists the pipeline's tables, so that no
+other pipeline writes to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BEFORE_RELEASE = SQL(
 ).format(Literal(BATCHES))
 _PREPARE = (
     "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
-    # Ends the transaction of a driver that is paused while it holds locks, before others give up waiting for them.
+    # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others give up waiting.
     "set_config('idle_in_transaction_session_timeout', '30s', false)"
 )
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
@@ -50,7 +50,7 @@ class PostgresTarget(Target):
 
     @property
     def created(self) -> dict[str, str]:
-        """Column → its PostgreSQL type if Sluice creates the table; empty if unknown."""
+        """Column → the PostgreSQL type with which Sluice would create it; an empty text if the type is unknown."""
         types: dict[str, str] = {}
         for name, kind in self.wanted.items():
             default = "text" if name == self.table.key else ""
@@ -385,7 +385,7 @@ def _require_fitting_columns(database: psycopg.Connection, target: PostgresTarge
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
-    """The name of an existing table with its schema, which two names of one table share."""
+    """The name of an existing table with its schema: the same text for every name by which the table can be found."""
     row = database.execute(
         "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
         "WHERE pg_class.oid = to_regclass(%s)",

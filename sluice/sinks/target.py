@@ -30,7 +30,7 @@ class Column(Protocol):
 
     @property
     def is_text(self) -> bool:
-        """Whether the column holds any text, also that of numbers."""
+        """Whether this is a text column. A key that is a number is written to it as text."""
 
     def encode(self, json: bytes) -> Any:
         """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
@@ -42,7 +42,7 @@ class Target:
 
     output: str
     at: str
-    """The author's `file:line`."""
+    """The place in the author's code that declares the output, as `file:line`."""
     table: OutputTable
     is_windowed: bool
     fields: tuple[tuple[str, str], ...]
@@ -54,9 +54,9 @@ class Target:
 
     @property
     def wanted(self) -> dict[str, str]:
-        """Column → its Spark SQL type, empty if unknown; those that identify a row come first.
+        """Column → its Spark SQL type; an empty text if the type is unknown. Columns that identify a row come first.
 
-        A key that is no field has no type, because a key can be the text of a number.
+        The type is unknown for a key that is no field of the value: its text may also be that of a number, for example.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -105,11 +105,14 @@ class Published:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a batch has written to a table or a topic. A repeated batch compares it with what it would write."""
+    """The size and checksum of a batch's records in a table or a topic.
+
+    A batch that is repeated compares them with those of the records that it would write.
+    """
 
     count: int
     checksum: str = ""
-    """A sum of checksums, because the order of records may differ; empty if unknown."""
+    """The sum of the records' checksums, which does not depend on their order; an empty text if it is unknown."""
 
     def difference(self, output: str, now: Written) -> str:
         """Describe how a repeated batch differs; empty if it does not."""

@@ -137,8 +137,8 @@ class Access:
     ) -> Payload:
         """The cached payload for this path, query and snapshots, or the computed one.
 
-        Responses over one snapshot are equal, and a dashboard with many viewers asks the same again and again. They are
-        cached for a second only, so that a worker's failure shows. Partial ones are not cached.
+        The answers to one query from one snapshot are equal, and a dashboard with many viewers repeats its queries. An
+        answer is cached for a second only, so that a worker's failure shows. A partial answer is not cached.
 
         Raises Incomplete if `complete` is set and a worker is unavailable.
         """

@@ -36,7 +36,7 @@ class ApiState:
         self._secrets: dict[str, bytes] = {}
 
     async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
-        """The cached payload, or the computed one. Partial payloads and those of standbys are not cached."""
+        """The cached payload, or the computed one. Payloads that are partial or come from standbys are not cached."""
         return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
 
     async def secret(self, name: str) -> bytes:

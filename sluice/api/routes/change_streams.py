@@ -64,7 +64,7 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     if since is not None:
         parse_snapshot(since)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    # A stream would never end, although its body is not sent.
+    # The response to HEAD has no body, but the stream would never end.
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=headers)
     return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=headers)

@@ -226,7 +226,7 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
                 answer = await function(stores, **msgspec.structs.asdict(query))
         except TimeoutError:
             if not limit.expired():
-                raise  # of the route's own code
+                raise  # the error comes from the route's own code
             raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
         except SystemExit as error:
             raise RuntimeError("The route called sys.exit.") from error  # a SystemExit would end the server

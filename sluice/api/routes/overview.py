@@ -54,7 +54,7 @@ async def _overview(
         lag_error = error or "Nothing has been read yet."
     else:
         lag_error = ""
-    # Without one of its topics, nobody knows how many records of a pipeline are unread.
+    # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
     since = None if lag is None else access.services.held_since(lag)
     is_away = bool(missing or (lag is None and error))
@@ -83,12 +83,12 @@ def _health(
     *,
     is_away: bool,
 ) -> PipelineHealth:
-    """`is_away`: the brokers do not answer, or have not all topics of the pipeline."""
+    """The health of a pipeline. `is_away` says that the brokers do not answer, or that a topic is missing."""
     kinds = {failure.kind for failure in failures}
     if "file" in kinds:
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
-    # A driver that Airflow did not start also holds the lease. A failed run may leave the lease until it expires.
+    # The lease also shows a driver that Airflow did not start. After a failed run, it may only have to expire.
     if state == "running" or (held and state != "failed"):
         return PipelineHealth.RUNNING
     if {"run", "overdue"} & kinds or state == "failed":

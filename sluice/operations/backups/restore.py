@@ -38,7 +38,7 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         Ledger.open(settings.ledger) as target,
         ExitStack() as stack,
     ):
-        # Opening a ledger writes to its file.
+        # Opening a ledger writes to its file, so a copy of the backup's ledger is opened.
         shutil.copyfile(folder / manifest.LEDGER, Path(temporary, manifest.LEDGER))
         source = stack.enter_context(Ledger.open(manifest.ledger(Path(temporary))))
         installation = NewInstallation(source, target, settings.shards)
