@@ -116,7 +116,7 @@ class Kills:
 
     def begun(self) -> int:
         """The number of batches that have been planned."""
-        return self._query(self.world.settings.ledger, "SELECT sum(number + 1) FROM plans")
+        return self._query(self.world.settings.ledger, "SELECT coalesce(sum(number + 1), 0) FROM plans")
 
     def shards(self) -> list[str]:
         """The locations of the shards."""
