@@ -1,4 +1,4 @@
-"""Aggregation groups: combinable stores that share state rows, and the outputs that follow them."""
+"""Aggregation groups: stores of combinable aggregates that share state rows, and the outputs of their changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.values.windows import Window
 
 @dataclass(frozen=True)
 class Combinable:
-    """An aggregate whose partial results can be combined in any order: a function of a column of the job."""
+    """An aggregate function of a column of the job, whose partial results can be combined in any order."""
 
     function: str
     """count, sum, min or max."""
@@ -47,21 +47,23 @@ class AggregationGroup:
     """
 
     number: int
-    """The number of the first store's step, so that no operator and no global table has the same."""
+    """The number of the first store's step. Operators and global tables are numbered by their steps, too, so none of
+    them has this number."""
     topics: tuple[str, ...]
     """The topics of the group's records."""
     passed: str
-    """Column: whether the group aggregates the record."""
+    """The column that says whether the group aggregates the record."""
     key: str
-    """Column: the record's key in the group, as text."""
+    """The column with the record's key in the group, as text."""
     grouped_by: str
     """The author's expression for the key."""
     window: Window | None
     store_columns: tuple[StoreColumn, ...]
     null: str
-    """Column: whether the record's value is null; empty if values are never null."""
+    """The column that says whether the record's value is null; an empty text if values are never null."""
     late: Sink | None
-    """The topic of records that are late for every window. If several share it, only one has it."""
+    """The topic for records that are late for every window. If several groups and operators share the topic, only the
+    first of them has its sink here; the others have None."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
 
@@ -77,12 +79,12 @@ class AggregationGroup:
 
     @property
     def late_key(self) -> str:
-        """Column: the key of a late record."""
+        """The name of the column with the key of a late record."""
         return f"late{self.number}_key"
 
     @property
     def late_value(self) -> str:
-        """Column: the value of a late record, as JSON."""
+        """The name of the column with the value of a late record, as JSON."""
         return f"late{self.number}_value"
 
 
@@ -101,7 +103,7 @@ class Select:
     sql: str
     step: int
     causes: tuple[tuple[str, str], ...] = ()
-    """SQL of the parts that can fail, each with its error message; empty if none can."""
+    """The SQL of each part that can fail, with its error message; empty if no part can fail."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class TypedFallibleExpression:
 
     @property
     def column_types(self) -> dict[str, str]:
-        """The types of the columns with the results, the error, and the key's text if there is a key."""
+        """Column → its type, for the columns with the results, the error and, if there is a key, the key's text."""
         results = {f"c{number}": column.type for number, column in enumerate(self.columns)}
         types = {self.planned.name: struct_type(results), self.planned.error: "STRING"}
         if self.planned.key is not None:
@@ -74,15 +74,15 @@ class TypedLayer:
     columns: tuple[tuple[str, TypedExpression], ...]
     explosion: TypedExplosion | None
     fallible_expressions: tuple[TypedFallibleExpression, ...]
-    """Computed after the explosion."""
+    """The expressions that can fail. They are computed after the explosion."""
     types: Mapping[str, str]
     """The types of the layer's columns."""
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
-    """Layers with types, and the types of all columns, given those of the columns before the layers.
+    """The layers with the types of their expressions, and the types of all columns.
 
-    Raises NeedsSparkError if Arrow cannot compute a column.
+    `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot compute a column.
     """
     typed, all_types = [], dict(types)
     for layer in layers:
@@ -96,7 +96,10 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
 
 @lru_cache(maxsize=256)
 def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
-    """A layer after columns with these names and types. It is cached, because several parts of a query ask for it."""
+    """The layer with the types of its expressions; `before` has the names and types of the columns before the layer.
+
+    The result is cached, because several parts of a query need it.
+    """
     columns, fallible_expressions, explosion = [], [], None
     types_before, types = dict(before), dict[str, str]()
     for column in layer:
@@ -118,7 +121,7 @@ def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozens
 
 
 def types_of(layers: Layers, types: Types) -> dict[str, str]:
-    """The given types and those of the columns of layers. Raises NeedsSparkError if Arrow cannot compute a column."""
+    """The given types and the types of the layers' columns. Raises NeedsSparkError if Arrow cannot compute a column."""
     return typed_layers(layers, types)[1]
 
 
@@ -131,10 +134,10 @@ def types_read(job: Job) -> dict[str, str]:
 
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
-    """A typed expression; with `kind`, of this type. Raises NeedsSparkError if Arrow cannot compute it."""
+    """Give an expression its type. Raises NeedsSparkError if Arrow cannot compute it, or if its type is not `kind`."""
     try:
         expression = type_expression(sql, types)
-    except SqlglotError:  # sqlglot writes some parts of an expression in a way that it cannot read
+    except SqlglotError:  # sqlglot writes some expressions as text that it cannot parse
         raise NeedsSparkError(sql) from None
     if expression.why_spark or (kind and expression.type != kind):
         raise NeedsSparkError(expression.why_spark or text_of(expression.node))

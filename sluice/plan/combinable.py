@@ -1,6 +1,7 @@
-"""Which aggregates are combinable: their partial results can be added up in any order, from the JSON of their stores.
+"""Finds combinable aggregates: their partial results, read from the JSON of their stores, can be added in any order.
 
-These are counts, and sums, minima and maxima of integers and of decimals that JSON writes without an exponent.
+Combinable aggregates are counts, and sums, minima and maxima of integers and of decimals that JSON writes without an
+exponent.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return None
     kind = type_of(argument, types)
     if is_integer(kind):
-        # A BIGINT of sums could overflow in one order of records and not in another.
+        # A sum of type BIGINT could overflow in one order of the records and not in another.
         return CombinableFunction(name, f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
-        # The type of a result with the most digits is only a guess, because Spark shortens its scale.
+        # Spark shortens the scale of a decimal with too many digits, so a type with the most digits is only a guess.
         is_known = precision + _SUM_DIGITS <= MOST_DIGITS if name == "sum" else precision < MOST_DIGITS
         return CombinableFunction(name, argument) if is_known and scale <= PLAIN_SCALE else None
     return None
 
 
 def why_not_combinable(node: nodes.Aggregate) -> str:
-    """Why the functions of an aggregate are not combinable; empty if they are."""
+    """The reason why the functions of an aggregate are not combinable; an empty text if they are."""
     types = types_after(node.parent) | METADATA
     text = next((text for text in node.columns.values() if combinable_function(text, types) is None), None)
     return "" if text is None else f"{text} is computed record by record"

@@ -59,7 +59,7 @@ def step_definition(node: nodes.Node) -> str:
             fields = [f"{name} {sql_type}" for name, sql_type in shape.fields.items()]
             types = f"({declared(takes)}) gives {', '.join(fields)}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
-            # Stores that can be queried are compared separately.
+            # The definitions of stores that can be queried are compared separately.
             stores = {} if queryable else stores
             store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
             types = f"({declared(takes)}) {', '.join(store_types)}"
@@ -67,7 +67,7 @@ def step_definition(node: nodes.Node) -> str:
 
 
 def declared(kind: Any) -> str:
-    """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to theirs."""
+    """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
     try:
         sql_type = "" if kind is Any else shape_of(kind).kind
     except TopologyError:

@@ -36,7 +36,7 @@ def plan_groups(
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
-    """Column → its function."""
+    """Column of the store → the combinable function that computes it."""
     types = types_after(node.parent) | METADATA
     functions = {}
     for name, text in node.columns.items():
@@ -94,7 +94,7 @@ def _add_late_columns(columns: JobColumns, scope: Scope, group: AggregationGroup
 
 
 def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColumn:
-    """A store of a group; `inputs` has the column of each argument."""
+    """A store of a group; `inputs` maps the argument of each function to the job's column for it."""
     columns = []
     for name, function in _functions(node).items():
         column = None if function.argument is None else inputs[function.argument]

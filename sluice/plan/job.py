@@ -77,7 +77,7 @@ class Job:
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
-        # Operators that join a global table read its topic, and its store does, too.
+        # The topic of a global table can occur twice: both the table's store and operators read it.
         return tuple(dict.fromkeys(chain.from_iterable(self.topics_of_sources)))
 
     @property
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
-        """Destination → the tables that one transaction per batch writes: those of a database, or one Delta table."""
+        """Destination → the tables that one transaction per batch writes: a database's tables, or one Delta table."""
         tables: dict[str, list[Sink]] = {}
         for sink in self.sinks:
             if sink.table is not None:
@@ -137,7 +137,7 @@ class Job:
 
     @property
     def has_operators(self) -> bool:
-        """Whether results depend on the order of the records, also across partitions."""
+        """Whether the job has operators, whose results depend on the order of the records, also across partitions."""
         return bool(self.operators)
 
     @property
@@ -181,7 +181,7 @@ class Job:
         return {group.number: group for group in self.groups}
 
     def step_of(self, column: str) -> Step | None:
-        """The step that computes the column, or that writes the topic with this name; None if several or none do."""
+        """The step that computes the column or writes the topic named `column`; None if no step or several steps do."""
         steps = self.pipeline.steps
         for edge in self._all_edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
@@ -217,7 +217,7 @@ class Job:
 
     @property
     def _all_edges(self) -> Iterator[Edge]:
-        """The edges into operators, then those into stores and sinks."""
+        """The edges into operators, then the edges into stores and sinks."""
         for operator in self.operators:
             yield from operator.edges
         yield from self.edges
@@ -251,4 +251,5 @@ class Plan:
 
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
-"""Plans a part of a pipeline: the stores and steps with these names and what they need, or all others."""
+"""A function that plans a part of a pipeline: the stores and steps with the given names and all that is upstream of
+them, or the pipeline without them."""

@@ -1,10 +1,10 @@
-"""The columns of a job while it is being planned: those that each stage computes, and those that expressions read.
+"""Collects the columns of a job while it is planned: the columns that stages compute and that expressions read.
 
 Names of columns:
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in
   `values.record_metadata.METADATA`;
-- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: the key of source 3 if it is a field;
+- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: source 3's key if it is in a field;
 - `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
 - `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
@@ -56,7 +56,7 @@ class JobColumns:
     _layers: dict[int, dict[int, list[Column | FallibleExpression] | Transformation]] = field(default_factory=dict)
     """Stage → depth → the layer."""
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Column → the source and the field that it has."""
+    """Column → the number of the source and the name of the field whose values the column holds."""
     _result_of: dict[str, str] = field(default_factory=dict)
     """SQL of a field of an operator's results → the column of the results."""
     _fallible: list[FallibleExpression] = field(default_factory=list)
@@ -83,7 +83,7 @@ class JobColumns:
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
-        """The depth below all layers so far, for a step that turns a row into several: a layer can have only one."""
+        """The depth below all layers so far, for a step that makes several rows of one; a layer has one such step."""
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
@@ -93,7 +93,7 @@ class JobColumns:
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
         """The column of the stage's last layer that computes `sql`. Adds it on first use."""
         if sql.isidentifier() and sql != "false":
-            return sql  # it is a column already
+            return sql  # `sql` is the name of a column already
         layer = self._layer(scope.stage, _LAST)
         for column in layer:
             if isinstance(column, Column) and column.sql == sql:
@@ -177,7 +177,7 @@ class JobColumns:
         return expression.on({name: self.read(scope, name) for name in expression.fields})
 
     def null_removed_rows(self, scope: Scope) -> Scope:
-        """The scope in which the fields of a removed row are null, so that no later step reads what the row had.
+        """The scope in which the fields of a removed row are null, so that no later step reads the row's former fields.
 
         In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a record with a null
         value.
@@ -198,7 +198,7 @@ class JobColumns:
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
         """The condition under which a step computes its expressions over the node `before`.
 
-        Kafka Streams calls a stream's functions with null values, but a table's only with the rows that it has.
+        Kafka Streams also calls a stream's functions with null values, but a table's functions only with existing rows.
         """
         if not nodes.is_table(before) or scope.is_null == "false":
             return scope.passed
@@ -216,7 +216,7 @@ class JobColumns:
         """The layer in which a Python function is called for the records of a scope, and the condition for a call.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The function is called
-        for the first row only. In the layer of such a node, Spark would call it for each row.
+        for the first row only. In the layer of such a node, Spark would call the function for each row.
         """
         others = {
             depth: number
@@ -240,8 +240,8 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """SQL of a step's expressions, and the scope after it, which passes records for which no expression failed.
 
-        The expressions read the fields of the node `before`; `key` is the name of the expression that becomes a key.
-        The SQL of this expression is for the key's text.
+        The expressions read the fields of the node `before`. `key` is the name of the expression that becomes a key:
+        the returned SQL of this expression computes the key's text.
         """
         types = types_after(before) | METADATA | CHANGE_METADATA
         return self.guard_if(self.evaluation_condition(scope, before), scope, node, types, texts, key=key)
@@ -290,7 +290,7 @@ class JobColumns:
     def guard_results(self, scope: Scope, node: nodes.Node, columns: Sequence[str], before: Scope) -> Scope:
         """The scope of the records for which a step's results in these columns can be written as JSON.
 
-        `before` is the scope before the step, whose value a dead letter has.
+        A dead letter has the value of `before`, the scope before the step.
         """
         expression = FallibleExpression(self._fallible_name(node), node.number, scope.passed, tuple(columns), None, ())
         after, _ = self._add_fallible(scope, node, expression, reported_with=before)
@@ -299,7 +299,7 @@ class JobColumns:
     def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
         """Register that a step can fail; `error` is the SQL of the error message."""
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
-            return  # a topic's table is mapped both before and after its store, and the same records fail in both
+            return  # a topic's table is mapped before and after its store, and the same records fail in both places
         key = value = ""
         if scope.stage:
             key, value = self.read(scope, "_key"), self.json(scope)
@@ -314,7 +314,7 @@ class JobColumns:
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
             if scope.stage:
-                conditions.append("NOT old")  # a table's old value has failed when it was the new value
+                conditions.append("NOT old")  # a table's old value already failed when it was the new value
             # A record that another step turns into several rows fails only once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
@@ -328,7 +328,7 @@ class JobColumns:
     def _add_fallible(
         self, scope: Scope, node: nodes.Node, expression: FallibleExpression, *, reported_with: Scope | None
     ) -> tuple[Scope, FallibleExpression]:
-        """The scope after an expression, and the expression: an earlier one if the node already has the same.
+        """The scope after an expression, and the expression, or an equal expression that the node already has.
 
         A failure is reported with the value of the scope `reported_with`.
         """
@@ -345,9 +345,9 @@ class JobColumns:
         return replace(scope, depth=scope.depth + 1, passed=passed), expression
 
     def _key_column(self, scope: Scope, key: str) -> str | None:
-        """The column with the text of a key that is the record's key, or a field that a source also decodes as text.
+        """The column with a key's text if the key is the record's key, or a field that a source also decodes as text.
 
-        The text of any other key must be computed.
+        None for any other key, whose text must be computed.
         """
         (name, start, stop), *more = parse(key).names or (("", 0, 0),)
         if more or start != 0 or stop != len(key):
@@ -374,6 +374,6 @@ def column_name(prefix: str, field_name: str) -> str:
 
 
 def key_column(source: nodes.Source, field_name: str) -> str:
-    """The name of the job's column for the text of a source's field as a key. It is the field's own if that is text."""
+    """The name of the column with a source's field as the text of a key. For a text field, it is the field's column."""
     prefix = "s" if source.fields[field_name] == "STRING" else "sk"
     return column_name(f"{prefix}{source.number}", field_name)

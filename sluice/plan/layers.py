@@ -21,7 +21,7 @@ class Column:
     field: str = ""
     """The author's name for the column, if any."""
     position: str = ""
-    """For a column that turns an array into rows: the column with the element's index."""
+    """For a column that turns an array into rows: the name of the column with the element's index."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class FallibleExpression:
     name: str
     step: int
     passed: str
-    """Condition: the record reaches the step."""
+    """SQL of a condition that is true if the record reaches the step."""
     columns: tuple[str, ...]
     """SQL of the expressions."""
     key: int | None
-    """Index of the expression that becomes the key of records or of a store."""
+    """Index of the expression that becomes the key of records or of a store; None if no expression does."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
@@ -67,7 +67,7 @@ class Transformation:
     at: str
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str, str], ...]
-    """Field, column of the job, and declared Spark SQL type of each output."""
+    """For each output: the field, the job's column, and the declared Spark SQL type."""
 
 
 Layer: TypeAlias = tuple[Column | FallibleExpression, ...] | Transformation
@@ -79,15 +79,15 @@ Layers: TypeAlias = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Failure:
-    """A place where a step can fail. `error`: SQL of the error message, null if the step did not fail."""
+    """A place where a step can fail. `error` is SQL of the error message, which is null if the step did not fail."""
 
     step: Step
     column: str
-    """Name of the column with the error, if the step follows the sources."""
+    """Name of the column with the error, for a step before any operator."""
     stage: int
     error: str
     once: str
-    """Condition that is true for one row per record, because other steps may have turned the record into several."""
+    """SQL of a condition that is true for one row per failed record; other steps may have made several rows of it."""
     key: str
     """SQL of the record's key at the step."""
     value: str

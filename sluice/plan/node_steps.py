@@ -28,7 +28,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
     values = [SourceField(name, column_name(f"s{node.number}", name), node.fields[name]) for name in read]
     texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
-    fields = {field.column: field for field in (*own, *values, *texts)}  # a field of text is its own text
+    fields = {field.column: field for field in (*own, *values, *texts)}  # a text field is its own key text
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
@@ -61,7 +61,7 @@ class LateSinks:
         self._claimed: set[nodes.Late] = set()
 
     def claim(self, late: nodes.Late | None) -> Sink | None:
-        """The sink; None without a topic of late records, or if another group or operator has its sink."""
+        """The sink of `late`; None if `late` is None, or if another group or operator has already got this sink."""
         if late is None or late in self._claimed:
             return None
         self._claimed.add(late)

@@ -49,11 +49,11 @@ class _Operators:
     reasons: Mapping[int, str]
     """Number of each operator's node → why it takes records in order."""
     after: frozenset[int]
-    """The numbers of the operators' nodes and of all nodes behind them."""
+    """The numbers of the operators' nodes and of all nodes downstream of them."""
 
 
 def _operators(pipeline: Graph) -> _Operators:
-    """The operators of the whole pipeline, so that a part of it is computed in the same way."""
+    """The operators of the whole pipeline: a part of a pipeline has the same operators, so its results are the same."""
     return _operators_of(pipeline.whole, len(pipeline.whole.nodes))
 
 
@@ -72,7 +72,7 @@ def _operators_of(pipeline: Graph, size: int) -> _Operators:
 
 
 def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
-    """Why a node is an operator; empty if it is not. `is_behind`: another operator is upstream."""
+    """Why a node is an operator; empty if it is not. `is_behind` says whether another operator is upstream."""
     match node:
         case nodes.Aggregate():
             return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)

@@ -69,7 +69,7 @@ class Suppress:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether the input is a filtered table; old values then show which deletions are updates."""
+    """Whether the input is a filtered table. A deletion without an old value is then no update."""
 
 
 @dataclass(frozen=True)
@@ -129,4 +129,4 @@ class Process:
 Action: TypeAlias = (
     Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Process | Operator[Any]
 )
-"""An operator's parameters, or the operator itself if nothing but its parameters is needed to make it."""
+"""An operator's parameters, or the operator itself if the engine need not add anything to make it."""

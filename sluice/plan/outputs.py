@@ -1,4 +1,4 @@
-"""The ends of a pipeline, its sinks and last peeks, sorted by the kind of step before them."""
+"""The last steps of a pipeline, its sinks and peeks, sorted by the kind of step before them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _chain_from_group(sink: nodes.Sink, combinable: Collection[nodes.Aggregate])
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     for parent in nodes.parents(node):
-        # The rows of a topic's table are the topic's records.
+        # A topic's table is no such operator: its rows are the topic's single records.
         if is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable):
             return True
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
@@ -66,7 +66,7 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether a step that computes something follows a node."""
+    """Whether a later step uses the output of a node: a sink, an aggregate, an operator or a peek."""
     for child in children(pipeline, node):
         if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
             return True

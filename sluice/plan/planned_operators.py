@@ -19,11 +19,11 @@ class Edge:
     target: int
     side: int
     stage: int
-    """The stage of the columns; 0 for records right after the stateless steps."""
+    """The stage that computes the columns; 0 is the stage before any operator, which computes them from records."""
     topics: tuple[str, ...]
     """The topics from which the rows come."""
     passed: str
-    """Condition: the row belongs to this edge."""
+    """SQL of a condition that is true if the row belongs to this edge."""
     key: str
     values: tuple[str, ...]
     """SQL of the value, or of an aggregate's arguments."""
@@ -39,9 +39,9 @@ class Edge:
     has_old_values: bool = False
     """Whether the edge includes a table's old values."""
     requires_key: bool = True
-    """Whether records without a key do not advance stream time."""
+    """Whether only records with a key advance stream time."""
     requires_value: bool = False
-    """Whether records without a value do not advance stream time."""
+    """Whether only records with a value advance stream time."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
     rekeyed: bool = False
@@ -51,7 +51,7 @@ class Edge:
 
     @property
     def column(self) -> str:
-        """Column: whether a row belongs to this edge."""
+        """The name of the column that says whether a row belongs to this edge."""
         return f"f{self.target}_{self.side}"
 
     @property
@@ -60,7 +60,7 @@ class Edge:
 
     @property
     def value_column(self) -> str:
-        """Column: the value as JSON; null for a tombstone."""
+        """The name of the column with the value as JSON, null for a tombstone."""
         return f"{self.column}_value"
 
     @property
@@ -69,7 +69,7 @@ class Edge:
 
     @property
     def path_column(self) -> str | None:
-        """Column: the path from the record; None if the path is the same for all records."""
+        """The name of the column with the path from the record; None if the path is the same for all records."""
         return f"{self.column}_path" if self.constant_path is None else None
 
     @property
@@ -97,7 +97,7 @@ class PlannedOperator:
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
-    """Operator whose stream time applies: itself, or the upstream operator it is chained to."""
+    """The operator whose stream time applies: this operator, or the upstream operator to which it is chained."""
     waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
@@ -106,7 +106,8 @@ class PlannedOperator:
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several groups and operators share it, only one of them has it."""
+    """The topic for late records. If several groups and operators share the topic, only the first of them has its sink
+    here; the others have None."""
     upstream_definition: str
     """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
     reason: str
@@ -132,7 +133,7 @@ class PlannedOperator:
         return result_column(self.number)
 
     def output_of(self, column: str) -> str:
-        """The output whose results are in a column."""
+        """The name of the output whose results are in a column."""
         outputs = self.action.outputs if isinstance(self.action, Process) else {}
         return next((name for name, output in outputs.items() if output.column == column), DEFAULT_OUTPUT)
 
@@ -170,7 +171,8 @@ class PlannedOperator:
 
 
 STORE = 2
-"""The side of the edge into an operator's store; the edges into the operator have the sides of its rows."""
+"""The `side` of an edge into an operator's store. An edge into the operator itself has the side of its rows, such as
+LEFT."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:

@@ -22,14 +22,15 @@ from sluice.values import contracts
 from sluice.values.sql_text import value_if
 
 _DEPENDS_ON_CLOCK = re.compile(r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
-"""Functions that depend on the time of the batch. Those that also vary within a batch are refused."""
+"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch are errors.)"""
 
 
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
-    With `only`, the job computes only the stores and steps with these names and what they need, in the same way, and
-    writes no output. `without` leaves out stores and steps with these names, and what follows them.
+    With `only`, the job computes only the stores and steps with these names and the steps upstream of them, exactly as
+    the whole pipeline does, and writes no output. `without` leaves out the stores and steps with these names and the
+    steps that follow them.
     """
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
@@ -37,7 +38,7 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     if only:
         streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
-        # Spark cannot read global tables alone.
+        # Spark cannot read global tables alone, so a part that has no other source gets the first stream.
         pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
     return Plan(planned, _job(pipeline, planned))
 
@@ -71,7 +72,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     outputs = Outputs.of(pipeline, aggregates)
     scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
 
-    # Cut the topology into stages: operators, each in a stage after its inputs, and what follows operators.
+    # Cut the topology into stages: each operator comes in a stage after its inputs, and later steps follow it.
     stages = StagePlanner(scopes, late_sinks)
     stages.add_operators()
     for sink in outputs.of_operators:
@@ -122,7 +123,7 @@ def _sources(pipeline: Graph) -> list[nodes.Source]:
 
 
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
-    """The topics that the job reads as streams: those of the nodes in `ends`. Call this when all columns exist."""
+    """The topics that the job reads as streams, for the nodes in `ends`. Call this when all columns exist."""
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
     read = {source for node in ends for source in nodes.sources_of(node)}
@@ -135,7 +136,7 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 
 
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
-    """The global tables. Their group numbers are those of their sources' nodes, which further steps do not change."""
+    """The global tables. A table's group number is its source node's number, whatever steps follow the source."""
     return tuple(
         GlobalTableInput(source_of(source), source.number, contracts.sql_type(source.serde.contract))
         for source in _sources(pipeline)

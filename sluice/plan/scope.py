@@ -14,16 +14,16 @@ class Scope:
 
     stage: int
     depth: int
-    """The layer of the stage that the columns of a next step can follow."""
+    """The number of the stage's layer after which the columns of a next step can be computed."""
     passed: str
-    """Condition: the record reaches this point."""
+    """SQL of a condition that is true if the record reaches this point."""
     columns: Mapping[str, str]
     """Name of a field, or of metadata → SQL that reads it, which is usually the name of a column."""
     scalar: bool = False
     is_null: str = "false"
-    """Condition: the value is null, or the table's row was removed. All fields are then null."""
+    """SQL of a condition that is true if the value is null or the table's row was removed. All fields are then null."""
     results_of: frozenset[int] = frozenset()
-    """The operators whose results these are."""
+    """The operators from whose results the columns are made."""
     exploded: tuple[int, ...] = ()
     """Upstream nodes that turn one record into several."""
     unchanged_result: str | None = None

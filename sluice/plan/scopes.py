@@ -33,7 +33,7 @@ _RESULT_METADATA = {
     "_window_start": "timestamp_millis(nullif(window_start, -1))",
     "_window_end": "timestamp_millis(nullif(window_end, -1))",
 }
-"""Metadata of the record that led to an operator's result."""
+"""Metadata of an operator's result → SQL that reads it; partition and offset are those of the causing record."""
 
 
 class Scopes:
@@ -51,8 +51,9 @@ class Scopes:
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
         """The scope after a node. Adds the node's columns on first use.
 
-        With `old`, a table's rows include the old values that they replace, which requires an operator that stores
-        them. Results of operators include old values if a later step needs them; only a topic's table has two scopes.
+        `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from the operator that
+        stores the table, and include the old values that they replace. The results of any other operator include old
+        values if a later step needs them.
         """
         old = old and _is_topic_table(node)
         if (node.number, old) not in self._scopes:
@@ -122,7 +123,7 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # The key of a windowed table has a window, so as a stream's key it is another key.
+                # The key of a windowed table includes the window, so the stream has a new key.
                 is_windowed = nodes.window_of(node.parent) is not None
                 scope = replace(scope, rekeyed=scope.rekeyed or is_windowed)
                 return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
@@ -177,7 +178,7 @@ class Scopes:
         scope = self.columns.register_results(replace(scope, columns=results | _RESULT_METADATA), column)
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
-        # A chained suppress sends results that have been computed, and reported if that failed, before it held them.
+        # A chained suppress step sends results that have been computed once before. Failures were reported then.
         scope, columns = self.columns.guard_if(
             condition, scope, node, expressions.types, dict(expressions.columns), reported=not is_chained
         )
@@ -207,7 +208,7 @@ class Scopes:
                 return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Whether results have another key than the operator's input, or an earlier step changed the key."""
+        """Whether the results' key differs from the key of the operator's input, or an earlier step changed the key."""
         match node:
             case nodes.Process():
                 return True
@@ -333,7 +334,7 @@ class Scopes:
         any_rekeyed = any(scope.rekeyed for scope in scopes)
         record = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any_rekeyed)
         rows = self._elements(node, record, streams, Shape.single())
-        number = f"x{node.number}"  # the element of a row is the number of its stream
+        number = f"x{node.number}"  # the array has the numbers of streams, so each row gets the number of one stream
         columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
         is_null = f"null{node.number}"
         nulls = _by_stream(number, {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)})
@@ -353,7 +354,7 @@ class Scopes:
         )  # fmt: skip
 
     def _columns_by_stream(self, node: nodes.Node, scopes: Sequence[Scope], number: str, depth: int) -> dict[str, str]:
-        """The columns of merged streams: those of the stream whose number is in the column `number`."""
+        """The columns of merged streams. A row has the values of the stream whose number is in the column `number`."""
         first = scopes[0]
         columns = {}
         for field in first.columns:
@@ -396,7 +397,7 @@ def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
 
 
 def shape_columns(shape: Shape, value: str) -> dict[str, str]:
-    """Field → SQL that reads it from a value of this shape."""
+    """Field → SQL that reads the field from a value of this shape."""
     return {TEXT_FIELD: value} if shape.scalar else {name: f"{value}.{quoted(name)}" for name in shape.fields}
 
 
@@ -407,13 +408,13 @@ class ResultExpressions:
     functions: tuple[str, ...]
     """The author's text for each function, which is the name of its result in `columns`."""
     types: Mapping[str, str]
-    """The type of each function's result; empty if unknown."""
+    """The type of each function's result; an empty text if the type is unknown."""
     columns: tuple[tuple[str, str], ...]
     """Name and expression of each column."""
 
 
 def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
-    """How an aggregate's columns are computed; None if each is one function's result, or Python computes them."""
+    """How an aggregate's columns are computed; None if each is a single function's result, or Python computes them."""
     if node.python is not None:
         return None
     types = types_after(node.parent) | METADATA

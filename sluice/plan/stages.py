@@ -41,7 +41,7 @@ class StagePlanner:
         self.edges: list[Edge] = []
         """The edges into stores and sinks."""
         self._edge_scopes: dict[str, Scope] = {}
-        """Edge's column → the scope at its start."""
+        """Name of an edge's column → the scope at the start of the edge."""
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
         self._retracting = {node.number for node in candidates if _is_retracted(self.pipeline, node)}
         """The nodes whose old results later steps need."""
@@ -216,7 +216,7 @@ class StagePlanner:
         return replace(edge, passed=passed)
 
     def _takes_old_values(self, node: nodes.Node) -> bool:
-        """Whether the node takes the old values of its input table; a suppress step takes them to pass them on."""
+        """Whether the node takes the old values of its input table. A suppress step takes them only to pass them on."""
         return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self._retracting)
 
     def _require_different_hashes(self) -> None:
@@ -243,7 +243,7 @@ def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_only_for_old(node: nodes.Node) -> bool:
-    """Whether the node is of use only to steps that need old values."""
+    """Whether the node is needed only if a later step needs old values."""
     return isinstance(node, nodes.ToTable) and node.store is None
 
 

@@ -63,7 +63,7 @@ def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
 
 
 def _common_shape(shapes: list[Shape]) -> Shape:
-    """The shape of merged streams. The type of a field is unknown where it differs."""
+    """The shape of merged streams. A field whose type differs between the streams has an unknown type."""
     first, *others = shapes
     fields = {}
     for name, kind in first.fields.items():
@@ -73,5 +73,5 @@ def _common_shape(shapes: list[Shape]) -> Shape:
 
 
 def _whole(shape: Shape) -> str:
-    """The type of a value; empty if the type of a field is unknown."""
+    """The type of a value; an empty text if the type of any field is unknown."""
     return shape.kind if all(shape.fields.values()) else ""

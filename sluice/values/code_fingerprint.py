@@ -123,7 +123,7 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
     lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
-    # The last instruction with a source position is the body as a whole.
+    # The last instruction with a source position belongs to the lambda's body as a whole.
     line, _, column, _ = [position for position in code.co_positions() if (position[3] or 0) > (position[2] or 0)][-1]
     around = (node for node in lambdas if node.lineno <= (line or 0) <= (node.end_lineno or 0))
     offsets = ((node, len("".join(lines[node.lineno - 1]).encode()[: node.col_offset])) for node in around)
@@ -138,10 +138,10 @@ def _node_text(node: ast.AST) -> str:
     fields = []
     for name, value in ast.iter_fields(node):
         if name == "kind":
-            continue  # the u prefix of a string
+            continue  # says only whether a string has the prefix u
         if name == "body" and isinstance(value, list) and isinstance(node, _DOCUMENTED):
-            value = value[_has_docstring(value) :]  # True is 1: without the first statement
-        if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings
+            value = value[_has_docstring(value) :]  # leaves out the docstring, because True counts as 1
+        if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings to f-strings
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:
             continue

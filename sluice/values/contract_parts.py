@@ -17,9 +17,9 @@ from sluice.values.json_limits import JSON_NUMBER
 def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.Struct]], int] | None:
     """Return a function that counts the quotation marks in the JSON of values, including nested values.
 
-    The JSON of a value never has fewer quotation marks. If it has exactly as many, it has no duplicate field, no
-    unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the value
-    then does not determine the number.
+    The JSON of a value never has fewer quotation marks. JSON with exactly this number has no duplicate field, no
+    unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the number
+    then depends on which of them the JSON contains.
     """
     source = _strings(struct_info(contract), "v")
     if source is None:
@@ -46,7 +46,7 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
                 return per_item
             if "i" in per_item:
                 return f"sum([{per_item} for i in {value}])"
-            return f"{per_item} * len({value})"  # all items have the same number
+            return f"{per_item} * len({value})"  # the JSON of every item has the same number of strings
         case inspect.LiteralType() | inspect.EnumType():
             return {str: "1", int: "0"}.get(choice_type(kind))
         case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():
@@ -68,9 +68,9 @@ class ContractPart:
 
     kind: inspect.Type
     path: str
-    """Its place, for messages: `$.lines[...].amount`."""
+    """The place of the part, for messages: `$.lines[...].amount`."""
     item: str
-    """Python source of the part, in terms of the value `v` and of the variables of `loops`."""
+    """Python source that reads the part from the value `v` and the variables of `loops`."""
     loops: str
     """Python source: the clauses after `for v in values` in a comprehension; empty if a value has one such part."""
 
@@ -89,7 +89,7 @@ class ContractPart:
         collect: Callable[[Sequence[Any]], list[Any]] = eval(
             f"lambda values: [{self.item} for v in values{self.loops}]"
         )
-        return collect  # its source has only attribute names
+        return collect  # safe, because the evaluated source contains only attribute names
 
 
 def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]:
@@ -131,7 +131,8 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
     """A function that raises ValidationError if a text in place of a Decimal is not written as JSON writes numbers.
 
     msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other scripts. The
-    function takes a value, or the data of its JSON, in which numbers may be text. None if the type has no Decimals.
+    function takes a value, or the data of its JSON, in which numbers may be text. Returns None for a type without
+    Decimals.
     """
     info = inspect.type_info(kind)
     if not any(isinstance(part.kind, inspect.DecimalType) or part.digits is not None for part in parts_of(kind)):
@@ -139,7 +140,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
 
     def check(value: Any) -> None:
         for path, text in _amounts_as_text(info, value, "$"):
-            # NaN and Infinity are refused later, as no amounts of the declared digits.
+            # NaN and Infinity are refused later, because they do not fit the declared digits.
             if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
                 raise msgspec.ValidationError(f"{text[:40]!r} is not written as a number in JSON - at `{path}`")
 

@@ -1,4 +1,4 @@
-"""Values of contracts as JSON data, where msgspec would leave fields out or give sets in any order."""
+"""Converts values of contracts to JSON data with every field and with sorted sets, unlike msgspec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.values.keys import sorted_items
 
 
 def needs_plain_data(kind: Any) -> bool:
-    """Whether msgspec may encode a value of this type as other data than `plain_data` does.
+    """Whether msgspec may encode a value of this type differently from `plain_data`.
 
     msgspec omits the field names or the default values of some Structs, and encodes the items of a set in any order.
     """

@@ -57,7 +57,7 @@ def sql_type(kind: Any) -> str:
 
 
 def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """The contract's attribute names by JSON name; a tag has none."""
+    """JSON name of a field → the contract's attribute. A tag has no attribute."""
     return {field.encode_name: field.name for field in struct_info(contract).fields}
 
 
@@ -108,7 +108,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
 
 
 def _instead(kind: inspect.Type) -> str:
-    """How to declare a type that has no Spark SQL type."""
+    """Advice for an error message: what to declare instead of a type that has no Spark SQL type."""
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."
@@ -175,7 +175,7 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
 
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
-    """The common type of the union's members; NoneType if they differ."""
+    """The type of all choices of a Literal or an Enum; NoneType if their types differ."""
     values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
     types = {type(value) for value in values}
     return types.pop() if len(types) == 1 else type(None)
@@ -215,5 +215,5 @@ def types_within(kind: Any) -> list[inspect.Type]:
                 inner = [part.type]
         new = [inner_type for inner_type in inner if id(inner_type) not in ids]
         ids |= {*map(id, new)}
-        types += new  # the loop reads these, too
+        types += new  # the loop visits these types, too
     return types

@@ -1,4 +1,4 @@
-"""The headers of a dead letter: the rejected record's, then Sluice's own, which no producer can forge.
+"""The headers of a dead letter: the headers of the rejected record, then Sluice's, which no producer can forge.
 
 Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written as
 `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
@@ -17,5 +17,5 @@ def escaped(name: str) -> str:
 
 
 def original(name: str) -> str:
-    """The name that a header of a dead letter has in the record; the inverse of `escaped`."""
+    """The name that a header of a dead letter had in the rejected record; the inverse of `escaped`."""
     return name.removeprefix(_ORIGINAL)

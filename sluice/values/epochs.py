@@ -39,7 +39,7 @@ EpochSeconds = Annotated[datetime, _annotation(Unit.SECONDS)]
 EpochMillis = Annotated[datetime, _annotation(Unit.MILLISECONDS)]
 """A datetime that is written in JSON as a whole number of milliseconds since 1970."""
 EpochMicros = Annotated[datetime, _annotation(Unit.MICROSECONDS)]
-"""A datetime that JSON has as a whole number of microseconds since 1970."""
+"""A datetime that is written in JSON as a whole number of microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
     """The time for a number in JSON. msgspec adds the field to the message of an error."""
-    if type(number) is not int:  # nor a bool, which is an int for isinstance
+    if type(number) is not int:  # isinstance would also accept a bool
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
     try:
         seconds, units = divmod(number, kind.unit.value)

@@ -48,7 +48,7 @@ def refuse_long_strings(text: bytes) -> None:
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
     """Begin and end of each part between quotation marks that is longer than a name may be."""
     begin = 0
-    # From one quotation mark, look back from the farthest place at which a short part would end. Few bytes are read.
+    # Start at the farthest place where a short part could end and search backwards, so that few bytes are read.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:
@@ -83,7 +83,7 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def refuse_inexact_numbers(text: bytes) -> None:
-    """Raise ValueError if the JSON has a number that is not exact without a declared type."""
+    """Raise ValueError if the JSON has a number that Spark would round without a declared type."""
     for number in _NUMBER.findall(_STRING.sub(b"", text)):
         if not _is_exact(number.decode()):
             raise ValueError(f"{shortened(number.decode())} has too many digits; declare its type with Digits")
@@ -116,7 +116,7 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Whether the sum or the largest of the amounts proves that all fit. They may also fit without such a proof.
+        """Whether the sum or the largest of the amounts proves that all fit. If not, they may still fit.
 
         This takes a quarter of the time of `require` for each amount.
         """
@@ -139,7 +139,7 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        except Rounded:  # it may have had only more zeros
+        except Rounded:  # the digits that do not fit may be zeros, which are tested next
             pass
         except InvalidOperation:
             return False

@@ -1,4 +1,4 @@
-"""Strings of JSON in the form of Spark's `to_json`, and texts that topics have in place of JSON."""
+"""Writes strings in JSON as Spark's `to_json` does, and plain text for topics whose values are not JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
         "\r": "\\r",
     }.items()
 }
-"""The characters that JSON escapes in a string, for `str.translate`."""
+"""Code of a character that JSON escapes in a string → the escape, for `str.translate`."""
 
 
 def json_string(text: str) -> str:

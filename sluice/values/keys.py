@@ -31,7 +31,7 @@ def key_text(value: Any) -> str | None:
     """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
     if type(value) is str or value is None:  # almost every key
         return value
-    if isinstance(value, Enum):  # before str and int, which its class may extend
+    if isinstance(value, Enum):  # must come before str and int, because an Enum may extend them
         return key_text(value.value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode()
@@ -83,7 +83,7 @@ def _plain(value: Any) -> str | None:
 def _float(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a key")
-    return float.__repr__(value + 0.0)  # -0.0 + 0.0 is 0.0, which is equal
+    return float.__repr__(value + 0.0)  # turns -0.0 into 0.0, because equal keys must have one text
 
 
 def _decimal(value: Decimal) -> str:
@@ -126,7 +126,7 @@ def _json(value: Any) -> str:
 
 
 def sorted_items(items: Iterable[Any]) -> list[Any]:
-    """The items of a set in the order in which a key has them, so that equal sets are written in the same way."""
+    """The items of a set in the order in which a key's text lists them, so that equal sets have the same text."""
     return sorted(items, key=_json)
 
 
@@ -154,7 +154,7 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
 
 
 DECIMAL = "E+0"
-"""The end of a decimal's text in the JSON for `key_of_json`. Neither Java nor JSON's writers give doubles this end."""
+"""The suffix of decimals in the JSON for `key_of_json`. Neither Java nor JSON's writers end a double with this suffix."""
 
 
 def key_of_json(text: str) -> str | None:

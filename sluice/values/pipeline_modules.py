@@ -45,10 +45,10 @@ def require_no_task() -> None:
 
 
 def load_module(file: Path, name: str = "") -> ModuleType:
-    """Import a pipeline's file, unless this process has already imported this text of it.
+    """Import a pipeline's file, unless this process has already imported it with the same text.
 
-    After a change of the file, or of a module of its folder that it imports, it is imported again, as another module:
-    the earlier one stays valid for the pipelines that were made from it.
+    If the file has changed, or a module of its folder that it imports, the file is imported again as a new module. The
+    earlier module stays valid for the pipelines that were made from it.
 
     The default name differs for every text, and no installed module can have it. A task imports a file under the name
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
@@ -91,7 +91,7 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     sys.modules[name] = module
     linecache.checkcache(str(file))
     try:
-        # Not from Python's cache of compiled files, which takes a text of the same size and second for the same.
+        # Python's cache of compiled files would take a text of the same size and second for the same text.
         exec(compile(text, file, "exec"), vars(module))
     except DriverStarts:
         pass

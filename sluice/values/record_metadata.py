@@ -32,7 +32,7 @@ MOST_KEY_BYTES = 1024
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """A hash by which a record can be told from another record at the same offset, as after a topic was recreated."""
+    """A hash that tells a record from another record at the same offset, such as after a topic was recreated."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))

@@ -12,7 +12,7 @@ _BEGINNING = "beginning"
 LONGEST_POINT = 2_000
 """The longest text of a point."""
 POINT_PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
-"""A pattern that every point matches."""
+"""A regular expression that the text of every point matches."""
 _PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 _NEXT_STEP = (
     "Write a time, 2026-11-21T08:00:00 (UTC) or 2026-11-21T09:00:00+01:00; or TOPIC/PARTITION/OFFSET, several with "
@@ -30,7 +30,7 @@ class Point:
     time_ms: int | None = None
     """Epoch ms: the point is before the first record with this Kafka timestamp or a later one."""
     offsets: dict[Partition, int] | None = None
-    """The offset of the first record after the point. Other partitions have no point."""
+    """Partition → the offset of the first record after the point. Other partitions have no point."""
 
     @property
     def is_beginning(self) -> bool:
@@ -41,7 +41,7 @@ class Point:
     def parse(cls, name: str, text: str) -> Point:
         """A point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
 
-        Raises QueryError, which names `name`.
+        Raises QueryError; its message calls the point `name`.
         """
         if text == _BEGINNING:
             return cls()
@@ -63,7 +63,7 @@ class Span:
 
     @classmethod
     def parse(cls, begin: str | None, until: str | None) -> Span:
-        """A span from the texts of its points, None or empty for no point. Raises QueryError."""
+        """The span between two points, given as texts; None or an empty text for no point. Raises QueryError."""
         span = cls(Point.parse("from", begin) if begin else None, Point.parse("until", until) if until else None)
         if span.until is not None and span.until.is_beginning:
             raise QueryError("until is the beginning: the replay would read nothing.", next_step=_NEXT_STEP)

@@ -12,9 +12,9 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 - a result of an operator: 0x20 and its number, four bytes;
 - a release, a result that an operator sends because stream time has advanced: 0x10 (before the results of the row that
   advances it) or 0x30 (after them), a rank such as the time at which the result was due, and its key;
-- an event, after a release that no record has caused, such as that of a wall-clock timer: 0x18, the names of the
-  operator and the timer, and a number for what has set the timer. It identifies the result independently of the batch
-  in which it is sent.
+- an event, after a release that no record has caused, such as the release of a wall-clock timer: 0x18, the names of
+  the operator and the timer, and a number for the record or timer that has set the timer. An event identifies
+  the result independently of the batch in which it is sent.
 
 In a key or a name, 0xff follows each 0x00; a 0x00 without it ends the text.
 """
@@ -51,7 +51,7 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
     """The path of a release that no record has caused: a timer of the operator, or a result that it held back.
 
-    `cause` is the number of what has set the timer.
+    `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """
     return path + _EVENT + _escaped(operator) + _escaped(timer) + _escaped(str(cause))
 
@@ -59,7 +59,7 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 def event_of(path: bytes) -> tuple[int, bytes]:
     """The rank of the event that caused a result without a record, and the bytes that identify the event.
 
-    Results that are held back until the end of a batch have no event; their whole path stands for it.
+    Results that are held back until the end of a batch have no event; their whole path identifies them.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):

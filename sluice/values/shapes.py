@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def kind(self) -> str:
-        """The Spark SQL type of the whole value; empty where a type is unknown."""
+        """The Spark SQL type of the whole value. A part of an unknown type has an empty text as its type."""
         if self.scalar:
             return self.fields[TEXT_FIELD]
         return struct_type(self.fields) if self.fields else ""

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from sluice.errors import TopologyError
 
 POSITION = {"_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_row": "BIGINT"}
-"""The columns that identify an appended row, with their Spark SQL types: its source record, and its number among that
-record's rows."""
+"""The columns that identify an appended row, with their Spark SQL types: the position of its source record, and
+the row's number among the rows of that record."""
 
 WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
 """The columns of the rows of a windowed table that, together with the key, identify a row."""

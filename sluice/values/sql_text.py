@@ -28,7 +28,7 @@ def named_struct(fields: Mapping[str, str]) -> str:
 
 
 def value_if(condition: str, sql: str) -> str:
-    """The value where the condition is true, else null. Spark does not compute the value where it is not."""
+    """SQL for the value where the condition is true, else null. Spark computes the value only where it is true."""
     return f"IF({condition}, {sql}, NULL)"
 
 
@@ -38,7 +38,7 @@ def all_of(conditions: Iterable[str]) -> str:
 
 
 def struct_json(sql: str) -> str:
-    """The JSON of a struct. Without the format, Spark truncates times to milliseconds."""
+    """The JSON of a struct. Without the option `timestampFormat`, Spark truncates times to milliseconds."""
     options = "'ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\""
     return f"to_json({sql}, map({options}))"
 
@@ -52,6 +52,6 @@ def value_json(sql: str) -> str:
 def value_of_json(text: str, kind: str) -> str:
     """The value of JSON that Sluice has written, given its Spark SQL type.
 
-    Spark ignores the option `writer`. It tells Arrow that the JSON is of exactly this type.
+    Spark ignores the option `writer`, which tells the evaluation on Arrow that the JSON is of exactly this type.
     """
     return f"from_json({text}, {literal(kind)}, map('writer', 'sluice'))"

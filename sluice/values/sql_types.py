@@ -18,7 +18,7 @@ def struct_type(fields: Mapping[str, str]) -> str:
 
 
 def struct_fields(kind: str) -> dict[str, str]:
-    """The fields of a struct type, each with its type, or an empty string if unknown; empty for other types."""
+    """The fields of a struct type, each with its type, or an empty text if unknown; no fields for other types."""
     fields = {}
     for part in _arguments(kind, "STRUCT"):
         name, _, of_field = _split(part, ":")
