@@ -26,7 +26,7 @@ the other side's store, which has the change already. The join therefore gets th
 
 
 def rejects_record(error: BaseException) -> bool:
-    """Whether an error of an author's code rejects one record. All others end the run.
+    """Whether an error of an author's code rejects one record. All other errors end the run.
 
     A MemoryError ends the run, because it depends on the machine: the record may succeed when it is read again.
     """
@@ -71,11 +71,11 @@ class Output(Protocol):
     """Receives the results of an operator."""
 
     headers: str | None
-    """The headers of the next results, as JSON: those of the current row, unless the operator sets others."""
+    """The headers of the next results, as JSON: the current row's headers, unless the operator sets others."""
 
     @property
     def cause(self) -> int:
-        """Identifies the record or the timer from which the current row comes, in whatever batch it is processed."""
+        """A number that identifies the record or timer that caused the current row. It is the same in every batch."""
 
     def emit(
         self,

@@ -108,8 +108,8 @@ class Declared:
     def json(self, value: Any) -> str:
         """The value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
 
-        A value of another form, such as a dict in place of a Struct, becomes what it is read as: a field that it leaves
-        out has its default, for example.
+        A value of another form, such as a dict in place of a Struct, is written as later steps read it: for
+        example, with the default of each field that the dict leaves out.
         """
         data = _to_json(value)
         if not self._is_known:
@@ -153,7 +153,7 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a Decimal or a large integer can have so many digits. A Decimal's text is longer than its number.
+    # Only a Decimal or a large integer can be inexact. Decimals show in the length, because text has quotation marks.
     if (len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data)) or (
         type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)
     ):

@@ -31,7 +31,7 @@ class WindowLateness:
 
     def __init__(self, window: AnyWindow) -> None:
         self.open_ms = window.open_ms
-        # Sliding windows and sessions include their end, and Kafka Streams counts records one millisecond longer.
+        # Sliding windows and sessions include their end, and Kafka Streams accepts records for one millisecond longer.
         self._late_after_ms = window.open_ms if isinstance(window, Window) else window.open_ms + 1
 
     @overload
@@ -77,7 +77,7 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be: for a record of the left side, and of the right side."""
+        """How many ms after a record its match may be, for a record of the left side and for one of the right side."""
         self._sent_after_ms = window.after_ms + window.grace_ms + 1, window.before_ms + window.grace_ms + 1
         self._reach_ms = window.reach_ms
 
@@ -106,7 +106,7 @@ class JoinLateness:
 
 
 def forgotten_at(time: int, within_ms: int) -> int:
-    """The stream time at which `deduplicate` forgets a record: when it is more than `within_ms` past the record."""
+    """The stream time at which `deduplicate` forgets a record: when it is more than `within_ms` after the record."""
     return time + within_ms + 1
 
 

@@ -65,11 +65,11 @@ class Schedule(msgspec.Struct, array_like=True):
     time: int
     every: int = 0
     cause: int = 0
-    """What has set a wall-clock timer; see `Output.cause`."""
+    """A number that identifies the record or timer that has set a wall-clock timer; see `Output.cause`."""
 
 
 def field_of(number: int) -> str:
-    """The field of `KeyState.stores` for a processor's store; a store's own name may not be one of Python."""
+    """The field of `KeyState.stores` for a processor's store; the store's own name may be invalid in Python."""
     return f"s{number}"
 
 
@@ -100,7 +100,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
-        """Dictionary, name in it, old value."""
+        """For each change: the dictionary, the name of the entry or timer in it, and the old value."""
 
     def keep_changes(self) -> None:
         """Make all changes so far final."""
@@ -180,7 +180,7 @@ class Store(Generic[V]):
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
         data = encode_state(value)
-        to_json(value)  # queries show it
+        to_json(value)  # raises an error if queries could not show the value
         if type(value) is self._plain:
             return value
         if self._check_amounts is not None:

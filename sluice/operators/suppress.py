@@ -1,8 +1,8 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-The operator's rows are the results of the previous operator, with the same keys. Unless that is a join, the rows carry
-the stream times before and after their source row. If there are several partitions, these are the stream times that all
-partitions have reached, because no partition may update a window after its result has been sent.
+The operator's rows are the results of the previous operator, with the same keys. After any operator but a join, the
+rows carry the stream times before and after their source row. If there are several partitions, these are the stream
+times that all partitions have reached, because no partition may update a window after its result has been sent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Buffer(msgspec.Struct, array_like=True):
         return key, window
 
     def forget(self, horizon: int) -> None:
-        """Remove the updates that are due; they are sent with their key's next row, or when the batch is closed."""
+        """Remove the updates due at `horizon`. They are sent with their key's next row, or when the batch is closed."""
         while self.entries and self.entries[0][0] <= horizon:
             self.pop_oldest()
 
@@ -122,9 +122,9 @@ class Suppress:
         self.filtered = filtered
         self.shared = self.limit.buffer
         self.sent_early: dict[str, set[Bounds]] = {}
-        """Keys and windows to send before they are due."""
+        """Key → the windows whose updates are sent before they are due, because the buffer was full."""
         self._replaced: str | None = None
-        """The old value of the next update."""
+        """The old value of the next update, which `process` has received in a row of its own."""
 
     def new_state(self) -> WaitingUpdates:
         return {}

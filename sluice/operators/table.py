@@ -19,7 +19,7 @@ class LatestValue(msgspec.Struct, array_like=True):
 class Latest(Timeless):
     """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
 
-    `retracts`: the next operator subtracts or compares, so the old value is sent before the new one.
+    `retracts`: the next operator subtracts or compares old values, so the old value is sent before the new value.
     """
 
     state_type: Any = LatestValue

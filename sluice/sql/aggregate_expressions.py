@@ -56,7 +56,7 @@ _FUNCTIONS: dict[type[exp.Expr], str] = {
     exp.CovarSamp: "covar_samp", exp.Quantile: "percentile", exp.ApproxQuantile: "approx_percentile",
 }  # fmt: skip
 _NAMED_FUNCTIONS = {"std": "stddev_samp", "mean": "avg", "every": "bool_and", "some": "bool_or", "top": "top"}
-"""Functions that sqlglot parses as unknown functions."""
+"""Name of a function that sqlglot does not know → the name of the same function in Sluice."""
 
 
 def _function(call: Call) -> AggregateFunction | None:
@@ -65,7 +65,7 @@ def _function(call: Call) -> AggregateFunction | None:
     name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
     arguments = [argument.text for argument in call.arguments]
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
-        del arguments[1:]  # this argument means "ignore nulls", which is what Sluice always does
+        del arguments[1:]  # `true` means "ignore nulls", which Sluice always does
     if name is None or not arguments or call.nulls == "RESPECT":
         return None
     condition = None if call.condition is None else call.condition.text
@@ -89,13 +89,13 @@ def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
     pair = []
     for argument in arguments:
         sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
-        # These functions ignore pairs with a null, and so pairs for which the condition of FILTER is not true.
+        # These functions ignore pairs with a null. So a pair becomes null if the condition of FILTER is not true.
         pair.append(sql if condition is None else value_if(condition, sql))
     return named_struct({"x": pair[0], "y": pair[1]})
 
 
 def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tuple[str, str, tuple[float, ...]] | None:
-    """A function of one column, as the functions that Sluice has: its name, argument and parameters."""
+    """The name, argument and parameters of Sluice's function for a function of one column; None if it has none."""
     first, *more = arguments
     match name:
         case "top":
@@ -119,7 +119,7 @@ def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tu
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages in the text, and whether it is an array. No percentages if any is not a constant from 0 to 1."""
+    """The percentages in the text, and whether it is an array. Returns none if any is not a constant from 0 to 1."""
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
     percentages: list[float] = []

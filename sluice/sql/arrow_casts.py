@@ -24,7 +24,7 @@ _BLANK = "".join(map(chr, (*range(0x21), 0x7F)))
 
 
 def widen(value: Value, of: str, to: str) -> Value:
-    """A value as a wider type, which has every value of its own type."""
+    """Convert a value of the type `of` to a wider type, which contains every value of `of`."""
     if of == to or not isinstance(value, pa.Scalar):
         return _widened_array(value, of, to)
     return _widened_array(pa.repeat(value, 1), of, to)[0]
@@ -35,7 +35,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
     if of == to or values.type == wanted:
         return values
     if is_decimal(of) and to == "DOUBLE":
-        return values.cast(pa.string()).cast(wanted)  # the nearest double, unlike Arrow's cast
+        return values.cast(pa.string()).cast(wanted)  # text gives the nearest double; Arrow's cast does not
     if is_integer(of) and is_decimal(to):
         return _decimals(values, wanted)
     return values.cast(wanted, safe=False)
@@ -43,7 +43,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Whole numbers as decimals."""
-    # Arrow casts a whole number only to a decimal with room for 19 digits, so the cast goes over wide decimals.
+    # Arrow casts a whole number only to a decimal with room for 19 digits, so cast it to a wide decimal first.
     return values.cast(pa.decimal128(38 - wanted.scale, 0)).cast(pa.decimal128(38, wanted.scale)).cast(wanted)
 
 
@@ -380,7 +380,7 @@ def _days(text: str) -> int:
         raise ValueError
     sign, year, month, day = match.groups()
     whole = int(year) * (-1 if sign == "-" else 1)
-    # The calendar repeats every 400 years, of 146,097 days; `date` has only the years from 1 to 9999.
+    # The calendar repeats every 400 years, which have 146,097 days. `date` supports only the years from 1 to 9999.
     eras, of_era = divmod(whole, 400)
     return date(of_era + 400, int(month or 1), int(day or 1)).toordinal() - _EPOCH + (eras - 1) * 146_097
 
@@ -389,12 +389,12 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times from texts in the usual form. The table of rules has this cast for constants only."""
+    """Times from texts in the usual form. The table of rules allows this cast for constants only."""
     return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
 
 
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
-    """The rows that have a text, but do not pass."""
+    """The rows that have a text for which `passed` is not true."""
     failed = valid_rows(values, len(values)) & ~np.asarray(
         pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool
     )

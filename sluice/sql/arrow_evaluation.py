@@ -65,13 +65,13 @@ def evaluate(
 
 @dataclass
 class _Evaluation:
-    """The results of expressions for some rows. An expression that stands in several places is computed once."""
+    """The results of expressions for some rows. An expression that occurs in several places is computed once."""
 
     columns: Columns
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression, which keeps the id from being used again, and its result."""
+    """Id of an expression → the expression and its result. Keeping the expression reserves its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
@@ -81,11 +81,11 @@ class _Evaluation:
         return self.done[id(expression)][1]
 
     def arguments(self, expression: TypedExpression) -> list[Result]:
-        """The arguments, as the types that the function takes."""
+        """The results of the arguments, converted to the types that the function takes."""
         return [self.convert(part, kind) for part, kind in zip(expression.parts, expression.operands, strict=True)]
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
-        """The result as a type that holds every value of the expression's own type."""
+        """The result of an expression, converted to `kind`, which contains every value of the expression's type."""
         result = self.result(expression)
         return Result(widen(result.values, expression.type, kind), result.failed)
 
@@ -123,7 +123,7 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        values = pc.struct_field(values, [name])  # a list, because Arrow reads the text `.a` as a path
+        values = pc.struct_field(values, [name])  # a list of one name, because Arrow would read the text `.a` as a path
     return Result(values)
 
 
@@ -165,7 +165,7 @@ def _if(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _value_where(evaluation: _Evaluation, condition: Result, true: TypedExpression, kind: str) -> Result:
-    """A value where a condition is true, else null. It is computed only for these rows."""
+    """The value in rows where a condition is true, else null. The value is computed only for these rows."""
     passed = mask_of(condition.values, evaluation.count)
     if passed.all() or not true.parts:
         value = evaluation.convert(true, kind)
@@ -176,7 +176,7 @@ def _value_where(evaluation: _Evaluation, condition: Result, true: TypedExpressi
     if result.failed is not None:
         failed = np.zeros(evaluation.count, bool)
         failed[passed] = result.failed
-    places = np.cumsum(passed) - 1  # of each row, its place among the rows that passed
+    places = np.cumsum(passed) - 1  # for each row, its index among the rows that passed
     return Result(values.take(pa.array(places, mask=~passed)), any_of(condition.failed, failed))
 
 
@@ -226,7 +226,7 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
-    """The results of a Python function. The result for a record has the error if the function raised one."""
+    """The results of a Python function. If the function raises an error for a record, its result holds the error."""
     function = evaluation.functions[expression.node.name]
     columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in evaluation.arguments(expression)]
     results = [function(*arguments) for arguments in zip(*columns, strict=True)]
@@ -283,7 +283,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """The greatest or the least value, ignoring nulls; of equal values, the first."""
+    """The greatest or the least value, ignoring nulls; the first of equal values."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
@@ -314,7 +314,7 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    if isinstance(literal, exp.Literal) and literal.is_int:  # the least number has no positive one of its type
+    if isinstance(literal, exp.Literal) and literal.is_int:  # the least number without its sign is too large
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
 

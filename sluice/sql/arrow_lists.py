@@ -21,7 +21,7 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """The number of elements."""
+    """The number of elements of each list, or of entries of each map."""
     return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(pa.int32())
 
 
@@ -98,13 +98,13 @@ def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
 
 
 def _rows_of_elements(lists: pa.Array) -> Any:
-    """The row of each element."""
+    """For each element of all lists, the row of its list."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of the same lengths with other elements."""
+    """Lists of these elements, null and as long as the lists in `like`."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -24,7 +24,7 @@ PARTS: dict[str, Callable[[Value], Value]] = {
     "Minute": pc.minute,
     "Second": pc.second,
 }
-"""Name of a function → Arrow's function for the same part of a time."""
+"""Name of a Spark function → Arrow's function that returns the same part of a time."""
 
 
 def part(name: str, values: Value) -> Value:

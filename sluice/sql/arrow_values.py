@@ -1,4 +1,4 @@
-"""Values on Arrow: arrays, scalars that stand for every row, and rows for which a function fails."""
+"""Values on Arrow: arrays, scalars that apply to every row, and the rows for which a function fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def valid_rows(value: Value, count: int) -> Mask:
 
 
 def any_of(*masks: Mask | None) -> Mask | None:
-    """The rows that are in any of the masks; None if there are none."""
+    """The rows that are in any of the masks; None if no mask has a row."""
     present = [mask for mask in masks if mask is not None and mask.any()]
     return np.logical_or.reduce(present) if present else None
 

@@ -37,7 +37,7 @@ class Call:
 
     whole: TextPart
     function: TextPart
-    """Without what follows the parenthesis."""
+    """The function with its arguments, without the clauses after the closing parenthesis."""
     arguments: tuple[TextPart, ...]
     quantifier: str
     """DISTINCT, ALL, or empty."""

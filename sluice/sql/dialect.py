@@ -39,5 +39,5 @@ def tokens_of(text: str) -> list[Token]:
 
 
 def text_of(tree: exp.Expr) -> str:
-    """A text for a parsed expression, for messages and types. Its result may differ from that of the author's text."""
+    """SQL for a parsed expression, for messages and types. It may compute other results than the author's text."""
     return tree.sql(dialect=SparkSQL)

@@ -1,6 +1,6 @@
 """Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-Only what is certainly a mistake is rejected, because some types are unknown here, such as those of many functions.
+An expression is rejected only for a certain mistake, because the result types of many functions are unknown here.
 `sluice check` lets Spark analyze the expressions.
 """
 
@@ -46,8 +46,8 @@ _VARYING: dict[str, str] = {
     **dict.fromkeys(("reflect", "try_reflect", "java_method"), "Use a Python function."),
     **dict.fromkeys(("current_time", "localtimestamp", "now"), _BATCH_TIME),
 }
-"""Functions whose result changes when Spark computes a record again → what to use instead. The time when a batch began
-is kept with the batch."""
+"""Functions whose result changes when Spark computes a record again → what to use instead. `current_timestamp()` is
+repeatable, because the time when a batch began is kept with the batch."""
 _SPECIAL_TIME = re.compile(r"\s*(now|today|tomorrow|yesterday)(\s+\S+)?\s*", re.IGNORECASE)
 """Texts that Spark converts to a time relative to its own clock."""
 _OF_ROWS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist", "row_number", "ntile", "lag", "lead"})
@@ -114,7 +114,7 @@ def _require_backticks(text: str, types: Mapping[str, str], where: str) -> None:
 
 
 def _require_fields_once(tree: exp.Expr, where: str) -> None:
-    """Raise TopologyError if an object has two fields of a name, which JSON could not tell apart."""
+    """Raise TopologyError if an object has two fields with the same name, which JSON could not tell apart."""
     for constructor in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         if _is_compared(constructor):
             continue

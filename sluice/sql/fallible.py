@@ -21,7 +21,7 @@ _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
 
 def with_utf8_checks(text: str, types: Types) -> str:
-    """The expression with a check in each cast of bytes to text: not UTF-8 is an error, or null in a TRY_CAST."""
+    """The expression with a check in each cast of bytes to text: for invalid UTF-8, CAST fails and TRY_CAST is null."""
     insertions = []
     for cast, argument in casts_to_text(text):
         if _may_be_bytes(argument.tree(), types):
@@ -44,7 +44,7 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda):
             continue
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-            continue  # a branch is no expression of its own
+            continue  # a branch of CASE is no expression that can be computed alone
         part = text_of(node)
         if isinstance(node, _DIVISIONS):
             divisor = text_of(node.right)

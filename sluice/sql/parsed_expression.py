@@ -35,7 +35,8 @@ class ParsedExpression:
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     naming: Mapping[int, _Naming] = field(default_factory=dict)
-    """Starts of columns that name a field of the result, as in `struct(amount)`: replacing them must keep that name."""
+    """Start of a column → the field of the result that is named after the column, as in `struct(amount)`. The field
+    keeps its name when the column is replaced."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -49,7 +50,7 @@ class ParsedExpression:
     def on_results(self, results: Mapping[str, str]) -> str:
         """The same expression with every name of an intermediate result replaced by `results[name]`.
 
-        Such a name is not the author's. Fields that would be named after it are numbered instead, as Spark does.
+        The author did not choose such a name. A field that would be named after it gets a number, as in Spark.
         """
         return self._replaced(results, lambda _, naming: naming.number)
 
@@ -69,15 +70,15 @@ class _Naming:
     """A column in an expression, after whose name Spark names a field of the result, as in `struct(amount)`."""
 
     number: str
-    """The field's name if an expression without a name is in its place: `col1` in a struct, `0` in arrays_zip."""
+    """The name that Spark gives the field if the expression has no name: `col1` in a struct, `0` in arrays_zip."""
     takes_alias: bool
-    """Whether the place can have `AS name`."""
+    """Whether SQL allows `AS name` after the column."""
 
     def named(self, sql: str, name: str) -> str:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Spark also names the field after a field of a struct. Its optimizer removes the struct again.
+        # Spark also names a field after the field read from a struct. Spark's optimizer removes the extra struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
@@ -176,7 +177,7 @@ def reference(name: str) -> str:
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Advice to write backticks around fields that need them, if the text names some without.
+    """Advice to write backticks around fields that need them, if the text names such fields without backticks.
 
     `known` are the fields with their types, from which the fields of nested objects follow.
     """

@@ -2,8 +2,8 @@
 
 For arguments of certain types, a rule gives the type of the result, the types to which Spark converts the arguments,
 whether a record's values can make the function fail, and the reason in the dead letter of such a record.
-`sql.arrow_evaluation` has the function that computes it on Arrow. Functions that are not in the table, or not for the
-given types, are computed by Spark.
+`sql.arrow_evaluation` has the functions that compute rules on Arrow. Functions without a rule for the types of their
+arguments are computed by Spark.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Signature:
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "all"]
-"""How Spark computes arguments: each only if the ones before are not null; the last argument first; or all of them."""
+"""How Spark computes arguments: in order until an argument is null, the same from the last argument, or all of them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function with these types. With `of_any`, it cannot fail even if Spark must convert the arguments to them."""
+    """A function with these types. With `of_any`, converting arguments to these types cannot fail."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
@@ -189,9 +189,9 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     different = {kind for kind in kinds if kind != VOID}
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
-    # sqlglot has levels of precedence among comparisons, and Spark has none.
+    # sqlglot has levels of precedence among comparisons and Spark has none, so they group a chain differently.
     is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in _arguments_of(node))
-    # More than ten options make a set for Spark, in which 0.0 and -0.0 are different.
+    # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
     if (kind not in _COMPARABLE and not is_exact(kind)) or is_chain or (isinstance(node, exp.In) and kind == "DOUBLE"):
         return Signature("BOOLEAN", None, fails)
     if isinstance(node, exp.In) and not node.expressions:  # IN UNNEST(...) or a query
@@ -200,7 +200,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _comparison_type(kinds: set[str]) -> str:
-    """The type as which values are compared; for exact numbers, one that holds all of them."""
+    """The type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
         return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
@@ -281,7 +281,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """The numbers with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty if one is no number."""
+    """The kind of number with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for other types."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -322,7 +322,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The remainder with the sign of the divisor, of whole numbers only: others may round."""
+    """The remainder with the sign of the divisor, of whole numbers only, because Spark may round others."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     fails = not (is_integer(kind) and _is_not_zero(_arguments_of(node)[-1]))
     return Signature(kind if is_integer(kind) else "", (kind, kind) if is_integer(kind) else None, fails)
@@ -383,7 +383,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding to a number of decimal places. Only Spark rounds doubles, by the digits with which Java writes them."""
+    """Rounding to a number of decimal places. Only Spark rounds doubles: it rounds the digits that Java writes."""
     places, kind = node.args.get("decimals"), kinds[0]
     number = None
     if places is None:
@@ -445,7 +445,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     pair = _family(of), _family(to)
     fails = not (of == to != "" or pair in _SAFE_CASTS or _is_widening(of, to))
     if is_tried:
-        # TRY_CAST takes the texts NaN and Infinity.
+        # TRY_CAST accepts the texts NaN and Infinity, which then cannot be written.
         fails = fails and to in ("DOUBLE", "FLOAT")
     return Signature(to, kinds if of == to or pair in _CASTS else None, fails)
 
@@ -715,7 +715,7 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY"
-    is_constant = node.expression.find(exp.Column) is None  # sqlglot multiplies the days of date_sub by -1
+    is_constant = node.expression.find(exp.Column) is None  # sqlglot turns date_sub's days into days * -1
     return Signature("DATE", kinds if is_known and is_constant else None, fails=not (is_known and is_constant))
 
 

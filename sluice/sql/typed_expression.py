@@ -35,7 +35,7 @@ class TypedExpression:
 
     node: exp.Expr
     key: RuleKey
-    """Which rule of the table it follows."""
+    """The key of the expression's rule in the table."""
     signature: Signature
     parts: tuple[TypedExpression, ...]
     """The arguments."""

@@ -19,7 +19,7 @@ PLAIN_SCALE = 6
 """The largest scale of decimals that Spark and Arrow always write without an exponent."""
 _INTEGERS = {"INT": (10, 0), "BIGINT": (20, 0)}
 _FEWEST_DECIMALS = 6
-"""Where a result has more digits than a decimal can have, Spark keeps at least this many decimals."""
+"""If a result has more digits than a decimal can have, Spark keeps at least this many digits after the point."""
 
 
 def is_integer(kind: str) -> bool:
@@ -77,6 +77,6 @@ def common_type(kinds: Iterable[str]) -> str:
 
 
 def declared(tree: exp.DataType) -> str:
-    """The type that a CAST names, in the form that contracts have."""
+    """The type that a CAST names, in the form that contracts use."""
     kind = canonical(text_of(tree))
     return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind

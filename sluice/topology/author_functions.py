@@ -19,9 +19,9 @@ Function: TypeAlias = Callable[..., Any]
 def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any, may_yield: bool = False) -> Function:
     """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
-    Raises TopologyError if it accepts neither, if it is async, if it is a generator although it may not yield results,
-    or if it declares its last argument, the value, as a Struct other than `value_type`, which is None for plain JSON
-    data.
+    Raises TopologyError if the function takes other arguments, if it is async, or if it is a generator without
+    `may_yield`. Also raises it if the function declares its last argument, the value, as a Struct other than
+    `value_type`; for plain JSON data, `value_type` is None.
     """
     if _accepts(where, function, arguments, may_yield=may_yield):
         require_value_type(where, function, len(arguments) - 1, value_type)
@@ -36,7 +36,7 @@ def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any, 
 
 
 def require_callable(where: str, function: Any, *arguments: str) -> None:
-    """Raise TopologyError unless `function` can be called with these arguments, and does its work when it is called."""
+    """Raise TopologyError if `function` does not take these arguments, is async, or is a generator."""
     if not _accepts(where, function, arguments):
         raise TopologyError(
             f"{where}: {_signature(function)} must take ({', '.join(arguments)}).", next_step="Change its parameters."

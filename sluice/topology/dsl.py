@@ -251,7 +251,7 @@ class Handle(Generic[V]):
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Two different names that are the same when folded, if there are any."""
+    """Two different names that `folded` makes the same; None if there are none."""
     first_names: dict[str, str] = {}
     for name in names:
         other = first_names.setdefault(folded(name), name)
@@ -714,7 +714,7 @@ class Stream(Handle[V]):
     def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
         """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id.
 
-        An id is forgotten `within` after its first record, in stream time. A record that comes even later than that
+        An id is forgotten `within` after its first record, in stream time. The next record with this id then
         passes again.
         """
         self._require_expression(by, "deduplicate")
@@ -960,8 +960,8 @@ class Table(Handle[V]):
     ) -> Table[V]:
         """Emit a key's latest result at most once per `limit`, counted in stream time from the first update held back.
 
-        If the results held back exceed `max_records` or `max_bytes`, the oldest is emitted early, or the run ends with
-        an error if `when_full="shut_down"`.
+        If the results held back exceed `max_records` or `max_bytes`, the oldest result is emitted early; with
+        `when_full="shut_down"`, the run ends with an error.
         """
         return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 
@@ -1143,7 +1143,7 @@ class GroupedStream(Grouped[V]):
         Python functions can be used instead of SQL. They are called in the order of the records: `initializer()`
         returns the initial aggregate, `adder(aggregate, value)` the next one; session windows also need
         `merger(earlier, later)`. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data.
-        `adder` may return None to remove the aggregate. The next value then starts with a new initial one.
+        `adder` may return None to remove the aggregate. The next value is then added to a new initial aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)

@@ -33,7 +33,7 @@ class Graph:
         self.on_error: nodes.OnError = on_error
         self.nodes: list[nodes.Node] = []
         self.whole: Graph = self
-        """The pipeline of which this one is a part; the pipeline itself if it is whole."""
+        """The pipeline of which this pipeline is a part; this pipeline itself if it is not a part."""
         self._claimed: dict[tuple[str, str], str] = {}
 
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
@@ -57,9 +57,9 @@ class Graph:
         return part
 
     def without(self, names: Collection[str]) -> Self:
-        """The pipeline as if these steps and stores were not written.
+        """The pipeline without these steps and stores.
 
-        Without what follows them, and without stateless steps that only lead to them.
+        Also leaves out all later steps, and the stateless steps whose output only the left out steps use.
         """
         left_out = {node for node in self.nodes if node.name in names}
         for node in self.nodes:

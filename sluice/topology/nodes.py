@@ -333,7 +333,7 @@ def parents(node: Node) -> tuple[Node, ...]:
 
 
 def with_parents(node: N, others: Mapping[Node, Node]) -> N:
-    """The node with other inputs in place of these."""
+    """The node with other inputs; `others` maps each of its inputs to the new input."""
     match node:
         case Source():
             return node

@@ -37,7 +37,7 @@ _made: ContextVar[list[tuple[Pipeline, frozenset[str]]] | None] = ContextVar("ma
 def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
     """Collects the pipelines that the code of a file makes within the block, whatever becomes of their variables.
 
-    Those of other modules that the file imports do not count.
+    Pipelines that other modules make when the file imports them do not count.
     """
     made: list[tuple[Pipeline, frozenset[str]]] = []
     pipelines: list[Pipeline] = []
@@ -52,7 +52,7 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
 class Pipeline(Graph):
     """A named topology. Its keys are divided among `workers`; its DAG in Airflow has the same name.
 
-    `zone` is the time zone of event times that have none. A record whose event time is more than `max_future_skew`
+    `zone` is the time zone of event times without a time zone. A record whose event time is more than `max_future_skew`
     ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
     partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
     every partition.

@@ -154,7 +154,7 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
 
 
 DECIMAL = "E+0"
-"""The suffix of decimals in the JSON for `key_of_json`. Neither Java nor JSON's writers end a double with this suffix."""
+"""The suffix of decimals in the JSON for `key_of_json`. Neither Java nor JSON's writers give doubles this suffix."""
 
 
 def key_of_json(text: str) -> str | None:

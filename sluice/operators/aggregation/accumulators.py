@@ -1,7 +1,7 @@
 """Accumulators of the aggregate functions, one per function and type of argument.
 
 `add` returns a new value, so that a failed record can be undone. Accumulators that may be large are modified in place
-instead, and know how to undo that. Null arguments are ignored, except that `count` without an argument counts rows.
+instead, and can undo their changes. Null arguments are ignored, except that `count` without an argument counts rows.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class InPlace(Accumulator):
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
         self.changes: list[Callable[[], object]] = []
-        """What undoes the changes since `keep_changes`."""
+        """Functions that undo the changes since `keep_changes`, in the order of the changes."""
 
     @override
     def keep_changes(self) -> None:
@@ -334,7 +334,7 @@ class CountDistinct(InPlace, CollectSet):
 
 
 class ApproximateCountDistinct(InPlace):
-    """The number of distinct values, exact up to 512 values and with an error of 1.6 % beyond."""
+    """The number of distinct values: exact up to 512 distinct values, beyond that with an error of 1.6 %."""
 
     def __init__(self) -> None:
         super().__init__(Distinct)
@@ -363,11 +363,11 @@ class ApproximateCountDistinct(InPlace):
 
 
 Parts = tuple[float, ...]
-"""The parts of all values below percentiles, such as 0.5 for the median."""
+"""For each percentile, the part of all values that is below it, such as 0.5 for the median."""
 
 
 class ApproximatePercentile(InPlace):
-    """Percentiles of numbers, exact up to 512 numbers and within 1 % of the number beyond."""
+    """Percentiles of numbers: exact up to 512 distinct numbers, beyond that within 1 % of the exact percentile."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
         super().__init__(Histogram[argument])
@@ -438,7 +438,7 @@ class Counted(InPlace):
 
 
 class Mode(Counted):
-    """The most frequent value; the smallest of several."""
+    """The most frequent value; if several values are equally frequent, the smallest."""
 
     @override
     def result(self, accumulator: dict[Any, int]) -> Any:
@@ -464,7 +464,7 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The percentile of distinct, sorted values. `ends` has, for each, the number of values up to and including it."""
+    """The percentile of distinct, sorted values. `ends` has for each value the number of values up to it."""
     position = (ends[-1] - 1) * part
     below, above = (float(values[bisect_right(ends, place)]) for place in (math.floor(position), math.ceil(position)))
     if below == above:
@@ -473,7 +473,7 @@ def _percentile(values: list[Any], ends: list[int], part: float) -> float:
 
 
 class ByOrder(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y, and of several the last one's."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y. Of several equal y, the last counts."""
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(tuple[ordering, argument | None] | None)

@@ -24,15 +24,15 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
-    """Has only the key 0, because the aggregate has no windows."""
+    """Contains only the start 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
-    """Row key → the value that the aggregate includes instead of the row's current value, which could not be added."""
+    """Row key → the value that the aggregate includes instead of the row's current value, whose addition failed."""
 
 
 class BaseAggregation:
     """Base class of all aggregations.
 
-    `retracts`: the next operator subtracts, so the old value is sent before the new one.
+    `retracts`: the next operator subtracts old values, so the old value is sent before the new value.
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     """
 

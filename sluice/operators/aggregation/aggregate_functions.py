@@ -33,7 +33,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("bool_and", "bool_or"), (bool,)),
     **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), (int,)),
 }
-"""The types of arguments of functions that do not take any type."""
+"""Function → the types that its argument may have. Functions that are not listed accept every type."""
 NAMES = _ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "collect_set", "count_distinct", "approx_count_distinct", "first", "last",
 }  # fmt: skip
@@ -47,7 +47,7 @@ class Function:
     argument: type | None = None
     """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None for `count(*)`."""
     parameters: tuple[float, ...] = ()
-    """The number of values that `top` keeps, or the parts of all values below percentiles, such as 0.5."""
+    """The number of values that `top` keeps; or for each percentile, the part of all values below it, such as 0.5."""
     bigint: bool = False
     """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
     maps: bool = False
@@ -78,7 +78,7 @@ class Function:
         kind: Any = Any if argument is None else argument if argument is msgspec.Raw else argument | None
         if not self.takes_pairs:
             return kind
-        # A parametrized type for each pair of types: msgspec decodes numbers as the types of their fields.
+        # Each pair of types needs a Struct of its own, because msgspec decodes numbers as the types of the fields.
         fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
         return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 

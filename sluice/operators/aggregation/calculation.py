@@ -84,7 +84,7 @@ class Functions:
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
-        # Places among the functions. An argument of a type other than numbers, Booleans and texts stays JSON text.
+        # Indices of functions. An argument that is no number, Boolean or text stays JSON text.
         self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
         self._map_arguments = [
             at for at in self._raw_arguments if functions[at].maps and functions[at].name in _COMPARING
@@ -95,7 +95,7 @@ class Functions:
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
         self._adders = [accumulator.add for accumulator in accumulators]
         self._has_only_counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
-        """Whether the results are numbers of values, which can always be written."""
+        """Whether all results are counts, which can always be written as JSON."""
         self._last: tuple[str | None, Any] = None, self._nulls
         """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
 
@@ -168,7 +168,7 @@ class Functions:
 
 _COMPARING = ("collect_set", "count_distinct", "approx_count_distinct", "mode")
 _COUNTING = ("count", "count_distinct", "approx_count_distinct")
-"""Functions of any arguments whose results are numbers."""
+"""Functions that accept arguments of any type and return counts."""
 
 
 def _text(raw: msgspec.Raw) -> str | None:
@@ -196,7 +196,7 @@ class Custom:
 
     `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`; `merger(key, earlier, later)`
     gets the aggregates of two sessions. Aggregates are stored as `value_type`. A function that returns None removes the
-    aggregate: the next value is added to the initializer's, and nothing is subtracted before that.
+    aggregate: the next value is added to a new initial aggregate, and until then nothing is subtracted.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """The aggregate of two sessions that became one. If one session has no aggregate, returns the other's."""
+        """The aggregate of two sessions that became one. If one session has none, returns the other session's."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)
@@ -264,7 +264,7 @@ class Custom:
         return None if aggregate is None else self._declared.typed_json(aggregate)
 
     def check(self, aggregate: Any) -> None:
-        if type(aggregate) is not int:  # `_checked` has found an int to fit 64 bits
+        if type(aggregate) is not int:  # `_checked` has made sure that an int fits 64 bits
             self.result(aggregate)
 
     def keep_changes(self) -> None:

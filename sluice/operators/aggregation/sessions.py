@@ -58,7 +58,7 @@ class SessionAggregate(Aggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
-        """The starts of the sessions at most a gap away from the row, in order, without those already closed."""
+        """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
         earliest_end = max(row.time - self.window.gap_ms, self.lateness.last_closed_end(row.before) + 1)
         latest_start = row.time + self.window.gap_ms
         return sorted(start for start in state if start <= latest_start and state[start][0] >= earliest_end)

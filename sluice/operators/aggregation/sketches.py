@@ -1,7 +1,7 @@
 """Approximate results in a few KB: the number of distinct values, and percentiles.
 
-Both sketches are exact for up to 512 distinct values. Beyond that, they only count: they depend on the values alone,
-not on their order, on batches or on merges, and two of them can be merged without loss.
+Both sketches are exact for up to 512 distinct values. Beyond that, they keep only counts. The counts depend
+on the values alone, not on their order, on batches or on merges, and two sketches can be merged without loss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 MOST_EXACT = 512
 T = TypeVar("T")
 Undo = Callable[[], object]
-"""Undoes a change. Only the last change that is not undone can be undone."""
+"""Undoes a change. Changes must be undone in reverse order."""
 
 
 class Distinct(msgspec.Struct, array_like=True):
@@ -63,7 +63,7 @@ class Distinct(msgspec.Struct, array_like=True):
         return Distinct(dict(self.hashes), bytearray(self.registers))
 
     def merge(self, other: Distinct) -> Distinct:
-        """The distinct values of both."""
+        """The distinct values of both sketches."""
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))
@@ -125,7 +125,7 @@ def _tau(x: float) -> float:
 
 
 class Histogram(msgspec.Struct, Generic[T], array_like=True):
-    """How often each number was seen; beyond `MOST_EXACT` numbers, how many were seen in each bin.
+    """How often each number was seen; beyond `MOST_EXACT` numbers, how many numbers were seen in each bin.
 
     The numbers of a bin differ from its middle by at most 1 %, as in a DDSketch.
     """
@@ -158,7 +158,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(dict(self.counts), dict(self.bins), self.least, self.most)
 
     def merge(self, other: Histogram[T]) -> Histogram[T]:
-        """The numbers of both."""
+        """The numbers of both histograms."""
         counts = dict(self.counts)
         for value, count in other.counts.items():
             _count(counts, value, count)
@@ -181,7 +181,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return None
 
     def _number_in_bin(self, place: int) -> Any:
-        """The middle of a bin, as a number of the same kind."""
+        """The middle of a bin, as a number of the same type as the values."""
         middle, least, most = _middle(place), self.least, self.most
         if isinstance(least, Decimal):
             value: Any = Decimal(middle).quantize(least)
@@ -191,7 +191,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
 
 
 def _count(counts: dict[T, int], place: T, count: int = 1) -> None:
-    """Count a place, and forget a place that is not counted any more."""
+    """Add `count` to the count of a place, and remove the place if its count is then 0."""
     counts[place] = counts.get(place, 0) + count
     if not counts[place]:
         del counts[place]

@@ -30,7 +30,7 @@ class SlidingAggregate(Aggregation):
             out.count("null_key" if row.key is None else "null_value")
             return
         time, size = row.time, self.window.size_ms
-        # If the latest window that contains the record is closed, all are.
+        # If the record is late for the latest window that contains it, it is late for all of them.
         if self.lateness.is_late(time + size, row.after):
             out.count("late")
             out.send_late()
@@ -48,7 +48,7 @@ class SlidingAggregate(Aggregation):
             out.send_late()
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
-        """Time and aggregate of a new window that starts right after `time`; None if it is empty or already exists."""
+        """Time and aggregate for a new window right after `time`; None if it would be empty or already exists."""
         earliest = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
         containing = next((start for start in starts if earliest <= start <= time), None)
         if containing is None or time + 1 in state:
@@ -76,7 +76,7 @@ class SlidingAggregate(Aggregation):
         has_own = own in state
         preceding = next((start for start in starts if start < own), None)
         previous = state[own][0] if has_own else None
-        """The time of the last record before the row."""
+        """The time of the last record before the row; None if no such record is stored."""
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
             previous = state[preceding][0]
@@ -84,7 +84,7 @@ class SlidingAggregate(Aggregation):
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
         is_counted = self._add_to_each(state, [start for start in starts if own <= start <= row.time], row, out)
-        # The previous record has had no next window so far: the row is the first record in it.
+        # The window right after the previous record does not exist yet: the row is the first record in it.
         if previous is not None and own <= previous < row.time and previous + 1 not in state:
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
         if not has_own:
@@ -101,7 +101,7 @@ class SlidingAggregate(Aggregation):
     ) -> bool:
         """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
-        Kafka Streams sends the windows in this order. It is visible to a later step that no longer tells them apart.
+        Kafka Streams sends the windows in this order, which is visible to a later step that no longer tells them apart.
         """
         previous = state[0][0] if 0 in state else row.time
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
@@ -111,7 +111,7 @@ class SlidingAggregate(Aggregation):
         return self._add_to_each(state, [previous + 1, 0] if is_first_in_next else [0], row, out) or is_counted
 
     def _add_to_each(self, state: Windows, starts: list[int], row: Row, out: Output, copied: Any | None = None) -> bool:
-        """Add the value to the windows for which it is not late. Returns whether there was any."""
+        """Add the value to the windows for which it is not late. Returns whether there was such a window."""
         size = self.window.size_ms
         last_late = self.lateness.last_late_end(row.after) - size
         is_added = False

@@ -31,11 +31,11 @@ class ArgumentPair(msgspec.Struct, frozen=True):
 
 
 Sums = tuple[int, tuple[Any, ...]]
-"""The number of values, and the sum of each of their products."""
+"""The number of values, and the sums of the products that the statistic needs, such as x, x² and x·y."""
 
 
 class Statistic(Accumulator):
-    """A function of sums. `products` gives the products of a value; `result_of` makes the result of their sums."""
+    """A function of sums. `products` computes a value's products; `result_of` computes the result from their sums."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Statistic(Accumulator):
 
 
 def statistic(name: str, argument: type) -> Statistic:
-    """The accumulator of a statistic of integers, decimals or doubles; of two columns, which are doubles."""
+    """The accumulator of a statistic of integers, decimals or doubles. A statistic of two columns takes doubles."""
     if name in _OF_PAIRS:
         return Statistic(Exact, _products_of_pair, 5, _OF_PAIRS[name])
     powers, result_of = _OF_VALUES[name]

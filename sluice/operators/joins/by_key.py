@@ -31,7 +31,7 @@ class TableJoin(Timeless):
     A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
     in an outer join while either side has one. `filtered` says of each side whether its table is filtered.
 
-    If the sides depend on the same table, one of them may change before the other in one step of the table. As in Kafka
+    If both sides depend on the same table, a change of this table reaches one side before the other. As in Kafka
     Streams, the join then reads the other side from a store that already has the change: the join gets this change
     ahead (side AHEAD), and again when it is the side's turn.
     """
@@ -43,7 +43,7 @@ class TableJoin(Timeless):
         self.retracts = retracts
         self.filtered = filtered
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
-        """Key and side → value and time of a change that is not the side's turn yet."""
+        """Key and side → value and time of a change that came ahead and has not come again yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -80,7 +80,7 @@ class TableJoin(Timeless):
         out.emit(row.key, new, time)
 
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
-        """The values of both sides as the stores have them: with the other side's change, if it came ahead."""
+        """The values that the stores of both sides contain, including a change of the other side that came ahead."""
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
         ahead = self._ahead.get((row.key, other))
@@ -91,9 +91,9 @@ class TableJoin(Timeless):
         return TablePair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: TablePair, side: int) -> bool:
-        """Whether a tombstone is sent for a change of this side that has no result before and after it.
+        """Whether a change of this side sends a tombstone if the join has no result before and after the change.
 
-        As in Kafka Streams, it is if the other side has a value, except for the right side of a left join.
+        As in Kafka Streams, it does if the other side has a value, except for the right side of a left join.
         """
         other = state.left if side == RIGHT else state.right
         return other is not None and (self.how == "inner" or side != RIGHT)

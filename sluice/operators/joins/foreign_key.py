@@ -16,11 +16,14 @@ class Referred(msgspec.Struct, array_like=True):
     right: str | None = None
     right_time: int = -1
     left: dict[str, str] = {}
-    """The left table's values by their own keys."""
+    """Key of a row of the left table → its value."""
 
 
 class ForeignKeyJoin(Timeless):
-    """Results have the left table's key. A change of a right row has that row's time; of a left row, the larger time.
+    """Results have the left table's key.
+
+    If a right row changes, the results have that row's time; if a left row changes, the result has the larger time of
+    both rows.
 
     A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
     foreign key and its new value to the state of the new foreign key, in any order. Neither state has the other value,

@@ -127,7 +127,7 @@ class StreamJoin:
             return
         if self._is_outer:
             self._send_unmatched(state, row.key, row.before, out)
-            # Kafka Streams looks for unmatched records before it matches the record, unless that is out of order.
+            # Kafka Streams looks for unmatched records before it matches the record, unless the record is out of order.
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
         waits_for_match = False
@@ -216,7 +216,7 @@ class StreamJoin:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
-        """Stream time at which the next record is sent unmatched."""
+        """The stream time at which the next record is sent unmatched; None if no record waits."""
         due = _NEVER
         for number, side in enumerate((state.left, state.right)):
             if side.waits_from != _NEVER:
@@ -236,8 +236,8 @@ class StreamJoin:
         self, state: Sides, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # `due` selects the keys to close by `closed` alone. Up to a later time, only the selected keys would forget
-        # records.
+        # The engine selects the keys to close by `closed` alone. If records were forgotten up to a later time, it would
+        # depend on this selection which keys forget them.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 

@@ -95,7 +95,7 @@ class _Child:
         os.close(writing)
 
     def read(self) -> bool:
-        """Read available output; return True at its end."""
+        """Read the child's available output; return True at the end of the output."""
         data = os.read(self.pipe, 1 << 16)
         self.output += data
         return not data

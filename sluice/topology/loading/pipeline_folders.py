@@ -43,7 +43,7 @@ def pipeline_files(folder: Path) -> list[Path]:
             f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
         )
     named = (file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
-    # To open a pipe would wait for its writer. A link without its file is a mistake that loading reports.
+    # Pipes are left out, because opening a pipe waits for its writer. Broken links stay, so that loading reports them.
     return sorted(file for file in named if file.is_file() or not file.exists())
 
 
