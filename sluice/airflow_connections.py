@@ -16,7 +16,7 @@ from sluice.spark_submit import deploy_mode_error
 KAFKA = "kafka_default"
 SPARK = "spark_default"
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""Beginnings of the names of a Postgres connection's extras that libpq reads."""
+"""A Postgres connection's extras whose names begin like this are parameters of libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
@@ -50,7 +50,7 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
 
 
 def kafka_or_settings() -> dict[str, str]:
-    """The settings of Airflow's Kafka connection, or those of SLUICE_KAFKA if there is no such connection.
+    """The settings of Airflow's Kafka connection, or the settings in SLUICE_KAFKA if there is no such connection.
 
     Raises SettingsError if there is a connection, but it cannot be used.
     """

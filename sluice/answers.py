@@ -350,7 +350,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     stores: list[str]
     same_topology: bool
-    """Whether the topology equals that of the current generation."""
+    """Whether the topology equals the current generation's topology."""
 
 
 class Header(msgspec.Struct, frozen=True):

@@ -116,7 +116,7 @@ class BatchDiffers(EngineError):
 
     @classmethod
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
-        """The error of a batch that differs in these ways from what was written."""
+        """The error for a batch whose results differ in these ways from the results that were written."""
         return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is repeated now and has "
             f"other results: {'; '.join(differences)}. Its records, for example by compaction, the pipeline, or a "
@@ -239,7 +239,7 @@ class Unreachable(StateError):
 
 
 def error_text(error: BaseException) -> str:
-    """The text of any error, with ? for what UTF-8 cannot encode. Never raises, even if the error's `__str__` does."""
+    """The text of any error, with ? for characters that UTF-8 cannot encode. Never raises, even if `__str__` does."""
     try:
         return str(error).encode(errors="replace").decode()
     except Exception:

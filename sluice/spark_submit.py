@@ -266,7 +266,7 @@ def package_archive(folder: Path) -> Path:
 
 
 def executor_environment(settings: Settings) -> dict[str, str]:
-    """The Spark settings for the environment of executors. Executors need no secrets: tasks contain what they use."""
+    """The Spark settings for the environment of executors, without secrets: tasks carry the settings that they use."""
     # Spark copies the archive to each executor's working directory, and starts Python's daemon there. Python searches
     # PYTHONPATH first, so another version of Sluice that is installed on an executor's host is not used.
     variables = {"PYTHONPATH": CODE}

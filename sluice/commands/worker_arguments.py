@@ -1,4 +1,4 @@
-"""What the arguments of commands about workers stand for."""
+"""Converts the arguments of commands about workers to generations and placements."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class DeadLetter:
     headers: Headers
     """The headers of the rejected record."""
     sluice_headers: Mapping[str, str]
-    """Name → text of the headers that Sluice has written."""
+    """Name → text of each header that Sluice has written."""
     size: int
     """The size of the value in bytes."""
     history: Sequence[Failure] = ()
@@ -251,7 +251,7 @@ def with_histories(letters: Iterable[DeadLetter], markers: Mapping[tuple[int, in
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
-    # The rejected record may have a header of this name, too. Sluice's is the last.
+    # The rejected record may have a header of this name, too. The last one is Sluice's header.
     first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))
     of_record = [(original(name), content) for name, content in headers[:first]]
     of_sluice: dict[str, str] = {}

@@ -65,7 +65,7 @@ class Lag:
         return self.full_end(topic, partition) - self.ends[topic][partition]
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
-        """The lag of one of several pipelines whose topics were read together."""
+        """The lag of one pipeline, if this lag has the offsets of the topics of several pipelines."""
         ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
         return Lag(ends, positions, self.begins, self.full_ends)
 

@@ -100,7 +100,7 @@ def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Gauge]:
 
 
 def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:
-    """Pipeline → gauges, as Prometheus' text format."""
+    """The gauges of pipelines (pipeline → its gauges) in Prometheus' text format."""
     lines: dict[str, list[str]] = {}
     for pipeline, pipeline_gauges in by_pipeline.items():
         for gauge in pipeline_gauges:

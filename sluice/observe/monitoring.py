@@ -29,12 +29,12 @@ class LedgerFigures:
     snapshots: Mapping[str, Snapshot]
     """Pipeline → its newest snapshot."""
     audits: Mapping[GenerationRef, Audit]
-    """Generation → the newest audit."""
+    """Generation → its newest audit."""
     running: frozenset[str]
     """The pipelines whose lease a driver holds."""
     failures: Mapping[str, Sequence[Failure]]
     dead_letters: Mapping[str, Mapping[str, int]]
-    """Pipeline → reason → dead letters of the last day, the most frequent first."""
+    """Pipeline → reason → number of dead letters in the last day, the most frequent reason first."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
@@ -209,5 +209,5 @@ def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
 
 
 def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts above zero whose names begin with `prefix`: rest of the name → count."""
+    """The counts above zero whose names begin with `prefix`: name without the prefix → count."""
     return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix) and count}

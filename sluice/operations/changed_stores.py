@@ -1,4 +1,4 @@
-"""Computes the new and changed stores of a pipeline from its topics, and keeps the state of the others.
+"""Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that readers do not see,
 while runs go on. Its rows and the kept rows of the newest snapshot then fill the shards of a new generation, which

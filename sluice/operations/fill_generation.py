@@ -48,7 +48,7 @@ class _Input:
     """A group of the old generation, or of the changed stores, from which a new group gets values."""
 
     kept: bool
-    """Whether it is a group of the old generation."""
+    """Whether the group belongs to the old generation, rather than to the changed stores."""
     group: int
     stores: int
     """The number of stores in the group. If the group has outputs, its values have an event time after the stores."""
@@ -86,7 +86,7 @@ _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Merge:
-    """Fills the shards of a new generation from those of the old one and of the changed stores."""
+    """Fills the shards of a new generation from the shards of the old generation and of the changed stores."""
 
     def __init__(
         self, job: Job, old: GenerationInfo, part: ComputedStores | None, new: GenerationInfo, changes: StoreChanges
@@ -185,7 +185,7 @@ class Merge:
         if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
             computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
-        # Kept times come last: those that belong to no operator, such as `:seen`, replace the computed ones.
+        # Kept times come last, so that times that belong to no operator, such as `:seen`, replace the computed times.
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
@@ -205,7 +205,9 @@ class Merge:
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
-        """Name of an operator or group in the old generation, or among the changed stores → its names now.
+        """Name of an operator or group → its names in the new generation.
+
+        With `is_kept`, takes the names of the old generation; otherwise those of the changed stores' generation.
 
         A group has the name of its first store.
         """
@@ -238,7 +240,7 @@ def processors_of(job: Job) -> dict[str, str]:
 
 
 def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
-    """The rows of a group in the new generation, sorted, from those of its inputs."""
+    """The sorted rows of a group in the new generation, combined from the rows of its inputs."""
     shards = [old if source.kept else part for source in group.inputs]
     sources = [
         zip(repeat(number), newest_rows(shard, source.group))

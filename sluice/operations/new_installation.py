@@ -68,7 +68,7 @@ class NewInstallation:
                     continue
                 for worker in info.workers:
                     address = without_password(location(self._shards, info.ref, worker.number))
-                    # A shard at another address, such as that of a state server, is not a copy of this source.
+                    # A shard at another address, such as a state server's URL, is not a copy of this source.
                     if worker.location == address and exists(address):
                         shard = stack.enter_context(LocalShard.open(worker.location, to_write=True))
                         if shard.is_sealed():

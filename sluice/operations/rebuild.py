@@ -55,7 +55,7 @@ class Rebuild:
     `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the current one while
     runs go on. It stays there until `promote`, which first repeats the batches published since, or until it is dropped.
 
-    With `only`, raises LeaseError if that generation is no longer current. `why` is the damage to repair, if any; it is
+    Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to repair, if any; it is
     stored in a note together with the duration of the rebuild.
     """
 
@@ -117,7 +117,7 @@ class Rebuild:
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Remove other generations. Returns a new one, and the batches to `build` it with when the lease is released.
 
-        `lease` is that of the current generation.
+        `lease` is the lease of the current generation.
         """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
@@ -384,7 +384,7 @@ def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) ->
 def _added_ends(
     new_topics: Iterable[str], ends: Mapping[str, Sequence[tuple[int, int]]], built: Positions | None
 ) -> dict[str, dict[str, int]]:
-    """The end offsets for topics that the old generation did not read: their `ends`, or those in `built`."""
+    """The end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
     added_ends: dict[str, dict[str, int]] = {}
     for topic in new_topics:
         if built is None:

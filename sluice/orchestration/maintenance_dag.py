@@ -24,7 +24,7 @@ def retain_all(params: dict[str, Any]) -> None:
         for pipeline in ledger.generations.pipelines():
             done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
             log.info("retained", pipeline=pipeline, snapshots=done.snapshots, versions=done.versions)
-            # One shard that cannot be reached must not keep the others from being compacted.
+            # One shard that cannot be reached must not keep other shards from being compacted.
             failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
         raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")

@@ -191,7 +191,7 @@ class SluiceOperator(SparkSubmitOperator):
             self.log.warning("The run's metrics were not reported: %s", error)
 
     def _recorded_error(self, started_at: datetime) -> AirflowException | None:
-        """The driver's error, with the next step first, if the ledger has one since the run's start.
+        """The driver's error, with the next step first; None if the ledger has no error since the run's start.
 
         A run that would only fail again is not retried.
         """

@@ -44,7 +44,7 @@ class _Round:
     """Pipeline → topic → partition → the pipeline's next offset."""
     leases: Mapping[str, LeaseRow]
     published: Mapping[str, datetime]
-    """Pipeline → the time of the newest snapshot."""
+    """Pipeline → the time of its newest snapshot."""
     failures: Mapping[str, Mapping[Kind, Failure]]
     """Pipeline → kind → its unresolved failure."""
 

@@ -39,7 +39,7 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
         except OSError:  # another run has the lock, or the folder is read-only
             yield "-Xshare:auto"
             return
-        for left in folder.glob(f"{archive.stem}.[0-9]*"):  # by a run that was killed
+        for left in folder.glob(f"{archive.stem}.[0-9]*"):  # left by a run that was killed
             left.unlink()
         unfinished = archive.with_suffix(f".{os.getpid()}")
         try:

@@ -186,7 +186,7 @@ class Catalogue:
                 self._read(name, read)  # early, so that no query waits for the read
             return cast("T", cached.value)
         shared_read = None if since is not None else self._reads.get(name)
-        # A query that is cancelled must not cancel the read for the others.
+        # A query that is cancelled must not cancel the read for other queries.
         result: _Cached = await asyncio.shield(shared_read or self._read(name, read))
         if shared_read is not None and now - result.read_at >= max_age:
             # The shared read began before this query, so it may have missed a snapshot that this query has to see.

@@ -25,7 +25,7 @@ Kind = Literal["changed", "missing", "added"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A key, with its window if there are windows, and its value in both snapshots; None where it is missing."""
+    """A key, with its window if there are windows, and its values in both snapshots. A missing value is None."""
 
     kind: Kind
     key: str

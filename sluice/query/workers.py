@@ -92,7 +92,7 @@ class Workers:
         self._served = served
         self._open = OpenWorkers[Worker](clock)
         self._paused: dict[str, tuple[float, str]] = {}
-        """Address → when it may be called again, and why it is not called until then."""
+        """State server's address → when it may be called again, and why it is not called until then."""
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""

@@ -73,7 +73,7 @@ class PatientProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Called when the client will send nothing more. Requests whose response has not begun are answered first.
 
-        A client that has left looks the same, so a response that is being streamed ends.
+        A response that is being streamed ends, because the client may just as well have left.
         """
         self._batched.flush()
         running, newest = self._running, self.cycle
@@ -140,7 +140,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        # An error here, such as that of a URL without a path, ends the connection with 400.
+        # An error here, such as for a URL without a path, ends the connection with 400.
         if self._head_bytes > _MOST_HEAD_BYTES and self._size_of_head() > _MOST_HEAD_BYTES:
             raise ValueError("The head of the request is too large.")
         url = httptools.parse_url(self.url)

@@ -102,7 +102,7 @@ class ServedShards:
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:
-        # Another host may call itself the same: without this check, the server would serve the other's workers.
+        # A server on another host may have registered this address, such as 127.0.0.1. Its workers are not served here.
         self._is_own_address = self._ledger.servers.identity(self.host, self.port) in ("", self.identity)
         if not self._is_own_address:
             return []

@@ -150,7 +150,7 @@ def _as_is(value: Any, json: bytes) -> str:
 
 
 def _digits(value: Any, checked: float) -> str:
-    """The digits of a number as they are, rather than those of the float."""
+    """The digits of a number as they were written, rather than the digits of the float `checked`."""
     return str(value)
 
 

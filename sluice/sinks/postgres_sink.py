@@ -69,7 +69,7 @@ class PostgresTarget(Target):
 
 @dataclass
 class PostgresTables:
-    """The tables of one database to which a pipeline writes. Implements `TableSink`, whose promise it keeps.
+    """The tables of one database to which a pipeline writes. Implements `TableSink` and keeps its promises.
 
     Each call opens a connection of its own, so that none is open between batches.
     """

@@ -56,7 +56,7 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """Column → its Spark SQL type; an empty text if the type is unknown. Columns that identify a row come first.
 
-        The type is unknown for a key that is no field of the value: its text may also be that of a number, for example.
+        The type is unknown if the key is no field of the value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -107,7 +107,7 @@ class Published:
 class Written(msgspec.Struct, frozen=True):
     """The size and checksum of a batch's records in a table or a topic.
 
-    A batch that is repeated compares them with those of the records that it would write.
+    A batch that is repeated compares them with the records that it would write.
     """
 
     count: int

@@ -135,7 +135,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """The topics and tables that the batch wrote, even those to which it wrote no records."""
+        """The topics and tables to which the batch writes, even if it wrote no record to them."""
         return frozenset(name.removeprefix("output/") for name in self.counts if name.startswith("output/"))
 
     @property

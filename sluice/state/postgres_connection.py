@@ -78,7 +78,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) -> BoundedConnection:
     """Connect to an address, given as libpq's text or as its parameters, which take precedence over the text's.
 
-    Parameters that the address sets, such as `connect_timeout`, replace those of this module.
+    Parameters in the address, such as `connect_timeout`, replace the parameters of this module.
     """
     address = {"connect_timeout": CONNECT_SECONDS, **_TCP, **conninfo_to_dict(conninfo), **parameters}
     until = wait_limit()

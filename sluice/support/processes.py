@@ -11,7 +11,7 @@ import psutil
 
 
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
-    """End the processes that a function returns until none is left: with SIGTERM, and after `patience_s` with SIGKILL.
+    """Send SIGTERM to the processes that a function returns, until none is left; after `patience_s`, send SIGKILL.
 
     An exception, such as that of a signal's handler, ends the wait.
     """

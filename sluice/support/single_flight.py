@@ -45,7 +45,7 @@ class SingleFlightCache(Generic[T]):
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.ensure_future(self._compute(key, compute, keep))
-        # A cancelled caller must not cancel the computation for the others.
+        # A cancelled caller must not cancel the computation for other callers.
         return await asyncio.shield(task)
 
     async def _compute(self, key: Hashable, compute: Callable[[], Awaitable[T]], keep: Callable[[T], bool]) -> T:

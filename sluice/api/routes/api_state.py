@@ -51,7 +51,7 @@ _states: dict[str, ApiState] = {}
 
 
 async def state_of(request: Request) -> ApiState:
-    """The shared state of a request: the state server's, or that of the ledger in the settings, opened once."""
+    """A state server's own state or, in Airflow's API server, the state for the ledger in the settings, opened once."""
     given: ApiState | None = request.scope["state"].get(API_STATE)
     if given is not None:
         return given

@@ -67,7 +67,7 @@ def _load(file: Path, seconds: float) -> Routes:
 
 def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
     """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
-    # The app of all files has one list of routes, of which the first match would win.
+    # One app serves the routes of all files, so the first of two routes with the same path would answer for both.
     firsts = {route.path.split("/")[1] for route in routes.routes}
     for first in sorted(firsts):
         if not first or "{" in first:

@@ -156,7 +156,7 @@ class Stores:
         raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """The address of the worker's state server, or of this server if the worker is on none.
+        """The address of the worker's state server, or this server's address if the worker has no state server.
 
         The client chooses the Host header, so this server's own address is used instead.
         """

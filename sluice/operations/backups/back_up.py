@@ -31,7 +31,7 @@ from sluice.version import __version__
 _ATTEMPTS = 50
 
 Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
-"""A worker's shard, and the batch after which it is copied."""
+"""The generation, the worker, the newest batch to copy, and the worker's shard."""
 
 
 def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:

@@ -39,9 +39,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
     `duplicate`, `failed`. Other steps may still process the record. Records that an operator reads count as applied."""
     dropped: dict[str, int] = {}
-    """Reason → unusable records that were discarded, such as records with a null key."""
+    """Reason → number of unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
-    """Reason → records written to the dead-letter topic."""
+    """Reason → number of records written to the dead-letter topic."""
     last: int = -1
     """The offset of the last record read; -1 if no record was read."""
     fingerprint: str = ""
@@ -75,7 +75,7 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     """Epoch of the lease that published the batch."""
     sources: tuple[SourceAudit, ...]
     outputs: dict[str, int]
-    """Topic → records written."""
+    """Topic → number of records written."""
     checksums: dict[str, str]
     """Worker number as text → checksum of its state rows at this snapshot."""
     states: dict[str, str] = msgspec.field(default_factory=dict)

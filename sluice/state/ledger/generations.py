@@ -163,9 +163,9 @@ class Generations(LedgerPart):
         return GenerationRef(pipeline, newest + 1)
 
     def forget(self, ref: GenerationRef, lease: LeaseRow) -> None:
-        """Remove everything about a generation but its lease, which ends, and its workers, whose shards still exist.
+        """End a generation's lease, and remove everything about it except its workers, whose shards still exist.
 
-        `lease` is that of the current generation. Raises LeaseError if it is no longer held, and StateError if `ref` is
+        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and StateError if `ref` is
         the current generation.
         """
         with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:

@@ -24,7 +24,7 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     """Kafka's id of the topic. A topic that is deleted and created again has a new id."""
     first: int
-    """The offset at which the pipeline began to read."""
+    """The offset at which the generation began to read."""
     last: int = -1
     """The offset of the last record that the pipeline has read; -1 before the first."""
     fingerprint: str = ""

@@ -108,7 +108,7 @@ class Aggregates:
 
 
 def number_at(entry: Entry, field: str) -> Decimal | None:
-    """The number in an entry's field, or None if it is missing or null. Raises QueryError if it is not a number."""
+    """The number in an entry's field; None if the field is missing or null. Raises QueryError for any other value."""
     names = names_of(field)
     return _number(entry, _field_value(_decode_value(entry), names), names)
 

@@ -1,1 +1,1 @@
-"""Reads, writes and copies shards, also those of workers on other hosts, through their state servers."""
+"""Reads, writes and copies shards. Reaches the shards of workers on other hosts through their state servers."""

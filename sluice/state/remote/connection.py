@@ -52,7 +52,7 @@ def client_options(seconds: float, token: str = "", *, verify_certificate: bool 
 def _socket_options() -> list[tuple[int, int, int]]:
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in _TCP_OPTIONS.items():
-        if hasattr(socket, name):  # not every operating system has all of them
+        if hasattr(socket, name):  # some operating systems lack some of these options
             options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
     return options
 

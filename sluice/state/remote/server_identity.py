@@ -34,7 +34,7 @@ class Card(msgspec.Struct, frozen=True):
     database: str
     """The kind of database in which the server's shards are stored."""
     server: str
-    """The identity of the server, which stays the same as long as it has its shards."""
+    """The identity of the server. It belongs to the folder or database of its shards, so a restart keeps it."""
 
 
 def challenge_number(token: str, credentials: str) -> str | None:

@@ -130,7 +130,7 @@ def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, insert another shard's versions, which are newer than those of the same states here."""
+    """Within a transaction, insert another shard's versions. They must be newer than this shard's versions."""
     rows = []
     for version in moved:
         version.check()

@@ -16,7 +16,7 @@ def pages_of_versions(
 ) -> Iterator[list[Version]]:
     """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch.
 
-    With `after`, only those that come after this place.
+    With `after`, only the versions that come after this place.
     """
     if group is not None:
         after = group, "", NO_WINDOW, -1
@@ -33,7 +33,7 @@ def pages_of_states(
 ) -> Iterator[list[StateVersion]]:
     """The versions of operator states since a batch, sorted by operator, key and batch.
 
-    With `after`, only those that come after this place.
+    With `after`, only the versions that come after this place.
     """
     while page := shard.state_versions(since, after, PAGE):
         yield page

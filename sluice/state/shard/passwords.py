@@ -46,7 +46,7 @@ def _without_secrets(url: URL) -> URL:
 
 
 def _database(url: URL) -> tuple[object, ...]:
-    """Host, port and name of a database, each of which libpq also accepts in the query part of an address."""
+    """Host, port and name of a database. libpq also accepts each of them in the query part of an address."""
     return (
         url.query.get("host", url.host),
         str(url.query.get("port", url.port or _PORT)),
