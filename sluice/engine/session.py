@@ -26,7 +26,7 @@ DEFAULTS = {
     # Spark SQL sets this variable for the workers of queries. The workers that `start_workers` starts must have the
     # same environment, or else the queries would start another daemon.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
-    # If a function crashes Python, the error has its traceback.
+    # If a function crashes Python, Spark's error contains the function's traceback.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
@@ -51,10 +51,11 @@ DEFAULTS = {
     # The files of a query's shuffles are deleted when the JVM has collected the query as garbage. Spark asks for a full
     # collection, by default every 30 minutes; until then, a run that lingers may need none.
     "spark.cleaner.periodicGC.interval": "5min",
-    # Each query would start threads in these pools, which end after an idle minute, until there are 1,024.
+    # By default, each query starts more threads in these pools, up to 1,024. A thread ends after an idle minute.
     "spark.sql.shuffleExchange.maxThreadThreshold": "32",
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
-    # Spark's own names, and those with which its Kafka reader gets the log-in, the client's key and the certificates.
+    # Spark hides the values of settings that match: by default secrets, and here also the settings with which its Kafka
+    # reader gets the log-in, the client's key and the certificates.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
     # The checkpoint is in local files. By default, Spark starts the program `readlink` four times to rename a file, 24
     # times per batch.
@@ -125,12 +126,12 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The session's settings: SLUICE_SPARK_CONF, and defaults for what it does not set."""
+    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
     return {**DEFAULTS, **settings.spark_conf}
 
 
 def _remember_classes(spark: SparkSession) -> None:
-    """Look up the classes that PySpark names without their packages once.
+    """Look up, once, the classes that PySpark names without their packages.
 
     Otherwise py4j looks them up for every column, and searches all jars for a class without a package each time.
     """

@@ -8,7 +8,7 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.worker_daemon
 
-    # What modules of tests import.
+    # These are modules that tests import.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):
@@ -16,13 +16,13 @@ with importing():
 
 
 def freeze(phase: str, info: dict[str, int]) -> None:
-    """Leave what a full collection has not removed, such as imported modules, out of later collections."""
+    """Exclude objects that a full collection has kept, such as imported modules, from later collections."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 
 
 if __name__ == "__main__":
-    # Only now, because the engine chooses which PySpark is imported.
+    # Imported after the engine, because the engine chooses which PySpark is imported.
     from pyspark.daemon import manager
 
     gc.callbacks.append(freeze)

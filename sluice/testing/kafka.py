@@ -1,4 +1,4 @@
-"""A real broker for tests of pipelines: the one that the demo starts."""
+"""A real Kafka broker for tests of pipelines: the demo's broker."""
 
 from sluice.local.broker import EmbeddedKafka
 

@@ -29,7 +29,7 @@ PIPED = pa.schema([
 
 
 def why_not_local(job: Job, settings: Settings) -> str:
-    """Which part of a job only Spark can run; empty if the test's process can run all of it."""
+    """The part of a job that only Spark can run; empty if the test's process can run the whole job."""
     try:
         local_query(job, settings, {})
     except NeedsSparkError as reason:

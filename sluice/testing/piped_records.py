@@ -1,4 +1,4 @@
-"""What a test pipes into a pipeline, and what it reads of the results."""
+"""The records that a test pipes into a pipeline, and the output that it reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PipedRecords:
         headers: Headers | None = None,
         partition: int = 0,
     ) -> str:
-        """The next record of a topic's partition. Values of type str, bytes or None stay as they are, and keys too."""
+        """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are."""
         named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
@@ -79,7 +79,7 @@ class OutputInMemory:
 
 @dataclass
 class TablesInMemory:
-    """Stores the records of tables' rows, like those of topics, and checks them against the declared columns."""
+    """Stores the rows of tables as records, as if tables were topics, and checks them against the declared columns."""
 
     output: OutputInMemory
     columns: Mapping[str, Sequence[Column]]

@@ -1,4 +1,4 @@
-"""What runs a pipeline under test: its state, its publisher, and the records that a test pipes in."""
+"""The run of a pipeline under test: its state, its publisher, and the records that a test pipes in."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PipedRun:
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
-            from sluice.engine.publish.target_tables import declared_columns  # needs the clients of databases
+            from sluice.engine.publish.target_tables import declared_columns  # imports the clients of databases
 
             table_sinks[destination] = TablesInMemory(
                 self.output, {sink.topic: declared_columns(sink) for sink in sinks}
@@ -61,7 +61,7 @@ class PipedRun:
         )
 
     def plan(self, batch: int) -> BatchStart:
-        """Plan a batch. Returns what its tasks need."""
+        """Plan a batch. Returns its start, which its tasks need."""
         planned = PlannedBatch(number=batch, begun=time.time_ns() // 1_000_000 + self._ahead_ms)
         return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}))
 
@@ -70,7 +70,7 @@ class PipedRun:
         raise NotImplementedError
 
     def keep_headers(self, records: Sequence[str]) -> None:
-        """Keep the headers of records, which dead letters of later steps have too."""
+        """Keep the headers of records, because dead letters of later steps contain them."""
         for record in records:
             values = json.loads(record)
             if values["headers"] != "null":

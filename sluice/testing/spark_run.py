@@ -53,7 +53,7 @@ class PipedInput:
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
     def forget(self, done: Sequence[Sequence[str]] = ()) -> None:
-        """Begin the input again, with the records of the batches that a copied checkpoint has done."""
+        """Begin the input again, with the records of the batches that a copied checkpoint marks as done."""
         if self._stream is not None:
             self._stream.reset()
         for records in done:
@@ -67,7 +67,7 @@ class PipedInput:
         self._stream.addData(self._class("scala.jdk.javaapi.CollectionConverters").asScala(batch).toSeq())
 
     def _class(self, name: str) -> Any:
-        """A class of the JVM. By its whole name, because py4j searches all jars for each part of a dotted path."""
+        """A class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
         return getattr(self._spark._jvm, name)
 
 

@@ -60,7 +60,7 @@ class Output:
 
 
 _LONGEST_MS = 2**63 // 1_000
-"""Spark counts in microseconds."""
+"""The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
 
 class TopologyTestDriver:
@@ -118,7 +118,7 @@ class TopologyTestDriver:
         headers: Headers | None = None,
         partition: int = 0,
     ) -> None:
-        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's.
+        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's timestamp.
 
         A key that is neither str nor bytes is written as its text.
         """
@@ -277,7 +277,7 @@ def shared_session() -> SparkSession:
         options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
         "spark.master": "local[2]",
-        # As in a run, because the archive can only hold classes from the class path.
+        # The jars are on the class path, as in a run, because the archive can only hold classes from the class path.
         "spark.driver.extraClassPath": f"{folder}/*",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

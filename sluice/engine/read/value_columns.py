@@ -26,7 +26,7 @@ from sluice.values.json_limits import LONGEST_NUMBER
 from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
 
 ARROW_TYPES = (Decimal, datetime, date, bytes)
-"""The types of Python that Arrow takes as they are."""
+"""The Python types whose values Arrow takes unchanged."""
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 
 
@@ -42,7 +42,7 @@ class ValueColumns:
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
-        """The fields that msgspec does not convert as columns need them."""
+        """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
         kinds = {TEXT_FIELD: self.source.value_class}
         if self.source.is_object:
             kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self.source.value_class)}
@@ -75,7 +75,7 @@ class ValueColumns:
         try:
             return pa.array(plain, arrow_type(sql))
         except pa.ArrowInvalid:
-            # Arrow counts zeros at the end of a decimal as digits, and finds that it has too many.
+            # Arrow counts zeros at the end of a decimal as digits, and raises this error if there are too many.
             if "DECIMAL" not in sql:
                 raise
             return pa.array(_without_zeros(plain), arrow_type(sql))
@@ -86,7 +86,7 @@ class ValueColumns:
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
-        """Index of a value → why one of its fields does not fit the type of its column."""
+        """Index of a value → the error of its field that does not fit the type of the field's column."""
 
         def error_of(some: Sequence[Any]) -> str:
             try:
@@ -114,7 +114,7 @@ class ValueColumns:
         return [*map(attrgetter(attribute), values)]
 
     def event_times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
-        """Event times in ms: of the declared field, or the record's timestamp if there is no such field or no value.
+        """Event times in ms: the declared field, or the record's timestamp if there is no such field or no value.
 
         With `WALL_CLOCK`, every record gets the batch's time, `clock`.
         """
@@ -133,7 +133,7 @@ class ValueColumns:
         """Numbers in the declared unit as ms, rounded down. A number that is too large remains too large."""
         match self.source.time_unit:
             case Unit.SECONDS:
-                # Without limits, the product could overflow to a time that is not too large.
+                # Without limits, the product of a number that is too large could overflow to a valid time.
                 most = (2**63 - 1) // 1000
                 keeps_nulls = pc.ElementWiseAggregateOptions(skip_nulls=False)
                 at_least = pc.max_element_wise(numbers, -most, options=keeps_nulls)
@@ -146,7 +146,7 @@ class ValueColumns:
 
     @property
     def assumed_ms(self) -> str | None:
-        """The field of numbers that hold the event time without a declared unit, and are taken for milliseconds."""
+        """The field with the event time if its numbers have no declared unit, and are read as ms; otherwise None."""
         field = self.source.event_time
         is_number = field is not None and self.source.types.get(field) == "BIGINT"
         return field if is_number and self.source.time_unit is None else None
@@ -183,9 +183,9 @@ def _without_zeros(value: Any) -> Any:
 
 
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
-    """The places, of so many, at which something fails. `fits(begin, end)` is whether a whole range does not.
+    """The places, from 0 to `count`, that fail. `fits(begin, end)` says whether no place in a range fails.
 
-    Ranges that fail are halved, because few places fail, and checking a range costs little more than checking a place.
+    A range that fails is halved, because few places fail, and checking a range costs little more than checking a place.
     """
     ranges = [(0, count)]
     while ranges:

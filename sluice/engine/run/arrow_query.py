@@ -25,7 +25,7 @@ from sluice.plan.arrow_support import NeedsSparkError, types_of, types_read, why
 from sluice.values.sql_types import compact
 
 RowBatches = Mapping[int, Sequence[pa.RecordBatch]]
-"""Worker → the row batches for it."""
+"""Worker → the row batches for this worker."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class ArrowQuery:
     tables: frozenset[str]
     """The topics of the global tables."""
     read: Chain
-    """From the streams' records to row batches for the first stage."""
+    """The tasks that turn the streams' records into row batches for the first stage."""
     stages: tuple[Chain, ...]
     read_tables: Chain
-    """From the records of global tables to row batches for the shards."""
+    """The tasks that turn the records of global tables into row batches for the shards."""
     types: StateTypes
 
     @classmethod
@@ -90,7 +90,7 @@ class ArrowQuery:
 
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
-    """The task from the records of global tables to row batches for the shards."""
+    """The task that turns the records of global tables into row batches for the shards."""
     reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
     return Chain((reader, ordered_rows, RowBatchWriter(job.pipeline.workers, storage.side_outputs, to_all=True)))
 

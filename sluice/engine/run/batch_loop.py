@@ -1,4 +1,4 @@
-"""Runs a job's batches: plans each in the ledger, gives the plan to Spark, and publishes the result.
+"""Runs a job's batches: plans each batch in the ledger, gives the plan to Spark, and publishes the result.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that are unread when a
 run begins are divided into batches of a limited size; if results depend on the order of records across partitions, the
@@ -54,7 +54,7 @@ class BatchLoop:
 
     @property
     def positions(self) -> dict[str, dict[str, int]]:
-        """Where the next batch begins, for all partitions."""
+        """The offsets at which the next batch begins, for all partitions."""
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
         published = {} if snapshot is None else snapshot.positions
         return {topic: {**first, **published.get(topic, {})} for topic, first in self.firsts.items()}
@@ -63,11 +63,11 @@ class BatchLoop:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
-        # Its output may be written already, so its records must not come in other batches.
+        # The output of an interrupted batch may be written already, so the next batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
-        # The batches of a run have the same clock. After aborted transactions, or for a new partition, a batch has no
-        # records: it is published so that the ledger has the new positions.
+        # All batches of a run have the same clock. A batch without records, after aborted transactions or for a new
+        # partition, is published, too, so that the ledger has the new positions.
         for number, ends in enumerate(self._batch_ends(kafka, begin, topic_ends, most), start=self._next_number):
             self.run(PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)))
 
@@ -119,7 +119,7 @@ class BatchLoop:
         conf, sources = self._conf(), self.query.job.topics_of_sources
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
             write_checkpoint(Path(checkpoint), plan, before, sources, conf)
-            # Without a scheme, Spark would look for it in a cluster's own file system.
+            # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
             self.query.run(self.publisher, f"file://{checkpoint}")
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
@@ -186,9 +186,9 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 
 
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
-    """The end offsets of a step's batch, for all partitions. A partition that the step does not read stays put.
+    """The end offsets of a step's batch, for all partitions. A partition that the step does not read keeps its offset.
 
-    No partition goes back, because a part of the step may have been run.
+    No offset goes back: an interrupted replay may have run a part of the step already.
     """
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():

@@ -33,7 +33,7 @@ class CompatibilityError(EngineError):
 def require_compatible(before: GenerationInfo | None, now: GenerationInfo, interrupted: Callable[[], bool]) -> None:
     """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
 
-    `interrupted`: whether the last run was, so that its batch still needs `before`.
+    `interrupted` says whether the last run was interrupted: its batch must then be repeated by the pipeline `before`.
     """
     changes = [] if before is None else [*_changes(before, now)]
     if before is None or not changes:
@@ -72,7 +72,7 @@ class StoreChanges:
 
     @classmethod
     def between(cls, before: GenerationInfo, now: GenerationInfo, processors: Mapping[str, str]) -> Self:
-        """Compare a pipeline with the one that computed its state. `processors`: their stores → their names now.
+        """Compare a pipeline with the pipeline that computed its state. `processors`: store → its processor's name now.
 
         Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
         """
@@ -104,7 +104,7 @@ class StoreChanges:
 
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
-    """Whether two stores mean the same. Their rows are copied to the new group, so the place in it does not matter."""
+    """Whether two stores have the same meaning. Group and column may differ: rows are copied to the new group."""
     return not _store_change(*(replace(store, group_id=0, store_column=0) for store in (old, new)))
 
 
@@ -142,7 +142,7 @@ def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
 
 
 def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
-    """Whether both compute the same state from the same records."""
+    """Whether both generations compute the same state from the same records."""
     return is_compatible(before, now) and not changed_functions(before, now)
 
 
@@ -197,7 +197,7 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
-    """The stores and operators that are steps of the pipeline, so without the stores of processors."""
+    """The stores and operators that are steps of the pipeline. The stores of processors are not."""
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
 

@@ -38,7 +38,7 @@ class Input(Protocol):
         """Each topic's number of partitions."""
 
     def read(self, topics: Sequence[str]) -> DataFrame:
-        """The topics' records as a streaming DataFrame with the columns of `streams.RECORD`."""
+        """The topics' records as a streaming DataFrame with the columns of `stream_reader.RECORD`."""
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Frames:
     epoch: int = 0
     """Epoch of the lease under which operators' states are written."""
     checked: bool = False
-    """Whether Spark analyzes all steps, also those that it need not compute."""
+    """Whether Spark analyzes all steps, including steps that it need not compute."""
     types: StateTypes = field(init=False)
-    """Set by `state_rows`."""
+    """The types of the job's stores and of their inputs; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
         """Row batches of the changed state rows and of the rows for sinks, in one partition per worker.
@@ -73,7 +73,7 @@ class Frames:
         return owned.repartitionById(self.job.pipeline.workers, "worker")
 
     def _through_tasks(self) -> DataFrame:
-        """Row batches that only Python tasks compute. Raises NeedsSparkError if Spark must compute a step."""
+        """Row batches that Python tasks compute alone. Raises NeedsSparkError if Spark must compute a step."""
         interleaved = self.input.interleaved
         query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
         self.types = query.types
@@ -134,5 +134,5 @@ class Frames:
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The columns with these names, each from its SQL."""
+    """The frame with only these columns: name → SQL."""
     return frame.selectExpr(*(name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()))

@@ -50,7 +50,7 @@ class Patience:
 
 PATIENCE = Patience()
 BETWEEN_RUNS = Patience(waits=True)
-"""For commands that work while runs go on, and need the lease for moments."""
+"""The patience of commands that need the lease only for moments, and may be started while a run goes on."""
 
 
 def this_process(run: str) -> Holder:
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def row(self) -> LeaseRow:
-        """The lease's row in the ledger when this driver took it."""
+        """The lease's row in the ledger, as it was when this driver took the lease."""
         assert self._row is not None
         return self._row
 
@@ -104,7 +104,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A renewal after the release would show the lease as held.
+        # Stop the renewals first: a renewal after the release would mark the lease as held again.
         self._done.set()
         self._renewing.join()
         try:
@@ -126,7 +126,7 @@ class Lease:
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
-            # The lease's row has changed since the first look, so its holder is alive.
+            # A row that has changed since the first look has been renewed, so its holder is alive.
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
                     raise self._refusal(seen)
@@ -227,12 +227,12 @@ def _is_visible(pid: int) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is a process with this id, which may be another one than before."""
+    """Whether a process with this id exists. It may be another process, which got the id later."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:  # the process belongs to another user
         pass
     return True
 

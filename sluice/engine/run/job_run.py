@@ -60,14 +60,14 @@ class JobRun:
     max_records: int = 2_000_000
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
-    """For a rebuild: run only these batches, without output, because it has been written already."""
+    """For a rebuild, the batches to run. They write no output, because their output was written before."""
     plan_without: PlanOf | None = None
     """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs go on."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        If the pipeline lingers, the run continues until no new records have arrived for that time.
+        If the pipeline lingers, the run continues until no new records have arrived for `linger_ms`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
             storage = Storage.of(self.job, lease.ref.generation, self.settings)
@@ -94,12 +94,15 @@ class JobRun:
         return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Returns the number of records read, and whether the topics have new partitions, which the next call reads."""
+        """Read all records of the present partitions. Returns their number, and whether the topics have new partitions.
+
+        The next call reads the new partitions.
+        """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
         if missing and self.plan_without is not None:
             log.warning("stores are still being computed", pipeline=self.job.pipeline.name, without=sorted(missing))
-            # The others are computed from the topics, in a generation beside this one, and come with its promotion.
+            # The missing stores are computed from the topics in another generation, and come when it is promoted.
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             setup = rest._set_up(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
             return rest._open_and_run(ledger, lease, setup)
@@ -192,7 +195,7 @@ class JobRun:
         return False
 
     def _read_all(self, loop: BatchLoop) -> News | None:
-        """Read all records, and those that arrive while the run lingers. Returns what `Linger.wait` returned."""
+        """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
         name, kafka, ledger, lease = self.job.pipeline.name, self.settings.kafka, loop.ledger, loop.lease
         linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
@@ -225,7 +228,7 @@ class JobRun:
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
-        """Create the missing topics. Returns the records that each output topic accepts."""
+        """Create the missing topics. Returns topic → the limits of the records that it accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -246,7 +249,7 @@ class _TopicOutput:
     direct: AtLeastOnce | None
     """Writes the records for some of the topics without a transaction; None if there are no such topics."""
     limits: Mapping[str, TopicLimits]
-    """Topic → the records that it accepts."""
+    """Topic → the limits of the records that it accepts."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +275,7 @@ class _Setup:
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
 
-    Otherwise, the remaining batches would be built on empty shards. A later removal ends the lease.
+    Without this check, the remaining batches would be written to empty shards. A later removal ends the lease.
     """
     with lease:
         if not ledger.sources.get(lease.ref):
@@ -284,7 +287,7 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """What the tables outside Kafka have to show after the last published batch of a generation."""
+    """The last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
     return Published(BatchId(snapshot.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)

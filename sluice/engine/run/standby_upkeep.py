@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS = 60.0
 _SHARE = 10
-"""A lingering run refreshes standbys for at most one part in so many of its time."""
+"""A lingering run spends at most 1 / `_SHARE` of its time on refreshing standbys."""
 
 
 class StandbyCopies:
@@ -53,7 +53,7 @@ class StandbyCopies:
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
     """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
 
-    Returns why they cannot take the workers' places; empty if they have.
+    Returns the reason why the standbys cannot replace the workers; an empty text if they have replaced them.
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."

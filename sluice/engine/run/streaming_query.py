@@ -38,7 +38,7 @@ class JobQuery:
     epoch: int = 0
     """Epoch of the lease under which state is written."""
     checked: bool = False
-    """Whether Spark analyzes all steps, also those that it need not compute."""
+    """Whether Spark analyzes all steps, including steps that it need not compute."""
     frames: Frames = field(init=False)
     rows: DataFrame = field(init=False)
 

@@ -53,7 +53,7 @@ def _stage_tasks(job: Job) -> Iterator[str]:
 
 
 def _cores(spark: SparkSession) -> int:
-    """The cores of all executors, after a first job, for which Spark waits until there is an executor."""
+    """The number of cores of all executors. Runs a job first, because Spark then waits for an executor."""
     spark.range(1).collect()
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)

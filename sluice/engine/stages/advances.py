@@ -67,7 +67,7 @@ class Advances:
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(self, operators: Iterable[PlannedOperator], workers: int) -> Iterator[pa.RecordBatch]:
-        """Rows that report the added rows of these operators to every worker; also for operators without added rows."""
+        """Rows with a report of each operator for every worker; the report of an operator without rows is empty."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
             table = _advancing_rows(in_position_order(added), is_stream_join=operator.is_stream_join)
@@ -94,7 +94,7 @@ class ReportAdvances:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         edges = [(operator, edge) for operator in self.operators for edge in operator.edges if edge.stage == self.stage]
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
-        """Operator and side → its rows so far."""
+        """Operator and side → the rows for this side so far."""
         for batch in batches:
             if batch.num_rows:
                 for _, edge in edges:

@@ -41,8 +41,8 @@ def stage_operator(
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read`: later expressions read fields of the results, so the results must fit the resolved types.
-    `only_last`: only a key's last result in a batch matters.
+    `is_read` is true if later expressions read fields of the results, so that the results must fit the resolved types.
+    `only_last` is true if only a key's last result in a batch matters.
     """
     return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read, only_last))
 
@@ -77,7 +77,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return partial(TableJoin, how, retracts=retracts, filtered=filtered)
         case plan.Process():
             return partial(_process, action, operator.step.at)
-        case _:  # the operator itself
+        case _:  # the planned action is the operator itself
             return partial(copy, action)
 
 

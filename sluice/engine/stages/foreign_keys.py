@@ -25,8 +25,8 @@ Indices = npt.NDArray[np.intp]
 class ForeignKeyMoves:
     """The task after a stage's operators that marks rows as MOVED for foreign-key joins (see `ForeignKeyJoin`).
 
-    The task has the old and the new value of a change one after the other. Behind it, they go to the workers of
-    their foreign keys.
+    In this task, the old and the new value of a change still follow each other. After this task, each of them goes to
+    the worker of its foreign key.
     """
 
     joins: tuple[int, ...]
@@ -93,6 +93,6 @@ def _is_moved(rows: pa.Table) -> Mask:
     same_key = boolean_mask(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
-    # The three cases of `ForeignKeyJoin`: an old value that leaves its foreign key; a new value that had another one;
-    # and a tombstone of a row that had a value.
+    # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new value whose row had
+    # another foreign key; and a tombstone of a row that had a value.
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))

@@ -70,7 +70,7 @@ class Ingest:
 
     @staticmethod
     def columns(job: Job) -> dict[str, str]:
-        """The columns that the task reads, each with its SQL."""
+        """Column → its SQL, for the columns that the task reads."""
         names: list[str] = []
         for group in job.groups:
             names += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
@@ -92,7 +92,7 @@ class Ingest:
                 yield from self._rows(batch, task)
         if task is not None:
             yield from task.windowed.rest()
-            # All workers run an operator whose topics had records, because a timer may be due or a partition be idle.
+            # If an operator's topics had records, all workers run it: a timer may be due, or a partition may be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
             with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]
@@ -124,7 +124,7 @@ class Ingest:
                     yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
-        """The sequence and origin of every record. Raises EngineError if a record has no origin."""
+        """The sequence and origin of every record. Raises EngineError if a record's place does not fit an origin."""
         sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)

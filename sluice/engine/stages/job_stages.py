@@ -30,15 +30,15 @@ from sluice.values.sql_types import compact, struct_fields, struct_type
 assert OFFSET_BITS == 40, "the plan has SQL that reads origins"
 
 START = "X'00'"
-"""SQL of the path of a record."""
+"""SQL for the path of a record, with which the paths of its results begin."""
 
 Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
-"""Tells the types of columns, by name, as `sql_types.compact` writes them."""
+"""A function from columns to their types: name → type, as `sql_types.compact` writes it."""
 
 
 @dataclass
 class Stages:
-    """The stages of a job. They are asked for in sequence, because a stage's types follow from those before it."""
+    """The stages of a job. Call the methods stage by stage: the types of a stage depend on those of earlier stages."""
 
     job: Job
     storage: Storage
@@ -48,7 +48,7 @@ class Stages:
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """Aggregate → the types of its functions' arguments."""
     types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, such as `v9` → its type; empty if unknown."""
+    """Column of an operator's results, such as `v9` → its type; an empty text if the type is unknown."""
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
     """Target and side of an edge → the type of the edge's values."""
 
@@ -208,7 +208,7 @@ def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:
 
 
 def _fields(kind: str) -> frozenset[tuple[str, str]]:
-    """A struct's fields and their types, regardless of order; for any other type, the type without a name."""
+    """A struct's fields and their types, regardless of order. Any other type counts as one field without a name."""
     return frozenset((struct_fields(kind) or {"": kind}).items())
 
 
@@ -236,7 +236,10 @@ def _argument(sql: str, kind: str) -> str:
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
-    """Tells the types of columns that read columns of these types. Raises NeedsSparkError for those of other steps."""
+    """A function that derives the types of columns from `types`, the types of the columns that they read.
+
+    The function raises NeedsSparkError for a column that Spark must compute.
+    """
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}

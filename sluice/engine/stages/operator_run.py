@@ -73,7 +73,7 @@ class OperatorRun:
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last release, whose due time may have changed."""
         # Kafka Streams searches for the unmatched records of all keys of a task, by the task's stream time. With
-        # several partitions, the keys of a worker have no common stream time: each is released when it is due.
+        # several partitions, the keys of a worker have no common stream time: each key is released when it is due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
@@ -152,7 +152,7 @@ class OperatorRun:
                 self._entries_before[key] = self.operator.entries_as_json(state)
 
     def process(self, row: Row, output: StageOutput) -> None:
-        """Process one row. A result that it makes due is sent by `release`."""
+        """Process one row. A result that becomes due with the row is sent by `release`, not here."""
         output.operator, output.row, output.headers = self.spec, row, row.headers
         key = row.key
         if self.releases is not None and key is not None:

@@ -1,4 +1,4 @@
-"""When an operator sends the results that wait for stream time: closed windows, timers, unmatched records of a join."""
+"""Decides when an operator sends results that wait for stream time: of closed windows, timers and unmatched records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DueKey(NamedTuple):
 class Releases:
     """The keys whose results an operator sends when stream time reaches a certain time, ordered by this time.
 
-    `before_row`: results are sent before the row that advances stream time is processed, not afterwards.
+    If `before_row` is true, results are sent before the row that advances stream time is processed, else afterwards.
     """
 
     def __init__(self, timeline: Timeline, *, before_row: bool) -> None:
@@ -37,7 +37,7 @@ class Releases:
         """Key → the time at which its next results are due, and their first possible position."""
 
     def schedule(self, key: str, due: int | None, position: Position) -> None:
-        """Set the time at which the key's next result is due. It is sent at `position` at the earliest.
+        """Set the time at which the key's next result is due. The result is sent at `position` at the earliest.
 
         Results that are due after the batch are ignored.
         """

@@ -26,7 +26,7 @@ from sluice.values.sql_types import canonical
 
 @dataclass(frozen=True)
 class StageResult:
-    """Results of an operator that the steps behind it read."""
+    """The results of an operator as a column, which the steps behind the operator read."""
 
     operator: int
     column: str
@@ -57,7 +57,7 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """The target of the rejected rows of a stage's failure with this number."""
+        """The target for the rows that a step rejects, given the number of the failure in the stage."""
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
@@ -129,7 +129,7 @@ class ShuffleTargets:
             ]
             targets.append(target)
         layers = (*layers, tuple(last))
-        types_of(layers, before)  # raises the error here, not in a task
+        types_of(layers, before)  # raises NeedsSparkError here, not in a task
         return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(targets))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -101,7 +101,7 @@ def _operations(frame: DataFrame) -> list[str]:
 
 
 def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
-    """The row batches after a stage, from those before it."""
+    """The row batches after a stage, computed from the row batches before the stage."""
     task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
     read_rows = RowBatchReader(side_outputs)
     shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
@@ -117,7 +117,7 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
-    """Tells the types that Spark finds for columns over a frame."""
+    """A function that returns the types that Spark finds for columns over a frame."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         schema = select(frame, columns).schema
@@ -162,7 +162,7 @@ def _rejected_row_sql(failure: Failure) -> str:
 
 
 def _row_sql(changed: Mapping[str, str]) -> str:
-    """SQL for a row with these columns in place of the result's."""
+    """SQL for the row of a result, with these columns changed."""
     columns: dict[str, str] = {}
     for name in _CHANGED:
         columns[name] = f"CAST({changed.get(name, backticked(name))} AS {ROW[name]})"

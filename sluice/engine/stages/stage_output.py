@@ -75,9 +75,9 @@ class Released(NamedTuple):
     before_row: bool
     """Whether the results sort before the results of the row that advances stream time."""
     timer: str = ""
-    """The name of the wall-clock timer that sends the results; empty without one."""
+    """The name of the wall-clock timer that sends the results; empty if stream time sends them."""
     cause: int = 0
-    """The record or timer that set this timer: a timer of the same name can be set again for the same time."""
+    """The record or timer that set this timer. It tells apart timers that have the same name and the same time."""
 
 
 class Listener(Protocol):
@@ -149,7 +149,7 @@ class StageOutput:
     def _pass_to_listeners(
         self, key: str | None, value: str | None, time: int, window: Bounds | None, old: bool
     ) -> None:
-        # As in Kafka Streams, all that a result leads to comes before the operator's next result.
+        # As in Kafka Streams, listeners process a result and send their own results before the operator's next result.
         operator, headers = self.operator, self.headers
         assert operator is not None
         for listener in self.listeners.get(operator.number, ()):
@@ -206,7 +206,7 @@ class StageOutput:
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)
-        # Without listeners, `reject` can remove the results from the rows; a listener would have processed them.
+        # `reject` can remove results from the rows, but not from listeners, so listeners get the results on `release`.
         if self.listeners and self.operator is not None and self.operator.number in self.listeners:
             self._held = []
 

@@ -227,11 +227,11 @@ class StageRun:
                 run.load(sorted_keys)
 
     def close(self) -> None:
-        """Close all operators after the last row, in their order, because results may go to a later operator."""
+        """Close all operators after the last row. An operator's results may go to a later one, so the order matters."""
         for operator in self.operators.values():
             if operator.releases is not None:
                 operator.release(self.output, END, with_row=True)
-            # What the end of the batch releases comes from no record, so it has no headers.
+            # Results at the end of the batch come from no record, so they have no headers.
             self.output.headers = None
             self.output.start_row((LAST, operator.spec.number, b""), operator.closed)
             operator.send_last_results(self.output)

@@ -146,8 +146,8 @@ class Timeline:
     def latest_of_sides(self) -> tuple[int, int]:
         """The stream times that both sides of a join have reached after the batch in every partition.
 
-        A side may lag behind in one partition, whose later records can still match earlier ones. Idle partitions, and
-        those without any record of a side, do not count.
+        The smallest time counts, because a side may lag behind in one partition, and that partition's later records can
+        still match earlier records. Idle partitions, and partitions without any record of a side, are ignored.
         """
         left = [clocks.left.last for clocks in self._active if clocks.left.last != BEFORE_ALL]
         right = [clocks.right.last for clocks in self._active if clocks.right.last != BEFORE_ALL]

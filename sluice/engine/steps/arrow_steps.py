@@ -49,9 +49,9 @@ class ArrowSteps:
     def of(
         cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers, by_spark: pa.Schema
     ) -> Self | None:
-        """The steps that give these columns, like `giving`; None if Spark must compute the steps.
+        """The steps that compute these columns, like `giving`; None if Spark must compute the steps.
 
-        Spark also computes them if it gives their columns other types; `by_spark` is Spark's schema.
+        Spark must also compute them if its schema, `by_spark`, has other types for the columns.
         """
         if why_spark(job):
             return None
@@ -89,7 +89,7 @@ class ArrowSteps:
         return self.columns_from(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
-        """The given columns of `count` rows, and those of all layers."""
+        """The given columns, of `count` rows, and the columns of all layers."""
         for layer in self._typed:
             made = {
                 name: _column(name, evaluate(part, columns, count, self.functions), count)
@@ -145,9 +145,9 @@ def _comparable(kind: pa.DataType) -> str:
 def _fallible_columns(
     fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], count: int
 ) -> dict[str, pa.Array]:
-    """The columns of a fallible expression: its results, their key's text, and its error.
+    """The columns of a fallible expression: its results, the text of its key, and its error.
 
-    Only the rows that have passed the filters before are evaluated. All columns are null for the others.
+    The expression is evaluated only for rows that have passed the filters before. For other rows, all columns are null.
     """
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
     rows = pa.array(np.flatnonzero(passed))
@@ -181,7 +181,7 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """The error of each row for which the expression fails, or has a result that nobody could write."""
+    """The error of each row for which the expression fails, or has a result that cannot be written, such as NaN."""
     errors = np.full(len(failed), None, object)
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
@@ -220,7 +220,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
 
 
 def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
-    """The rows whose list has any of some elements."""
+    """The rows whose list has at least one of the elements that the mask marks."""
     if elements is None:
         return None
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()

@@ -1,4 +1,4 @@
-"""Computes on Spark SQL expressions that may fail for a single record, with the text of the error."""
+"""Computes, on Spark, SQL expressions that may fail for a single record, with the text of the error."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
 
 
 def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[FallibleExpression]) -> DataFrame:
-    """Add columns, and each fallible expression's struct, key text and error text, which is null unless it fails.
+    """Add the plain columns and, for each fallible expression, a struct of results, the key text and the error text.
 
-    No column may read another one. All are added at once, because Spark analyzes the whole query again for every step
-    that is added to it. Raises Unresolved if Spark cannot resolve an expression.
+    The error text is null unless the expression fails. No column may read another one. All columns are added at once,
+    because Spark analyzes the whole query again for every step that is added to it. Raises Unresolved if Spark cannot
+    resolve an expression.
     """
     if not fallibles:
         return select(frame, plain, "*") if plain else frame
-    # Exploded arrays need a step of their own.
+    # Columns that explode arrays are added in a step of their own.
     if any(column.position for column in plain):
         frame, plain = select(frame, plain, "*"), ()
     with_structs = _with_structs(frame, plain, fallibles)
@@ -119,7 +120,7 @@ def _types_of(fallible: FallibleExpression, schema: spark.StructType) -> list[sp
 def _error_column(
     fallible: FallibleExpression, parts: Sequence[tuple[Column, str]], schema: spark.StructType
 ) -> Column:
-    """The column with the expression's error text. `schema` has the type of its struct."""
+    """The column with the expression's error text. `schema` contains the type of the expression's struct."""
     message = F.when(F.expr(f"NOT ({fallible.passed})"), F.lit(None))
     message = message.when(F.col(fallible.name).isNull(), _cause(parts))
     unusable: list[tuple[str, str]] = []

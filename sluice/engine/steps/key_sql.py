@@ -1,7 +1,7 @@
 """SQL for the text of a key, with the same result as `values.keys.key_text`.
 
-Spark writes doubles differently with each Java version, and values of unknown type are not known before the record. If
-a key has such parts, the SQL makes JSON of the key, and a Python function makes the text from that.
+Spark writes doubles differently with each Java version, and a VARIANT may contain doubles. For a key with such parts,
+the SQL makes JSON of the key, and a Python function makes the text from the JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FUNCTION = "sluice_key_of_json"
 
 
 class NoKeyError(Exception):
-    """A type has no text as a key. The message says which, and `next_step` what to write."""
+    """Values of a type cannot be keys. The message names the type, and `next_step` says what to write instead."""
 
     def __init__(self, message: str, next_step: str) -> None:
         super().__init__(message)
@@ -32,12 +32,12 @@ def register(spark: SparkSession) -> None:
 
 
 def key_sql(sql: str, kind: spark.DataType) -> str:
-    """SQL for the text of the key `sql`, which must be a column or a part of one. Raises NoKeyError."""
+    """SQL for the text of the key `sql`, a column or a part of one. Raises NoKeyError if its type cannot be a key."""
     return f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
-    """Whether a key has numbers that only Python writes as Python does."""
+    """Whether a key may have doubles, which Spark does not write as Python does."""
     match kind:
         case spark.DoubleType() | spark.FloatType() | spark.VariantType():
             return True
@@ -101,7 +101,7 @@ def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = Fals
 
 
 def _string(sql: str) -> str:
-    """JSON of a text, or of bytes, which is base64. `to_json` takes a list of them, so the brackets are cut off."""
+    """SQL for the JSON of a text, or of bytes as base64. `to_json` needs an array, whose brackets are cut off."""
     return f"trim(BOTH '[]' FROM to_json(array({sql})))"
 
 

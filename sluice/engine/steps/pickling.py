@@ -70,7 +70,7 @@ class Pickled:
 
 
 class _Pickler(CloudPickler):
-    """Pickles what functions of a script contain by value, but its Structs and Enums by name."""
+    """Pickles the contents of a script's functions by value, but the script's Structs and Enums by name."""
 
     @override
     def reducer_override(self, obj: Any) -> Any:
@@ -84,7 +84,7 @@ def _is_named_class(value: Any) -> bool:
 
 
 def _file(owner: Any) -> str:
-    """The path of the file that defines a class or a function, or an empty string."""
+    """The path of the file that defines a class or a function; empty if there is none."""
     try:
         return inspect.getsourcefile(owner) or ""
     except TypeError:

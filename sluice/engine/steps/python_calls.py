@@ -45,7 +45,7 @@ class Call:
     def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
         if not passed:
             return None
-        # An error while these are loaded is no error of a record.
+        # Loaded outside of the `try`: an error in loading the function or the decoder must not reject the record.
         function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))
