@@ -143,7 +143,7 @@ def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
         filler = fill(disk)
         status = driver.wait()
         assert status == 1, f"{status}: {driver.output[-1500:]}"
-        error = next(line for line in driver.output.splitlines()[::-1] if line.startswith(("The job", "State")))
+        error = next(line for line in driver.output.splitlines()[::-1] if line.startswith(("The run", "State")))
         watcher = Watcher(orders)
         filler.unlink()
         watcher.check()
