@@ -135,7 +135,7 @@ def _json_type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _struct_in_json(kind)
     written = tuple(argument if argument is ... else _json_type(argument) for argument in arguments)
-    if origin is None or all(member is other for member, other in zip(written, arguments, strict=True)):
+    if origin is None or all(member == other for member, other in zip(written, arguments, strict=True)):
         return kind
     if origin is Annotated:
         return Annotated[(written[0], *arguments[1:])]
@@ -145,7 +145,7 @@ def _json_type(kind: Any) -> Any:
 def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     fields = msgspec.structs.fields(contract)
     written = {field.name: _json_type(field.type) for field in fields}
-    if all(written[field.name] is field.type for field in fields):
+    if all(written[field.name] == field.type for field in fields):
         return contract
     config = contract.__struct_config__
     return msgspec.defstruct(
