@@ -185,11 +185,7 @@ class Generations(LedgerPart):
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
         rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(registered)))
-        workers: dict[GenerationRef, list[WorkerInfo]] = {}
-        for number in sorted(row["generation"] for row in rows):
-            ref = GenerationRef(pipeline, number)
-            workers[ref] = self._workers([ref])[ref]
-        return workers
+        return self._workers([GenerationRef(pipeline, number) for number in sorted(row["generation"] for row in rows)])
 
     def forget_workers(self, ref: GenerationRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
@@ -211,10 +207,9 @@ class Generations(LedgerPart):
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
         """The generations of all pipelines that have a current one, sorted by pipeline and number."""
-        generations: list[GenerationInfo] = []
-        for pipeline in self.pipelines():
-            generations += self.all(pipeline)
-        return generations
+        has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
+        statement = select(GENERATIONS).where(has_current).order_by(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
+        return self._infos(self._read(statement))
 
     def all(self, pipeline: str) -> list[GenerationInfo]:
         """All generations of a pipeline, sorted by number."""

@@ -153,9 +153,7 @@ class Placements(LedgerPart):
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
     """Workers, combined from their rows and their placements."""
     pipelines = sorted({row["pipeline"] for row in rows})
-    placements: dict[tuple[str, int], Placement] = {}
-    for placed in connection.execute(select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))).mappings():
-        placements[placed["pipeline"], placed["number"]] = Placement(**dict(placed))
+    placements = _of_pipelines(connection, pipelines)
     workers = []
     for row in rows:
         values: dict[str, Any] = dict(row)
@@ -178,8 +176,14 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
 
 
 def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
-    statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline == pipeline)
-    return {row["number"]: Placement(**dict(row)) for row in connection.execute(statement).mappings()}
+    return {number: place for (_, number), place in _of_pipelines(connection, [pipeline]).items()}
+
+
+def _of_pipelines(connection: Connection, pipelines: Sequence[str]) -> dict[tuple[str, int], Placement]:
+    """Pipeline and worker number → placement."""
+    statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
+    rows = connection.execute(statement).mappings()
+    return {(row["pipeline"], row["number"]): Placement(**dict(row)) for row in rows}
 
 
 def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:

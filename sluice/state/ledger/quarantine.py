@@ -29,8 +29,7 @@ class Inspection(msgspec.Struct, frozen=True):
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
         """Worker → the reason why its shard must not be read."""
-        statement = select(QUARANTINE.c.worker, QUARANTINE.c.reason).where(of_ref(QUARANTINE, ref))
-        return {row["worker"]: row["reason"] for row in self._read(statement)}
+        return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
         """Generation and worker → the reason why its shard must not be read."""

@@ -53,8 +53,7 @@ class Standbys(LedgerPart):
 
     def of(self, pipeline: str) -> dict[int, Standby]:
         """Worker number → standby, for a pipeline's workers."""
-        rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline == pipeline))
-        return {row["number"]: Standby(**dict(row)) for row in rows}
+        return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
         """Pipeline and worker number → standby."""
