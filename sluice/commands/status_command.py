@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 import typer
@@ -16,8 +17,9 @@ from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
     from sluice.kafka.unread_records import Offsets
+    from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.failures import Failure
-    from sluice.state.ledger.ledger import Ledger
+    from sluice.state.model import Snapshot
 
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
@@ -43,6 +45,8 @@ def status() -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from sluice.observe.monitoring import LedgerFigures
+    from sluice.state.ledger.failures import FAILED_KINDS
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology import load_pipelines
 
@@ -50,19 +54,21 @@ def status() -> None:
     problems: list[str] = []
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
-        failures = [failure for failure in ledger.failures.all() if failure.kind != "file"]
+        figures = LedgerFigures.read(ledger)
+        failures = [failure for failure in chain.from_iterable(figures.failures.values()) if failure.kind != "file"]
         broken = {file.name for file in loaded.broken}
-        failed = {failure.pipeline for failure in failures if failure.kind in ("run", "overdue")}
+        failed = {failure.pipeline for failure in failures if failure.kind in FAILED_KINDS}
         degraded = {failure.pipeline for failure in failures if failure.kind == "rejections"}
-        inputs = Inputs.of(ledger)
+        inputs = Inputs.of(figures)
         recorded = {failure.pipeline: failure.detail for failure in failures if failure.kind == "input"}
         away, held = inputs.away | recorded, inputs.held
-        known = {pipeline.name for pipeline in loaded.pipelines} | {*ledger.generations.pipelines()}
-        names = known | broken | {failure.pipeline for failure in failures}
-        for name in sorted(names):
+        names = {pipeline.name for pipeline in loaded.pipelines} | {*figures.generations} | broken
+        for name in sorted(names | {failure.pipeline for failure in failures}):
             kinds = {"broken": broken, "failed": failed, "waiting": away, "held back": held, "degraded": degraded}
             state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
-            table.add_row(Text(name), Text(state, "green" if state == "ok" else "red"), _newest(ledger, name))
+            table.add_row(
+                Text(name), Text(state, "green" if state == "ok" else "red"), _newest(figures.snapshots.get(name))
+            )
         problems += [str(file.error) for file in loaded.broken]
         problems += map(_problem, failures)
         problems += [f"{name} waits for its input: {why}" for name, why in sorted(away.items()) if name not in recorded]
@@ -97,51 +103,44 @@ class Inputs:
     """Pipeline → a message that no broker answers, or which of the pipeline's topics are missing."""
 
     @classmethod
-    def of(cls, ledger: Ledger) -> Self:
+    def of(cls, figures: LedgerFigures) -> Self:
         """Look at the topics of all pipelines that have run."""
         from sluice.errors import BrokersUnreachable
         from sluice.kafka.brokers import broker_errors, require_brokers
 
-        inputs, kafka = cls(), settings().kafka
-        topics: dict[str, Sequence[str]] = {}
-        for name in ledger.generations.pipelines():
-            current = ledger.generations.current(name)
-            topics[name] = () if current is None else current.topics
+        inputs, kafka, positions = cls(), settings().kafka, figures.positions
         try:
-            if topics:
+            if positions:
                 require_brokers(kafka, _KAFKA_SECONDS)
                 with broker_errors(kafka):
-                    inputs._look(kafka, topics, {name: ledger.positions(name) for name in topics})
+                    inputs._look(kafka, positions)
         except BrokersUnreachable as error:
-            inputs.away = dict.fromkeys(topics, error.detail)
+            inputs.away = dict.fromkeys(positions, error.detail)
         return inputs
 
-    def _look(
-        self, kafka: Mapping[str, str], topics: Mapping[str, Sequence[str]], positions: Mapping[str, Offsets]
-    ) -> None:
+    def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
+        """`positions` has all topics of each pipeline."""
         from sluice.kafka.brokers import silent_admin
         from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
         from sluice.kafka.unread_records import read_lag
 
         admin = silent_admin(kafka)
-        watched = sorted({topic for of_pipeline in topics.values() for topic in of_pipeline})
+        watched = sorted(set[str]().union(*positions.values()))
         lag_of_all = read_lag(admin, watched, {})
-        for name, of_pipeline in topics.items():
-            if missing := sorted({*of_pipeline} - {*lag_of_all.ends}):
+        for name, read in positions.items():
+            if missing := lag_of_all.missing(read):
                 self.away[name] = f"Missing topics: {', '.join(missing)}."
         if not lag_of_all.held_ends:
             return
         time.sleep(_WATCH_SECONDS)
         lag_of_all = lag_of_all.still_held(read_lag(admin, watched, {}))
-        for name, of_pipeline in topics.items():
-            lag = lag_of_all.of_pipeline(of_pipeline, positions[name])
+        for name, read in positions.items():
+            lag = lag_of_all.of_pipeline(read, read)
             oldest = oldest_held(kafka, lag)
             if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
                 records = sum(lag.held_in(*partition) for partition in lag.partitions())
                 self.held[name] = records, oldest
 
 
-def _newest(ledger: Ledger, pipeline: str) -> str:
-    if (newest := ledger.snapshots.latest(pipeline)) is None:
-        return "none"
-    return f"{newest.id}, {newest.published_at:%Y-%m-%d %H:%M:%S} UTC"
+def _newest(snapshot: Snapshot | None) -> str:
+    return "none" if snapshot is None else f"{snapshot.id}, {snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -36,6 +36,10 @@ class Lag:
         """The number of unread records that a run can read now."""
         return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
 
+    def missing(self, topics: Iterable[str]) -> list[str]:
+        """Those of the topics that do not exist, sorted."""
+        return sorted({*topics} - self.ends.keys())
+
     @property
     def held_ends(self) -> Offsets:
         """The ends of the partitions in which an open transaction holds back records."""

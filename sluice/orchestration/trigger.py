@@ -218,7 +218,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         except (SluiceError, OSError) as error:
             await self._wait(f"{type(error).__name__}: {error}")
             return None
-        missing = sorted({*self.topics} - seen.lag.ends.keys())
+        missing = seen.lag.missing(self.topics)
         if missing:
             names = ", ".join(missing)
             text = f"Topic {names} does not exist." if len(missing) == 1 else f"The topics {names} do not exist."

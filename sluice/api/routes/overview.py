@@ -19,7 +19,7 @@ from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe.monitoring import LedgerFigures
-from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.failures import FAILED_KINDS, Failure
 
 router = Router("overview", "/v1/overview")
 
@@ -47,7 +47,7 @@ async def _overview(
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
     failures = figures.failures.get(name, ())
-    missing = [] if lag is None or generation is None else sorted({*generation.topics} - {*lag.ends})
+    missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if missing:
         lag_error = f"Missing topics: {', '.join(missing)}."
     elif lag is None:
@@ -91,7 +91,7 @@ def _health(
     # The lease also shows a driver that Airflow did not start. After a failed run, it may only have to expire.
     if state == "running" or (held and state != "failed"):
         return PipelineHealth.RUNNING
-    if {"run", "overdue"} & kinds or state == "failed":
+    if FAILED_KINDS & kinds or state == "failed":
         return PipelineHealth.FAILED
     if is_away or "input" in kinds:
         return PipelineHealth.WAITING

@@ -21,7 +21,7 @@ from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
 from sluice.query.ledger_reads import read_ledger
-from sluice.state.ledger.failures import Failure, Kind
+from sluice.state.ledger.failures import FAILED_KINDS, Failure, Kind
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -193,7 +193,7 @@ def _health(kinds: Collection[Kind]) -> Health:
     """The health of a pipeline with failures of these kinds."""
     if "file" in kinds:
         return Health.BROKEN
-    if {"run", "overdue"} & {*kinds}:
+    if FAILED_KINDS.intersection(kinds):
         return Health.FAILED
     if "input" in kinds:
         return Health.WAITING

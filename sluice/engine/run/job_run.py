@@ -40,6 +40,7 @@ from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
+from sluice.state.ledger.failures import FAILED_KINDS
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
@@ -203,7 +204,7 @@ class JobRun:
         while news == "records":
             compile_for(loop.query.spark, linger.unread(ledger.positions(name)))
             loop.run_all(kafka, self.max_records)
-            ledger.failures.clear(name, "run", "overdue", "input")
+            ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name))
         return news

@@ -26,6 +26,9 @@ from sluice.state.ledger.tables import FAILURES
 
 Kind = Literal["run", "file", "overdue", "input", "rejections"]
 
+FAILED_KINDS: frozenset[Kind] = frozenset({"run", "overdue"})
+"""A pipeline has failed if one of these kinds is recorded. A run that has read all records clears them."""
+
 _LENGTH = 1_000
 
 
