@@ -246,9 +246,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def _input_is_away(pipeline: str, error: InputAway) -> None:
-    known = settings()
-    with suppress(SluiceError, OSError), Ledger.open(known.ledger) as ledger:
-        ledger.failures.keep(Failure.of(error, pipeline, kind="input", secrets=known.secrets))
+    configuration = settings()
+    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
+        ledger.failures.keep(Failure.of(error, pipeline, kind="input", secrets=configuration.secrets))
 
 
 def _input_is_back(pipeline: str) -> None:

@@ -7,12 +7,11 @@ rejected records is published, and the pipeline is degraded until a batch has ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sluice.engine.batch.record_headers import HEADERS
 from sluice.errors import RecordsRejected
 from sluice.plan import Job, Step
 from sluice.values.dead_letter_headers import FIRST
@@ -49,17 +48,17 @@ class Limit:
         return f"{self.most:,} records of a batch" if isinstance(self.most, int) else f"{self.most:.0%} of a batch"
 
 
-def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> None:
+def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Sequence[pa.Table]) -> None:
     """Raise RecordsRejected if too many records of a batch could not be read, or if a step failed for too many.
 
     The error quotes some of the batch's `dead_letters`.
     """
-    read, letters = counts.get("read", 0), list(dead_letters)
+    read = counts.get("read", 0)
     limit, rejected = Limit(job.pipeline.max_rejected), _rejected(counts)
     if limit.is_exceeded(sum(rejected.values()), read):
         raise RecordsRejected(
             f"{sum(rejected.values()):,} of the {read:,} records that were read were rejected; max_rejected allows "
-            f"{limit}. {_reasons(rejected, letters)}.",
+            f"{limit}. {_reasons(rejected, dead_letters)}.",
             next_step="Nothing from the batch was published. Correct the contract or the producer and run again; if "
             "such records are expected, raise the pipeline's max_rejected.",
         )
@@ -67,7 +66,7 @@ def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Iter
     for name, failed in counts.items():
         if name.startswith(FAILED) and limit.is_exceeded(failed, read):
             step = job.step_named(name.removeprefix(FAILED))
-            example = _example_of(step, letters)
+            example = _example_of(step, dead_letters)
             raise RecordsRejected(
                 f"{step or name.removeprefix(FAILED)} failed for {failed:,} of the {read:,} records that were read; "
                 f"max_failures allows {limit}.{example and f' The first error: {example}.'}",
@@ -104,15 +103,25 @@ def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
 
 def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
     """The most frequent reasons, each with its number of records and an example."""
-    examples: dict[str, str] = {}
-    for headers in _headers(dead_letters):
-        examples.setdefault(headers.get(FIRST, ""), headers.get("sluice.detail", ""))
     frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
+    examples = _examples([reason for reason, _ in frequent], dead_letters)
     texts = []
     for reason, count in frequent:
         example = examples.get(reason, "")
         texts.append(f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else ""))
     return "; ".join(texts)
+
+
+def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dict[str, str]:
+    """Reason → the error of a record that was rejected for this reason."""
+    examples: dict[str, str] = {}
+    for headers in _headers(dead_letters):
+        reason = headers.get(FIRST, "")
+        if reason in reasons and reason not in examples:
+            examples[reason] = headers.get("sluice.detail", "")
+            if len(examples) == len(reasons):
+                break  # a flood may have millions of dead letters
+    return examples
 
 
 def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
@@ -127,6 +136,5 @@ def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
 def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
     """The headers of each dead letter."""
     for table in dead_letters:
-        column = table.column("headers") if table.num_rows else pa.array([], HEADERS)
-        for headers in column.to_pylist():
-            yield {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers or ()}
+        for headers in table.column("headers"):
+            yield {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers.as_py() or ()}
