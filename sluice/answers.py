@@ -92,7 +92,7 @@ class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Aggregates of one group. `sum`, `min` and `max` are None if no entry of the group has the field."""
+    """Aggregates of one group. If no entry of the group has the field, `sum`, `min` and `max` are None."""
 
     group: Any
     entries: int

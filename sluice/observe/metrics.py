@@ -51,7 +51,7 @@ def gauges(
     now: datetime | None = None,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> Iterator[Gauge]:
-    """A pipeline's gauges. `lag` is None if no broker answers.
+    """A pipeline's gauges. Pass None as the `lag` if no broker answers.
 
     `location` returns the address of a worker's shard; None if this process does not open the shard.
     """

@@ -61,7 +61,7 @@ class LateSinks:
         self._claimed: set[nodes.Late] = set()
 
     def claim(self, late: nodes.Late | None) -> Sink | None:
-        """The sink of `late`; None if `late` is None, or if another group or operator has already got this sink."""
+        """The sink of `late`, for the first caller. None for later callers, and without a topic of late records."""
         if late is None or late in self._claimed:
             return None
         self._claimed.add(late)

@@ -25,7 +25,7 @@ Kind = Literal["changed", "missing", "added"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A key, with its window if there are windows, and its values in both snapshots. A missing value is None."""
+    """A key, or a key's window, with its values in both snapshots. The value is None in a snapshot without the key."""
 
     kind: Kind
     key: str

@@ -157,7 +157,7 @@ class RecordSinks:
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
-        """Each partition in a batch, with the mask of the partition's records; the mask is None if it is all records.
+        """Each partition in a batch, with the mask of its records. A batch of a single partition has None for a mask.
 
         A task reads one partition from Kafka, but all partitions from a test driver.
         """

@@ -35,7 +35,7 @@ class AtLeastOnce:
 
     @classmethod
     def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, TopicLimits]) -> AtLeastOnce | None:
-        """The writer of a job's at-least-once outputs; None if there are none.
+        """The writer of a job's at-least-once outputs, or None if all outputs are written exactly once.
 
         `default` is the delivery of outputs that do not choose one.
 

@@ -150,7 +150,7 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version tells whether this pipeline has written the table, and the last metadata tells which batch.
+            # The version is negative until this pipeline has written the table. The last metadata names the batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)

@@ -127,7 +127,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """The newest offset at which a batch ended and the topic still has the same record; None if there is none."""
+        """The newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
         if self.audits is None:
             return None
         place = source.topic, source.partition

@@ -1,8 +1,8 @@
 """Statistics of one or two columns from exact sums of powers.
 
 Only a result is rounded, once. It therefore does not depend on the order of the values or on the ends of batches. A
-result is None if there are too few values for it, if it would divide by zero because all values are equal, or if it is
-too large for a double.
+result is None in three cases: there are too few values, all values are equal and the formula would divide by zero, or
+the result is too large for a double.
 """
 
 from __future__ import annotations
