@@ -52,7 +52,7 @@ def _to_json(value: Any) -> bytes:
 
 
 def _refuse_infinite(value: Any, data: bytes) -> None:
-    # msgspec writes a float's NaN and infinity as null, and a Decimal's by name.
+    # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True), "$")
 
@@ -153,7 +153,7 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a Decimal or a large integer can be inexact. Decimals show in the length, because text has quotation marks.
+    # Only a large integer or a Decimal can be inexact. JSON with Decimals as text is longer, by their quotation marks.
     if (len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data)) or (
         type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)
     ):

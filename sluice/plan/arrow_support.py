@@ -56,7 +56,7 @@ class TypedFallibleExpression:
 
 @dataclass(frozen=True)
 class TypedExplosion:
-    """A column that turns one record into several: a row per element of an array, and one for an empty array."""
+    """A column that turns one record into several: a row per element of an array, and one row for an empty array."""
 
     column: Column
     array: TypedExpression
@@ -196,7 +196,7 @@ def _require_edge(edge: Edge, types: Types) -> None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
             if isinstance(tree_of(sql), exp.Null):
-                continue  # an aggregate's function without an argument
+                continue  # `count(*)` has no argument
             if problem := json_problem(on_arrow(sql, types).type):
                 raise NeedsSparkError(problem)
     except NeedsSparkError as part:

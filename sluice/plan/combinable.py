@@ -17,7 +17,7 @@ from sluice.values.record_metadata import METADATA
 from sluice.values.sql_types import MOST_DIGITS, precision_and_scale
 
 _SUM_DIGITS = 10
-"""A sum has this many more digits than its argument, enough for 10^10 values."""
+"""The type of a sum has this many more digits than the argument's type, enough for 10^10 values."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Job:
     edges: tuple[Edge, ...]
     """Edges into stores and sinks after operators."""
     later_layers: Mapping[int, Layers]
-    """Stage → the columns computed from its operators' results."""
+    """Stage → the columns that are computed from the results of the stage's operators."""
     operator_sinks: tuple[Sink, ...]
     """The topics and tables to which operators' results are written."""
     state_functions: tuple[tuple[str, Reference], ...]
@@ -205,7 +205,7 @@ class Job:
 
     @property
     def field_names(self) -> dict[str, str]:
-        """Column → the author's name for it, for columns that have one."""
+        """Column → the author's name for the column, if the author has named it."""
         names = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
         for source in self.streams:
             names |= {field.column: field.name for field in source.fields}

@@ -63,7 +63,7 @@ class JobColumns:
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
     _explosions: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Stage → its nodes that turn one record into several, each with the depth of its layer."""
+    """Stage → the numbers of its nodes that turn one record into several rows, each with the depth of its layer."""
 
     # -- Columns that are computed
 
@@ -83,7 +83,7 @@ class JobColumns:
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
-        """The depth below all layers so far, for a step that makes several rows of one; a layer has one such step."""
+        """The depth below all layers so far, for a step that turns a row into several; a layer has one such step."""
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
@@ -108,7 +108,7 @@ class JobColumns:
         return tuple(layer if isinstance(layer, Transformation) else tuple(layer) for layer in layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
-        """Stage → the layers that are computed from its operators' results."""
+        """Stage → the layers that are computed from the results of the stage's operators."""
         return {stage: self.layers_of(stage) for stage in self._layers if stage}
 
     def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:

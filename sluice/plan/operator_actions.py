@@ -1,4 +1,4 @@
-"""The operator of a node, as a value of the plan, and what operators of its kind need from their inputs."""
+"""Makes the operator of a node, as a value of the plan, and says which rows a node takes from its inputs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def waits_for_close(node: nodes.Node) -> bool:
             # Windows expire from the operator's state when they close.
             return window is not None
         case nodes.Join(kind=kind):
-            # Unmatched records come out when stream time has left their window behind.
+            # Unmatched records are sent when stream time is past the end of their window.
             return kind == "stream-stream"
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
@@ -111,7 +111,7 @@ def needs_retractions(node: nodes.Node) -> bool:
             # An aggregate of a table subtracts the old row and adds the new one.
             return nodes.is_table(parent)
         case nodes.Join(kind=kind):
-            # A row whose foreign key changes is deleted under the old foreign key.
+            # When a row's foreign key changes, the join deletes the row under the old foreign key.
             return kind == "foreign-key"
         case _:
             return _is_filtered(node)
@@ -121,7 +121,7 @@ def requires_value(node: nodes.Node) -> bool:
     """Whether the node drops records without a value."""
     match node:
         case nodes.Join():
-            # In Kafka Streams, a stream's join drops null values; in a join of tables, they are deletions.
+            # In Kafka Streams, a stream's join drops null values; in a join of tables, null values are deletions.
             return not nodes.is_table(node)
         case nodes.Aggregate(parent=parent, window=window):
             # Kafka Streams drops null values in aggregates without windows and in sliding windows, but adds them to

@@ -176,5 +176,5 @@ LEFT."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """The column of an operator's results; for a processor, of one of its outputs."""
+    """The column of an operator's results; for a processor, the column of the results of one output."""
     return f"v{operator}" if output is None else f"v{operator}_{output}"

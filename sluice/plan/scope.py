@@ -18,14 +18,14 @@ class Scope:
     passed: str
     """SQL of a condition that is true if the record reaches this point."""
     columns: Mapping[str, str]
-    """Name of a field, or of metadata → SQL that reads it, which is usually the name of a column."""
+    """Name of a field, or of metadata → SQL that reads the field, usually just the name of a column."""
     scalar: bool = False
     is_null: str = "false"
     """SQL of a condition that is true if the value is null or the table's row was removed. All fields are then null."""
     results_of: frozenset[int] = frozenset()
     """The operators from whose results the columns are made."""
     exploded: tuple[int, ...] = ()
-    """Upstream nodes that turn one record into several."""
+    """The numbers of upstream nodes that turn one record into several rows."""
     unchanged_result: str | None = None
     """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
     path: tuple[str, ...] = ()

@@ -258,7 +258,7 @@ class Scopes:
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
         """The scope with a row per array element.
 
-        Steps of the stage that do not follow this one take only the rows whose position is 0 or null.
+        Steps of the stage that do not follow this step take only the rows whose position is 0 or null.
         """
         name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
         self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)
@@ -323,9 +323,9 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """The scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # If an earlier step turned a record into several rows, streams that do not follow that step take only one.
+        # If an earlier step turned a record into several rows, streams that do not follow that step take only one row.
         depth = self.columns.next_layer(first.stage)
-        # As in Kafka Streams, a child that was declared earlier is processed first, with everything behind it.
+        # As in Kafka Streams, the child that was declared first is processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         numbers = [value_if(self.columns.row_condition(scopes[side]), str(side)) for side in sides]
         streams = f"m{node.number}_ways"

@@ -66,7 +66,7 @@ class StagePlanner:
     def add_peek(self, node: nodes.Apply) -> None:
         """Call a function after an operator.
 
-        The edge's condition reads the function's result, which is always null, so that Spark computes it.
+        The edge's condition reads the function's result, which is always null, to make Spark call the function.
         """
         scope = self.scopes.after(node)
         edge = self._edge(node, LEFT, scope, node)
@@ -127,7 +127,7 @@ class StagePlanner:
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
-        # A suppress step after a join has a stream time of its own: many of the join's rows cause no result.
+        # A suppress step after a join has a stream time of its own, because many of the join's rows cause no result.
         if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
             return None
         for operator in self.operators:
@@ -183,7 +183,7 @@ class StagePlanner:
     def _edge_foreign(self, node: nodes.Node, before: Scope, own_key: str) -> str | None:
         """SQL of the column `foreign` of an edge into a node that computes a key.
 
-        It has the record's own key or, for an aggregate of a stream, the value that a late record has before it.
+        The column has the record's own key or, for an aggregate of a stream, the value of a late record.
         """
         if not isinstance(node, nodes.Aggregate) or nodes.is_table(node.parent):
             return own_key
@@ -202,7 +202,7 @@ class StagePlanner:
         if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
             # The join reads the table's store, which is updated before any step after the table gets the change.
             return replace(scope, path=())
-        # An edge into the node's own store is no branch.
+        # An edge into the node's own store is not counted as a branch.
         return scope if parent is node else self.scopes.for_branch(scope, parent, node, side)
 
     def _with_condition(self, edge: Edge) -> Edge:

@@ -35,7 +35,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
     if of == to or values.type == wanted:
         return values
     if is_decimal(of) and to == "DOUBLE":
-        return values.cast(pa.string()).cast(wanted)  # text gives the nearest double; Arrow's cast does not
+        return values.cast(pa.string()).cast(wanted)  # the nearest double; a direct cast may miss it
     if is_integer(of) and is_decimal(to):
         return _decimals(values, wanted)
     return values.cast(wanted, safe=False)

@@ -106,7 +106,7 @@ class _Evaluation:
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))
-        # Spark computes an argument only in rows where all arguments before it have values.
+        # Spark computes an argument only in rows where all earlier arguments are not null.
         *earlier, last = arguments if order == "until null" else reversed(arguments)
         failed = last.failed
         for argument in reversed(earlier):
@@ -314,7 +314,7 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    if isinstance(literal, exp.Literal) and literal.is_int:  # the least number without its sign is too large
+    if isinstance(literal, exp.Literal) and literal.is_int:  # without its sign, the type's least number is too large
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
 

@@ -38,7 +38,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # All elements of all lists are one array, in which a list begins at the sum of the lengths before it.
+    # The elements of all lists are one array, in which a list begins at the sum of the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result(values, failed if failed.any() else None)
 

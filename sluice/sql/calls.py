@@ -20,7 +20,7 @@ from sluice.sql.dialect import tokens_of, tree_of
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part of an expression's text, and its first and last position there."""
+    """A part of an expression's text, and the positions of its first and last character in the text."""
 
     text: str
     start: int

@@ -476,7 +476,7 @@ def _is_widening(of: str, to: str) -> bool:
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
     if of == "BIGINT":
-        of_precision = 19  # the digits of the largest number; Spark computes with 20
+        of_precision = 19  # the digits of the largest BIGINT; Spark's decimal for a BIGINT has 20
     return of_scale <= scale and of_precision - of_scale <= precision - scale
 
 
@@ -544,7 +544,7 @@ def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def json_problem(kind: str) -> str:
-    """Why only Spark writes the JSON of a type; empty if Arrow does."""
+    """Why only Spark writes the JSON of a type; empty if Arrow writes it."""
     parts = _parts_of(kind)
     if parts:
         return next(filter(None, map(json_problem, parts)), "")
@@ -552,7 +552,7 @@ def json_problem(kind: str) -> str:
 
 
 def key_problem(kind: str) -> str:
-    """Why only Spark makes the texts of keys of a type; empty if Arrow does."""
+    """Why only Spark makes the texts of keys of a type; empty if Arrow makes them."""
     if json_problem(kind):
         return f"a key of type {kind or 'that is unknown'}"
     names = [name.lower() for name in struct_fields(kind)]

@@ -915,7 +915,7 @@ class Table(Handle[V]):
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"
-        # As in Kafka Streams, which has outer joins only of two tables by their keys.
+        # Kafka Streams has outer joins only of two tables by their keys.
         if how == "outer" and kind != "table-table":
             raise TopologyError(f"{where}: how='outer' needs two tables joined by key.", next_step="Use inner or left.")
         if kind == "lookup" and on is not None:
@@ -925,7 +925,7 @@ class Table(Handle[V]):
         node: nodes.Node = self.pipeline.add(
             nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
         )
-        # The join has a row's old and new value under different foreign keys, and so cannot know the old result.
+        # The join stores a row's old and new value under different foreign keys, so it cannot know the old result.
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, _joined_shape(self, other))

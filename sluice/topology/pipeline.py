@@ -117,7 +117,7 @@ class Pipeline(Graph):
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
         self.claim("topic", f"{name}_redriven")
-        # While a file is imported, it must be known which pipelines its code makes.
+        # `pipelines_made_by` collects the pipelines that a file makes while it is imported.
         if (made := _made.get()) is not None:
             made.append((self, files_running()))
 

@@ -12,7 +12,7 @@ _ORIGINAL = "sluice.original."
 
 
 def escaped(name: str) -> str:
-    """The name that a record's own header has in a dead letter."""
+    """The name in a dead letter of a header that the rejected record had."""
     return f"{_ORIGINAL}{name}" if name.startswith(PREFIX) else name
 
 

@@ -30,7 +30,7 @@ class _Import:
 
 
 _imports: dict[Path, _Import] = {}
-"""File → its last import."""
+"""File → its last import by `load_module`."""
 
 
 class DriverStarts(BaseException):
@@ -127,7 +127,7 @@ def _digest_of(text: bytes) -> str:
 def _modules_of(folder: Path) -> dict[str, Path]:
     """The imported modules that are files of a folder, such as `helpers`, with their files."""
     modules = {}
-    # A copy is made at once, whereas another thread's import can change the dictionary while it is iterated over.
+    # Iterate over a copy, because another thread's import can change the dictionary meanwhile.
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]

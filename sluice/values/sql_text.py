@@ -44,7 +44,7 @@ def struct_json(sql: str) -> str:
 
 
 def value_json(sql: str) -> str:
-    """The JSON of any value. `to_json` takes only structs, so the value is wrapped in one and cut out."""
+    """The JSON of any value. `to_json` takes only structs, so the value is wrapped in a struct and cut out."""
     wrapped = struct_json(named_struct({"v": sql}))
     return f"substring({wrapped}, 6, length({wrapped}) - 6)"
 

@@ -78,7 +78,7 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
     """Like `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
-        if sign == "`":  # a doubled backtick ends the name and begins it again
+        if sign == "`":  # a doubled backtick toggles twice, so the name goes on
             is_quoted = not is_quoted
         elif not is_quoted:
             if sign == separator and not depth:

@@ -473,7 +473,7 @@ def _percentile(values: list[Any], ends: list[int], part: float) -> float:
 
 
 class ByOrder(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y. Of several equal y, the last counts."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y. If several are equal, the last counts."""
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(tuple[ordering, argument | None] | None)

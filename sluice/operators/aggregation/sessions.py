@@ -49,7 +49,7 @@ class SessionAggregate(Aggregation):
             window = session, session_end
             if self.retracts:
                 out.emit(key, self.calculation.result(session_aggregate), session_end, window=window, old=True)
-            # The key of a result has the session's bounds: if they change, the old key is deleted.
+            # A result's key includes the session's bounds: if the bounds change, a tombstone deletes the old key.
             if window != (start, end):
                 out.emit(key, None, session_end, window=window)
             aggregate = self.calculation.merge(key, aggregate, session_aggregate)

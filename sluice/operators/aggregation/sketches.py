@@ -81,7 +81,7 @@ _RANKS = 64 - _BITS
 def hash_of(value: Any) -> int:
     """A hash of 64 bits. Equal numbers have equal hashes."""
     if isinstance(value, float):
-        value += 0.0  # so that -0.0 is 0.0
+        value += 0.0  # turns -0.0 into 0.0, which is equal and needs the same hash
     text = str(value.normalize()) if isinstance(value, Decimal) else str(value)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 

@@ -73,7 +73,7 @@ class TableJoin(Timeless):
         new = self._result(pair)
         if old is None and new is None and not self._sends_tombstone(pair, row.side):
             return
-        # Kafka Streams: the result has the larger time of both sides, also if a tombstone deletes it.
+        # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
         if self.retracts and old is not None:
             out.emit(row.key, old, time, old=True)
@@ -131,7 +131,7 @@ class StreamTableJoin(Timeless):
         return TableValue()
 
     def process(self, state: TableValue, row: Row, out: Output) -> None:
-        # Only the stream side sends results; a change of the table is for later stream records.
+        # Only stream records send results. A change of the table matters to later stream records.
         if row.side == RIGHT:
             if row.key is None:
                 out.count("null_key")

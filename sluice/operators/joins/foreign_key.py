@@ -53,7 +53,7 @@ class ForeignKeyJoin(Timeless):
         elif row.old:
             state.left.pop(row.foreign, None)
             # Kafka Streams sends a tombstone for a left row that leaves its foreign key, whether or not there is a
-            # right row, so some tombstones delete nothing. In a left join, the row's new place sends the result.
+            # right row, so some tombstones delete nothing. In a left join, the new key's state sends the result.
             if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
                 out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
@@ -88,7 +88,7 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
-        # Without a right row, a row that has moved here may have had a result at its old foreign key: a tombstone.
+        # Without a right row, a tombstone deletes the result that a moved row may have had under its old foreign key.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 
