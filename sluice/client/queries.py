@@ -42,7 +42,7 @@ _ERRORS: dict[int, type[SluiceError]] = {
 _ERRORS |= {401: Refused, 502: StateError}  # the log-in answers 401, and a proxy 502
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
-"""Most characters of the keys in a request. Servers and proxies commonly allow 8 KB for the first line of a request."""
+"""The keys in a request have at most this many characters. Many servers and proxies limit its first line to 8 KB."""
 _SHORT_SECONDS = 2.0
 """If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}

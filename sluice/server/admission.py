@@ -100,7 +100,7 @@ class Arrival(asyncio.Protocol):
         protocol.leave = partial(self._admission.leave, accepted)
         self._admission.arrive(accepted)
         if self._tls is not None:
-            # Uvloop's own servers do the same, but accept connections whose handshake takes a minute.
+            # Uvloop's own servers do the same, but give a connection a minute for its handshake.
             protocol = SSLProtocol(
                 asyncio.get_running_loop(), protocol, self._tls, None, server_side=True,
                 ssl_handshake_timeout=UNPROVEN_SECONDS,

@@ -83,7 +83,7 @@ class PostgresTables:
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
-        # In a transaction of its own: an earlier writer that waits for the pipeline's row ends at once.
+        # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's row fails at once.
         self.fence()
         with self._transaction("Checking the tables") as database:
             last = self._last_batch(database)
@@ -308,7 +308,7 @@ def _list(parts: Sequence[Composable]) -> Composed:
 def _create_or_check(
     database: psycopg.Connection, target: PostgresTarget, written: Written | None
 ) -> tuple[PostgresColumn, ...]:
-    """The columns of a table, which is created if it does not exist. Raises EngineError if it does not fit.
+    """The columns of a table. Creates the table if it is missing. Raises EngineError if it does not fit the rows.
 
     `written` are the rows of the last batch, None if no batch has written the table.
     """

@@ -43,7 +43,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     operator: int
     """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
     batch: int
-    """For an unfinished copy: the first batch that the copied rows may lack."""
+    """The batch's number. In the entry of an unfinished copy, the first batch that the copied rows may lack."""
     rows: int
     checksum: str
 
