@@ -81,7 +81,8 @@ class AirflowRuns:
             TaskInstance.start_date,
         )
         instances = select(*columns).where(
-            TaskInstance.dag_id.in_({run.dag_id for run in runs}), TaskInstance.run_id.in_({run.run_id for run in runs})
+            TaskInstance.dag_id.in_({run.dag_id for run in runs}),
+            TaskInstance.run_id.in_({run.run_id for run in runs}),
         )
         tasks: dict[tuple[str, str], Any] = {}
         for task in session.execute(instances).all():

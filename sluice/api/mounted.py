@@ -12,7 +12,8 @@ from sluice.support.startup import freeze_imports
 class Mounted:
     """An app of `sluice.api.apps` behind Airflow's log-in, created at the first request.
 
-    Airflow loads plugins in every process, even in each task's process, and importing the apps takes two seconds.
+    Airflow loads plugins in every process, even in each task's process, and importing the apps
+    takes two seconds.
     """
 
     def __init__(self, factory: str) -> None:

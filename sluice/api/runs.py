@@ -46,7 +46,10 @@ class NoRuns:
         return []
 
     def start(self, _pipeline: str, _parameters: Mapping[str, Any], _user: str) -> str:
-        raise Refused("A state server cannot start runs.", next_step="Send the request to Airflow's API server.")
+        raise Refused(
+            "A state server cannot start runs.",
+            next_step="Send the request to Airflow's API server.",
+        )
 
 
 NO_RUNS = NoRuns()

@@ -1,7 +1,7 @@
 """The blocking client, made from the asynchronous queries.
 
-Its transport blocks, so the coroutines of `Queries` never suspend: a single step runs each to completion, in the
-caller's thread and without an event loop.
+Its transport blocks, so the coroutines of `Queries` never suspend: a single step runs each to
+completion, in the caller's thread and without an event loop.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _not_async(function: Function) -> Function:
 class Client:
     """Queries the REST view at `address`, with a token or as a user of Airflow.
 
-    Raises the same errors as the server: NotFound, Gone, NotReached, Busy, StateError, QueryError; and Refused without
-    a valid log-in. Several threads may share a client.
+    Raises the same errors as the server: NotFound, Gone, NotReached, Busy, StateError, QueryError;
+    and Refused without a valid log-in. Several threads may share a client.
     """
 
     def __init__(

@@ -30,7 +30,17 @@ from sluice.answers import (
     Store,
     WorkerStatus,
 )
-from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, Refused, SettingsError, SluiceError, StateError
+from sluice.errors import (
+    Busy,
+    Gone,
+    NotFound,
+    NotReached,
+    QueryError,
+    Refused,
+    SettingsError,
+    SluiceError,
+    StateError,
+)
 from sluice.values.keys import lookup_key
 
 T = TypeVar("T")
@@ -42,7 +52,8 @@ _ERRORS: dict[int, type[SluiceError]] = {
 _ERRORS |= {401: Refused, 502: StateError}  # the log-in answers 401, and a proxy 502
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
-"""The keys in a request have at most this many characters. Many servers and proxies limit its first line to 8 KB."""
+"""The keys in a request have at most this many characters. Many servers and proxies limit its first
+line to 8 KB."""
 _SHORT_SECONDS = 2.0
 """If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
@@ -112,7 +123,8 @@ class Queries:
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
         """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is no value.
 
-        A key that is not a str, such as a number, a date or a dict, is looked up by its text as a key.
+        A key that is not a str, such as a number, a date or a dict, is looked up by its text as a
+        key.
         """
         text = lookup_key(key)
         if "\n" not in text and "\r" not in text:
@@ -157,7 +169,12 @@ class Queries:
         return await self._send(query)
 
     async def range(
-        self, store: str, *, limit: int = 1_000, worker: int | None = None, **part: Unpack[RangeParameters]
+        self,
+        store: str,
+        *,
+        limit: int = 1_000,
+        worker: int | None = None,
+        **part: Unpack[RangeParameters],
     ) -> AsyncIterator[Entry]:
         """All entries in order, from one snapshot. Requests `limit` entries at a time.
 
@@ -177,7 +194,13 @@ class Queries:
         return await self._send(_query(_path(store, "count"), Count, part))
 
     async def top(
-        self, store: str, field: str = "", *, limit: int = 10, smallest: bool = False, **part: Unpack[RangeParameters]
+        self,
+        store: str,
+        field: str = "",
+        *,
+        limit: int = 10,
+        smallest: bool = False,
+        **part: Unpack[RangeParameters],
     ) -> Entries:
         """The entries with the largest numbers in a field, or with the smallest."""
         query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
@@ -206,8 +229,8 @@ class Queries:
     ) -> AsyncIterator[Change]:
         """Every new snapshot as it is published, starting with the newest or after snapshot `since`.
 
-        Never ends. Raises StateError if the server ends the stream, for example because it stops: continue `since` the
-        last snapshot.
+        Never ends. Raises StateError if the server ends the stream, for example because it stops:
+        continue `since` the last snapshot.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True
@@ -224,7 +247,8 @@ class Queries:
             is_renewable = self._connection.can_log_in and time.monotonic() - begun > _SHORT_SECONDS
         last = f": since={since!r}" if since else ""
         raise StateError(
-            "The server ended the stream of changes.", next_step=f"Ask again for the changes since the last one{last}."
+            "The server ended the stream of changes.",
+            next_step=f"Ask again for the changes since the last one{last}.",
         )
 
     async def _send(self, query: Query[T]) -> T:
@@ -260,7 +284,10 @@ class Connection:
 
     def log_in_request(self) -> dict[str, Any]:
         """Arguments of the POST request that logs in."""
-        return {"url": f"{self._address}/auth/token", "json": {"username": self._user, "password": self._password}}
+        return {
+            "url": f"{self._address}/auth/token",
+            "json": {"username": self._user, "password": self._password},
+        }
 
     def store_token(self, response: httpx.Response) -> None:
         """Store the token from a log-in response."""
@@ -277,7 +304,11 @@ class Connection:
 
     def request(self, query: Query[Any]) -> dict[str, Any]:
         """Arguments of the GET request of a query."""
-        return {"url": self._address + query.path, "params": query.parameters or None, "headers": self._headers}
+        return {
+            "url": self._address + query.path,
+            "params": query.parameters or None,
+            "headers": self._headers,
+        }
 
 
 def _require_url(address: str) -> None:
@@ -394,7 +425,10 @@ def error_of(response: httpx.Response) -> SluiceError:
 
 def _invalid(error: httpx.InvalidURL) -> QueryError:
     """The error for a request whose URL is too long or invalid."""
-    return QueryError(f"The request has no valid URL: {error}.", next_step="Correct the address, or shorten the key.")
+    return QueryError(
+        f"The request has no valid URL: {error}.",
+        next_step="Correct the address, or shorten the key.",
+    )
 
 
 @contextmanager

@@ -11,16 +11,25 @@ from sluice.commands.console import errors_as_messages, out
 from sluice.settings import settings
 
 
-def backup(folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")]) -> None:
+def backup(
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder for the backup.")],
+) -> None:
     """Back up the state of all pipelines: ledger and shards. Runs and queries may go on."""
     from sluice.operations.backups.back_up import back_up
     from sluice.state.ledger.ledger import Ledger
 
-    with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("backing up") as status:
+    with (
+        errors_as_messages(),
+        Ledger.open(settings().ledger) as ledger,
+        out.status("backing up") as status,
+    ):
         made = back_up(ledger, folder, status.update)
         status.stop()
         for generation in made.generations:
-            out.print(f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}", markup=False)
+            out.print(
+                f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}",
+                markup=False,
+            )
         out.print(f"Backed up to {folder}", markup=False, soft_wrap=True)
 
 
@@ -34,5 +43,8 @@ def restore(
         restored = restore_backup(folder, settings(), status.update)
         status.stop()
         for generation in restored.generations:
-            out.print(f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}", markup=False)
+            out.print(
+                f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}",
+                markup=False,
+            )
         out.print(f"Restored the backup of {restored.made_at:%Y-%m-%d %H:%M:%S} UTC")

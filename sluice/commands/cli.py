@@ -16,8 +16,9 @@
 | standby | standby_commands |
 | backup, restore | backup_commands |
 
-A new command is a function in one of these files. Commands of a group are registered with its `app`, all others below.
-Commands import everything else inside their functions, so that --help is fast.
+A new command is a function in one of these files. Commands of a group are registered with its
+`app`, all others below. Commands import everything else inside their functions, so that --help is
+fast.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
 wide = Console(width=1_000_000, highlight=False, emoji=False)
-"""For tables: prints them at their full width, so that nothing is cut in a narrow terminal or in a pipe."""
+"""For tables: prints them at their full width, so that nothing is cut in a narrow terminal or in a
+pipe."""
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
 
 Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
-Since = Annotated[str, typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone.")]
+Since = Annotated[
+    str,
+    typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone."),
+]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
 
 
@@ -52,8 +55,8 @@ def redrive(
 ) -> None:
     """Write the records of dead letters to their topics again, each once.
 
-    Without --reason, only records that could not be read are written, because steps that have processed other records
-    would count them twice.
+    Without --reason, only records that could not be read are written, because steps that have
+    processed other records would count them twice.
     """
     from sluice.kafka.dead_letter_topic import DeadLetterFilter
     from sluice.kafka.redrive import redrive as redrive_chosen

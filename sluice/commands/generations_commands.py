@@ -30,7 +30,10 @@ def list_generations(pipeline: PipelineName) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         rows = [_row(generation) for generation in monitoring.generations(ledger, pipeline)]
         if not rows:
-            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+            raise NotFound(
+                f"The ledger has no pipeline {pipeline!r}.",
+                next_step="Run it first; see SLUICE_LEDGER.",
+            )
         print_rows(rows, Form.TABLE)
 
 
@@ -63,7 +66,8 @@ def replay(
     until: Annotated[
         str,
         typer.Option(
-            metavar="POINT", help="Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot."
+            metavar="POINT",
+            help="Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot.",
         ),
     ] = "",
     from_topics: FromTopics = False,
@@ -71,8 +75,9 @@ def replay(
 ) -> None:
     """Build the state again from the topics in a new generation, without replacing the current one.
 
-    A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read from their beginning.
-    To compare a store in both generations: sluice query diff STORE --before 1.newest --after 2.newest.
+    A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read
+    from their beginning. To compare a store in both generations: sluice query diff STORE --before
+    1.newest --after 2.newest.
     """
     from sluice.values.replay_span import Span
 

@@ -20,7 +20,11 @@ def init(folder: Annotated[Path, typer.Argument(help="The new project's folder."
     with errors_as_messages():
         for file in create(folder):
             out.print(f"created {file}", markup=False, soft_wrap=True)
-        out.print(f"Next: cd {shlex.quote(str(folder))}, and follow README.md.", markup=False, soft_wrap=True)
+        out.print(
+            f"Next: cd {shlex.quote(str(folder))}, and follow README.md.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def create(folder: Path) -> list[Path]:
@@ -38,7 +42,8 @@ def create(folder: Path) -> list[Path]:
         if source.is_dir() or source.suffix == ".pyc":
             continue
         place = source.relative_to(_TEMPLATE)
-        # The template's .gitignore has no dot, because packaging tools omit files whose names begin with a dot.
+        # The template's .gitignore has no dot, because packaging tools omit files whose names begin
+        # with a dot.
         file = folder / (place.with_name(".gitignore") if place.name == "gitignore" else place)
         text = source.read_text()
         for word, meaning in words.items():
@@ -48,7 +53,8 @@ def create(folder: Path) -> list[Path]:
             file.write_text(text)
         except OSError as error:
             raise SettingsError(
-                f"Cannot create {file}: {error.strerror}.", next_step="Choose a folder that you may write to."
+                f"Cannot create {file}: {error.strerror}.",
+                next_step="Choose a folder that you may write to.",
             ) from None
         created.append(file)
     return created

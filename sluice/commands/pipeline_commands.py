@@ -22,7 +22,8 @@ def explain(
 ) -> None:
     """Print a pipeline's plan: what its query reads, stores and writes.
 
-    With --master: also the topics' partitions, the tasks that Spark runs for them, the cores, and the shards.
+    With --master: also the topics' partitions, the tasks that Spark runs for them, the cores, and
+    the shards.
     """
     from sluice.plan import explain, plan
 
@@ -99,7 +100,8 @@ def run(
     pipeline: PipelineName,
     master: Master = LOCAL,
     linger: Annotated[
-        str, typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.')
+        str,
+        typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.'),
     ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read everything."""
@@ -117,7 +119,10 @@ def rebuild(
     pipeline: PipelineName,
     changed_only: Annotated[
         bool,
-        typer.Option("--changed-only", help="Compute only new and changed stores, and keep the state of the others."),
+        typer.Option(
+            "--changed-only",
+            help="Compute only new and changed stores, and keep the state of the others.",
+        ),
     ] = False,
     from_topics: FromTopics = False,
     master: Master = LOCAL,
@@ -130,7 +135,8 @@ def rebuild(
 def repartition(pipeline: PipelineName) -> None:
     """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
 
-    Stores keep their values, and the next run continues where the last one stopped. The topics are not read.
+    Stores keep their values, and the next run continues where the last one stopped. The topics are
+    not read.
     """
     from sluice.operations.repartition import repartition as spread
     from sluice.plan import plan

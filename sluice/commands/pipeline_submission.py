@@ -39,8 +39,12 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
             status, detail = 128 + interrupted.number, f"The command was {interrupted}."
-            err.print(f"{detail} Published batches are kept; repeat the command to continue.", soft_wrap=True)
-        # A failure is kept until a run has read all records, so a failed rebuild or replay is not recorded here.
+            err.print(
+                f"{detail} Published batches are kept; repeat the command to continue.",
+                soft_wrap=True,
+            )
+        # A failure is kept until a run has read all records, so a failed rebuild or replay is not
+        # recorded here.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, detail)
     raise typer.Exit(status)

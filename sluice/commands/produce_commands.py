@@ -57,7 +57,8 @@ def orders(
 def _producer(name: str) -> Callable[..., None]:
     def send(
         count: Annotated[
-            int | None, typer.Option(min=1, help="Approximate number of records; default: set by the example.")
+            int | None,
+            typer.Option(min=1, help="Approximate number of records; default: set by the example."),
         ] = None,
         seed: Seed = 7,
         start: Annotated[str, typer.Option(help="Time of the first record in UTC, or now.")] = "2025-03-03T08:00:00",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sluice.commands.console import Form, FormOption, err, errors_as_messages, print_json, print_rows, printable
+from sluice.commands.console import (
+    Form,
+    FormOption,
+    err,
+    errors_as_messages,
+    print_json,
+    print_rows,
+    printable,
+)
 from sluice.errors import NotFound
 from sluice.settings import settings
 
@@ -33,7 +41,10 @@ Field = Annotated[
     ),
 ]
 Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
-AsOf = Annotated[str | None, typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot.")]
+AsOf = Annotated[
+    str | None,
+    typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot."),
+]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
 Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
 First = Annotated[str | None, typer.Option(help="Only this key and larger keys.")]

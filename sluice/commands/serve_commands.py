@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 
 def serve(
     workers: Annotated[
-        str, typer.Option(help="Workers to place on this server, such as 0,1; they must not have a server yet.")
+        str,
+        typer.Option(help="Workers to place on this server, such as 0,1; they must not have a server yet."),
     ] = "",
     pipeline: Annotated[
-        list[str] | None, typer.Option(help="The pipeline of these workers; default: all pipelines in the ledger.")
+        list[str] | None,
+        typer.Option(help="The pipeline of these workers; default: all pipelines in the ledger."),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 7070,
     bind: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     host: Annotated[
-        str, typer.Option(help="The host name under which callers reach the server; default: the address of --bind.")
+        str,
+        typer.Option(help="The host name under which callers reach the server; default: the address of --bind."),
     ] = "",
     certificate: Annotated[Path | None, typer.Option(help="The server's TLS certificate, PEM.", exists=True)] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)] = None,
     rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the address over from a server whose shards are gone for good.")
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take the address over from a server whose shards are gone for good.",
+        ),
     ] = False,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
@@ -67,11 +74,18 @@ def move(
     from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 
-    with errors_as_messages(), Ledger.open(settings().ledger) as ledger, out.status("connecting") as status:
+    with (
+        errors_as_messages(),
+        Ledger.open(settings().ledger) as ledger,
+        out.status("connecting") as status,
+    ):
         placement = place_of(pipeline, worker, address, tls)
         copied = move_worker(ledger, placement, status.update)
         status.stop()
-        out.print(f"Worker {worker} of {pipeline} is now at {address}; {copied:,} versions copied", soft_wrap=True)
+        out.print(
+            f"Worker {worker} of {pipeline} is now at {address}; {copied:,} versions copied",
+            soft_wrap=True,
+        )
 
 
 def import_state(
@@ -79,7 +93,8 @@ def import_state(
 ) -> None:
     """Copy all pipelines from SQLite files to the empty ledger in SLUICE_LEDGER, and their shards to SLUICE_SHARDS.
 
-    The old shards are sealed, so that no run writes to them any more. Repeat the command if it is interrupted.
+    The old shards are sealed, so that no run writes to them any more. Repeat the command if it is
+    interrupted.
     """
     from sluice.operations.state_import import import_state as copy
     from sluice.state.ledger.ledger import Ledger

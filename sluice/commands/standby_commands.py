@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sluice.state.ledger.ledger import Ledger
 
 app = typer.Typer(
-    no_args_is_help=True, help="Copies of workers' shards at second state servers, for when the first is gone."
+    no_args_is_help=True,
+    help="Copies of workers' shards at second state servers, for when the first is gone.",
 )
 
 Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
@@ -74,7 +75,8 @@ def refresh(pipeline: PipelineName) -> None:
         current_generation(ledger, pipeline)
         if not ledger.standbys.of(pipeline):
             raise NotFound(
-                f"{pipeline!r} has no standbys.", next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT"
+                f"{pipeline!r} has no standbys.",
+                next_step=f"Add one: sluice standby add {pipeline} WORKER HOST:PORT",
             )
         _refresh(ledger, pipeline)
 
@@ -106,7 +108,11 @@ def promote(
     pipeline: PipelineName,
     worker: Worker,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Also if the copy is old: the next run restores the state from the topics.")
+        bool,
+        typer.Option(
+            "--stale",
+            help="Also if the copy is old: the next run restores the state from the topics.",
+        ),
     ] = False,
 ) -> None:
     """Put a worker's standby in the worker's place, because the worker's state server is lost."""
@@ -140,4 +146,7 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
                 drop_shard(standby.shard(standby.copied_generation))
             except SluiceError as error:
                 kept = f" Its copy was not deleted: {error.detail}"
-        out.print(f"{standby.host_port} is no standby of worker {worker} of {pipeline} any more.{kept}", soft_wrap=True)
+        out.print(
+            f"{standby.host_port} is no standby of worker {worker} of {pipeline} any more.{kept}",
+            soft_wrap=True,
+        )

@@ -39,8 +39,8 @@ _STATES = {
 def status() -> None:
     """Print the health of each pipeline.
 
-    Exit with status 1 if a file is broken, a run failed, data are overdue, brokers or topics are away, many records
-    were rejected, or a transaction holds back records.
+    Exit with status 1 if a file is broken, a run failed, data are overdue, brokers or topics are
+    away, many records were rejected, or a transaction holds back records.
     """
     from rich.table import Table
     from rich.text import Text
@@ -64,10 +64,18 @@ def status() -> None:
         away, held = inputs.away | recorded, inputs.held
         names = {pipeline.name for pipeline in loaded.pipelines} | {*figures.generations} | broken
         for name in sorted(names | {failure.pipeline for failure in failures}):
-            kinds = {"broken": broken, "failed": failed, "waiting": away, "held back": held, "degraded": degraded}
+            kinds = {
+                "broken": broken,
+                "failed": failed,
+                "waiting": away,
+                "held back": held,
+                "degraded": degraded,
+            }
             state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
             table.add_row(
-                Text(name), Text(state, "green" if state == "ok" else "red"), _newest(figures.snapshots.get(name))
+                Text(name),
+                Text(state, "green" if state == "ok" else "red"),
+                _newest(figures.snapshots.get(name)),
             )
         problems += [str(file.error) for file in loaded.broken]
         problems += map(_problem, failures)
@@ -100,7 +108,8 @@ class Inputs:
     A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
     """
     away: dict[str, str] = field(default_factory=dict)
-    """Pipeline → a message that no broker answers, or which of the pipeline's topics are missing."""
+    """Pipeline → a message that no broker answers, or which of the pipeline's topics are
+    missing."""
 
     @classmethod
     def of(cls, figures: LedgerFigures) -> Self:

@@ -18,7 +18,11 @@ app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics
 TopicName = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
 KeySeparator = Annotated[
     str,
-    typer.Option("--key-separator", "-K", help="Text between key and value. A line without it has a null value."),
+    typer.Option(
+        "--key-separator",
+        "-K",
+        help="Text between key and value. A line without it has a null value.",
+    ),
 ]
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
     """The pipeline's current generation. Raises NotFound for an unknown pipeline."""
     if (info := ledger.generations.current(pipeline)) is None:
-        raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+        raise NotFound(
+            f"The ledger has no pipeline {pipeline!r}.",
+            next_step="Run it first; see SLUICE_LEDGER.",
+        )
     return info
 
 
@@ -26,6 +29,7 @@ def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
 
     if (host_port := parse_address(address)) is None:
         raise SettingsError(
-            f"{address!r} is not HOST:PORT.", next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070."
+            f"{address!r} is not HOST:PORT.",
+            next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070.",
         )
     return Placement(pipeline, worker, *host_port, tls)

@@ -18,7 +18,13 @@ from rich.markup import escape
 
 from sluice.client import Client
 from sluice.errors import EngineError, PreflightError
-from sluice.examples.example import Example, Results, create_example_topics, produce_samples, read_samples
+from sluice.examples.example import (
+    Example,
+    Results,
+    create_example_topics,
+    produce_samples,
+    read_samples,
+)
 from sluice.examples.progress import Steps
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import ROOT, LocalPlatform, clear, write_secret
@@ -50,7 +56,8 @@ class Outcome:
     expected: Results
     differences: dict[str, int]
     answers: list[tuple[str, str, bool | None]]
-    """Path, text of the answer, and whether the answer is as expected; None if the expected answer is unknown."""
+    """Path, text of the answer, and whether the answer is as expected; None if the expected answer
+    is unknown."""
 
     @property
     def is_right(self) -> bool:
@@ -89,7 +96,11 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
         return 0 if outcome.is_right else 1
     finally:
         # Another Ctrl-C must not leave processes behind.
-        with _uninterrupted(), Steps(console, began) as steps, steps.step("Stop Airflow, Spark and Kafka") as step:
+        with (
+            _uninterrupted(),
+            Steps(console, began) as steps,
+            steps.step("Stop Airflow, Spark and Kafka") as step,
+        ):
             platform.stop()
             step.conclude("all processes have ended")
 
@@ -122,7 +133,8 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
             platform.lay_out_airflow()
 
     with ThreadPoolExecutor(2) as together:
-        # Filling Kafka and creating Airflow's database take seconds each, and do not depend on each other.
+        # Filling Kafka and creating Airflow's database take seconds each, and do not depend on each
+        # other.
         for task in [together.submit(kafka), together.submit(database)]:
             task.result()
     with steps.step("Start Airflow") as step:
@@ -185,7 +197,10 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, console: 
         command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{path}'"
         console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
         mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[right]
-        console.print(escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n", soft_wrap=True)
+        console.print(
+            escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n",
+            soft_wrap=True,
+        )
     for name, count in outcome.differences.items():
         console.print(f"[red]✗ {escape(name)}: {count} keys or records differ from the expected ones[/]")
     console.rule("Dead letters, by reason")

@@ -1,6 +1,7 @@
 """An example: sample records for a pipeline in `spark_jobs`, and the results that plain Python computes from them.
 
-The expected results are computed without Sluice, and compared with the pipeline's stores and output topics.
+The expected results are computed without Sluice, and compared with the pipeline's stores and output
+topics.
 """
 
 from __future__ import annotations
@@ -68,7 +69,12 @@ class Results:
     def _pairs(self, actual: Results) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
         for kind in ("stores", "tables", "streams"):
             for name, values in getattr(self, kind).items():
-                yield ("store" if kind == "stores" else "topic"), name, values, getattr(actual, kind)[name]
+                yield (
+                    ("store" if kind == "stores" else "topic"),
+                    name,
+                    values,
+                    getattr(actual, kind)[name],
+                )
         yield "dead letters", "by reason", self.dead_letters, actual.dead_letters
 
 
@@ -85,7 +91,8 @@ class Example:
     count: int
     """The default number of samples."""
     samples: Callable[[int, int, int], Iterator[Sample]]
-    """`samples(count, seed, start_ms)` yields about `count` records; the same arguments yield the same bytes."""
+    """`samples(count, seed, start_ms)` yields about `count` records; the same arguments yield the
+    same bytes."""
     expected: Callable[[Iterable[Sample]], Results]
     """The expected results, from the samples in the order of their timestamps."""
     paths: Sequence[str]
@@ -97,7 +104,8 @@ class Example:
     normal: Callable[[Any], Any] = lambda value: value
     """Normalizes a value that has several equal forms, such as a set, to the form in `expected`."""
     by_clock: frozenset[str] = frozenset()
-    """Windowed stores whose windows depend on the time of the run. Their counts are summed by key."""
+    """Windowed stores whose windows depend on the time of the run. Their counts are summed by
+    key."""
 
     def actual_store(self, store: str, entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """A store's entries in the form of `Results.stores`."""
@@ -134,7 +142,8 @@ class Example:
 def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[str, ...]:
     """Create missing topics of an example, and return their names.
 
-    The topics keep records forever, because Kafka deletes by timestamp and the samples have old timestamps.
+    The topics keep records forever, because Kafka deletes by timestamp and the samples have old
+    timestamps.
     """
     topics = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
     return create_topics(kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()])

@@ -9,7 +9,15 @@ from random import Random
 
 from sluice.examples.example import Example, Results, Sample, json_bytes
 
-_ENGLISH = ("Good Morning", "Good Night", "  How are   You ", "Hi", "Hello", "Transient Greeting", "See you Bob")
+_ENGLISH = (
+    "Good Morning",
+    "Good Night",
+    "  How are   You ",
+    "Hi",
+    "Hello",
+    "Transient Greeting",
+    "See you Bob",
+)
 _SPANISH = ("¡Buenos Días!", "Buenas Noches", "¿Qué tal va?", "Hola")
 _INVALID = b'{"message": 1}'
 _BAD_EVERY = 50
@@ -62,5 +70,8 @@ EXAMPLE = Example(
     count=500,
     samples=samples,
     expected=expected,
-    paths=("/sluice/v1/pipelines/greetings/snapshots?limit=1", "/sluice/v1/pipelines/greetings/topology?format=text"),
+    paths=(
+        "/sluice/v1/pipelines/greetings/snapshots?limit=1",
+        "/sluice/v1/pipelines/greetings/topology?format=text",
+    ),
 )

@@ -16,8 +16,20 @@ _CARDS = 12
 _POINTS = Decimal("0.02")
 _BAD_EVERY = 100
 _ITEMS = (("213", "Lamp"), ("358", "Chair"), ("421", "Desk"), ("533", "Shelf"))
-_PLACES = (("Pune", "Maharashtra", "411001"), ("Panaji", "Goa", "403001"), ("Mysuru", "Karnataka", "570001"))
-_HEADER = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
+_PLACES = (
+    ("Pune", "Maharashtra", "411001"),
+    ("Panaji", "Goa", "403001"),
+    ("Mysuru", "Karnataka", "570001"),
+)
+_HEADER = (
+    "InvoiceNumber",
+    "CreatedTime",
+    "StoreID",
+    "PosID",
+    "CustomerType",
+    "PaymentMethod",
+    "DeliveryType",
+)
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:

@@ -54,7 +54,8 @@ class Step:
 class Steps:
     """Steps, of which several may run at the same time. A context manager.
 
-    Without a terminal, each line begins with the seconds since `began`, on the clock `time.monotonic`; default: now.
+    Without a terminal, each line begins with the seconds since `began`, on the clock
+    `time.monotonic`; default: now.
     """
 
     def __init__(self, console: Console, began: float | None = None) -> None:
@@ -63,7 +64,11 @@ class Steps:
         self.live = console.is_terminal
         self._lock = threading.Lock()
         self._tasks: dict[Step, TaskID] = {}
-        columns = (SpinnerColumn(finished_text="[green]✓[/]"), _Seconds(), TextColumn("{task.description}"))
+        columns = (
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            _Seconds(),
+            TextColumn("{task.description}"),
+        )
         self._progress = Progress(*columns, console=console)
 
     def __enter__(self) -> Steps:
@@ -72,7 +77,10 @@ class Steps:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.live:
             self._progress.stop()
@@ -108,7 +116,10 @@ class Steps:
 
     def _print(self, mark: str, step: Step, detail: str) -> None:
         with self._lock:
-            self.console.print(f"{time.monotonic() - self._began:6.1f} s  {mark} {_line(step, detail)}", soft_wrap=True)
+            self.console.print(
+                f"{time.monotonic() - self._began:6.1f} s  {mark} {_line(step, detail)}",
+                soft_wrap=True,
+            )
 
 
 def _line(step: Step, detail: str) -> str:

@@ -23,7 +23,8 @@ _OUTPUTS = (
 _PAGES = ("cart", "help", "home", "news")
 _BAD_EVERY = 100
 _DISORDER_MS = 10_000
-"""How much older than its predecessors a visit may be; less than the grace, so that the visit is not late."""
+"""How much older than its predecessors a visit may be; less than the grace, so that the visit is
+not late."""
 _LATE_MS = 600_000
 """How much older a late visit is; too old for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
@@ -86,7 +87,10 @@ def expected(records: Iterable[Sample]) -> Results:
         "visits_total": dict(Counter(page for page, _ in visits)),
     }
     closed = stream_time - _GRACE_MS
-    for topic, limit in (("visits_total_per_minute", _SIZE_MS), ("visits_total_when_full", _HOUR_MS)):
+    for topic, limit in (
+        ("visits_total_per_minute", _SIZE_MS),
+        ("visits_total_when_full", _HOUR_MS),
+    ):
         for _, page, total in totals_once_per(limit, visits, max_records=2 if limit == _HOUR_MS else len(_PAGES)):
             results.write(topic, page, total)
     results.tables = {
@@ -114,7 +118,8 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
 def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each sliding window.
 
-    For each visit, one window ends at the visit, and another begins right after it if that window contains visits.
+    For each visit, one window ends at the visit, and another begins right after it if that window
+    contains visits.
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
@@ -138,8 +143,8 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
 def totals_once_per(limit_ms: int, visits: Iterable[Visit], max_records: int) -> list[tuple[int, str, int]]:
     """Stream time, page and total of each result of a suppress step, which holds back at most `max_records` pages.
 
-    A page's total is held back until stream time is `limit_ms` after the first total held back. A total has the time of
-    the page's newest visit.
+    A page's total is held back until stream time is `limit_ms` after the first total held back. A
+    total has the time of the page's newest visit.
     """
     totals = Counter[str]()
     newest: dict[str, int] = {}

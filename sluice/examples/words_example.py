@@ -11,7 +11,20 @@ from typing import Any
 from sluice.examples.example import Example, Results, Sample
 
 _LETTERS = "ABCDEFGH"
-_WORDS = ("Apple", "Bus", "C3PO", "Ant", "Baby", "Xy", "Alpha", "Cat", "Dog", "Easel", "42nd", "Ham")
+_WORDS = (
+    "Apple",
+    "Bus",
+    "C3PO",
+    "Ant",
+    "Baby",
+    "Xy",
+    "Alpha",
+    "Cat",
+    "Dog",
+    "Easel",
+    "42nd",
+    "Ham",
+)
 _STEP_MS, _NEAR_MS = 700, 10_000
 _PAUSE_MS = 60_000
 Pair = dict[str, str | None]
@@ -20,7 +33,8 @@ Pair = dict[str, str | None]
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
     """Words, letters with a word, and letters with a description, one record every 0.7 s.
 
-    A minute later, every letter gets a final description and word, so that no earlier record still waits for a match.
+    A minute later, every letter gets a final description and word, so that no earlier record still
+    waits for a match.
     """
     random = Random(seed)
     time_ms = start_ms

@@ -20,14 +20,18 @@ CHOSEN_BY_CLIENT = frozenset({
     "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
     "transactional.id",
 })  # fmt: skip
-"""Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections, which may have them
-for other programs."""
+"""Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
+which may have them for other programs."""
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits it, not the client."""
 
-COMMITS_NOTHING: Mapping[str, str | bool] = {"group.id": "sluice-guard", "enable.auto.commit": False}
-"""Settings of a run's consumers, which choose their offsets themselves. A consumer needs a group's name even so."""
+COMMITS_NOTHING: Mapping[str, str | bool] = {
+    "group.id": "sluice-guard",
+    "enable.auto.commit": False,
+}
+"""Settings of a run's consumers, which choose their offsets themselves. A consumer needs a group's
+name even so."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
@@ -41,14 +45,18 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
     Clients log only critical messages; the caller gets other errors as exceptions.
     """
-    return {"log_level": _CRITICAL, **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT}}
+    return {
+        "log_level": _CRITICAL,
+        **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT},
+    }
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
     """A producer with a connection's settings, and with the settings in `own`, which take precedence.
 
-    It sends a key to the same partition as Java's clients do. Kafka Streams, and Java programs that write the same
-    topic, then have the key in this partition too. librdkafka's own partitioner would choose another partition.
+    It sends a key to the same partition as Java's clients do. Kafka Streams, and Java programs that
+    write the same topic, then have the key in this partition too. librdkafka's own partitioner
+    would choose another partition.
     """
     with configuration_errors():
         return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})
@@ -107,7 +115,8 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     reason = _SURROUNDINGS.sub("", why).rstrip(".")
     next_step = ""
     if "certificate verify failed" in why:
-        # librdkafka gives the same reason for an unknown authority and for a name that does not match.
+        # librdkafka gives the same reason for an unknown authority and for a name that does not
+        # match.
         named = _BROKER.match(why)
         broker = address if named is None else named[1]
         reason = f"the certificate of {broker} cannot be verified"

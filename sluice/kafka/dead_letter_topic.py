@@ -1,8 +1,9 @@
 """The topic of a pipeline's dead letters: finds dead letters by reason, time and partition.
 
-Anyone who writes to a source topic decides the headers of its records, so no header of a record is believed. In a dead
-letter, Sluice's headers are those after the record's own (`values.dead_letter_headers`). Markers in another topic say
-which dead letters were re-driven (`kafka.redrive`).
+Anyone who writes to a source topic decides the headers of its records, so no header of a record is
+believed. In a dead letter, Sluice's headers are those after the record's own
+(`values.dead_letter_headers`). Markers in another topic say which dead letters were re-driven
+(`kafka.redrive`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sluice.kafka.topics import Headers, headers_of, read_topic, topic_ids
 from sluice.values.dead_letter_headers import FIRST, PREFIX, original
 
 _READ_SECONDS = 8.0
-"""Time limit for a search through dead letters, after which the dead letters found so far are returned."""
+"""Time limit for a search through dead letters, after which the dead letters found so far are
+returned."""
 _MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
 _UNKNOWN = "unknown"
@@ -33,8 +35,8 @@ UNREADABLE = frozenset(
         "future", "key", "deleted_key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
     }
 )  # fmt: skip
-"""Reasons of records that could not be read and therefore had no effect. Records with other reasons may have had an
-effect, and are re-driven only if their reason is requested."""
+"""Reasons of records that could not be read and therefore had no effect. Records with other reasons
+may have had an effect, and are re-driven only if their reason is requested."""
 
 _SLUICE_HEADERS = frozenset(
     f"{PREFIX}{name}"
@@ -44,7 +46,8 @@ _SLUICE_HEADERS = frozenset(
     )
 )  # fmt: skip
 _HEADER_BYTES = 10
-"""Bytes that count for a header besides its name and content, because a record can have a million empty headers."""
+"""Bytes that count for a header besides its name and content, because a record can have a million
+empty headers."""
 _MOST_DIGITS = 18
 """The digits of an offset, which is a 64-bit integer."""
 _LAST_PARTITION = 2**31 - 1
@@ -124,7 +127,11 @@ class DeadLetter:
     @property
     def source(self) -> Place | None:
         """The position of the rejected record; None for an output record and for a timer."""
-        topic, partition, offset = self.header("topic"), self.header("partition"), self.header("offset")
+        topic, partition, offset = (
+            self.header("topic"),
+            self.header("partition"),
+            self.header("offset"),
+        )
         if not (topic and is_number(partition) and is_number(offset) and int(partition) <= _LAST_PARTITION):
             return None
         return topic, int(partition), int(offset)
@@ -179,7 +186,11 @@ class Matches:
 
 
 def find_dead_letters(
-    kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFilter, limit: int, most_bytes: int = _MOST_BYTES
+    kafka: Mapping[str, str],
+    pipeline: str,
+    chosen: DeadLetterFilter,
+    limit: int,
+    most_bytes: int = _MOST_BYTES,
 ) -> Matches:
     """The newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
 

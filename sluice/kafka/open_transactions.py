@@ -18,13 +18,14 @@ HELD_SECONDS = 60.0
 class HeldPartitions:
     """Since when open transactions hold back records, as far as this process has seen.
 
-    Kafka does not say when a transaction began. The timestamps of its records do not say it either, because producers
-    choose them, such as event times.
+    Kafka does not say when a transaction began. The timestamps of its records do not say it either,
+    because producers choose them, such as event times.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], tuple[int, datetime]] = {}
-        """Topic and partition → the offset at which records are held back, and when it was first seen."""
+        """Topic and partition → the offset at which records are held back, and when it was first
+        seen."""
 
     def since(self, lag: Lag, now: datetime) -> datetime | None:
         """When the oldest transaction that holds back records of a lag was first seen; None if none does."""

@@ -1,11 +1,12 @@
 """Re-drives dead letters: writes the record of each to its source topic again, once.
 
-Each transaction writes records to their source topics and a marker for each record to `PIPELINE_redriven`. Therefore a
-crash, a second request or a second process cannot write a record twice. A marker names its dead letter by the id of the
-dead-letter topic, partition and offset, because the offsets of a topic that is created again begin anew.
+Each transaction writes records to their source topics and a marker for each record to
+`PIPELINE_redriven`. Therefore a crash, a second request or a second process cannot write a record
+twice. A marker names its dead letter by the id of the dead-letter topic, partition and offset,
+because the offsets of a topic that is created again begin anew.
 
-A record's earlier failures are in the markers of its re-drives; the headers that tell other readers of the source topic
-about them are only a copy.
+A record's earlier failures are in the markers of its re-drives; the headers that tell other readers
+of the source topic about them are only a copy.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topic
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Last headers of a re-driven record: `sluice.history.1` is its first failure, and `sluice.redriven` counts them."""
+"""Last headers of a re-driven record: `sluice.history.1` is its first failure, and
+`sluice.redriven` counts them."""
 
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500
@@ -64,12 +66,16 @@ class RedriveOutcome:
 
 
 def redrive(
-    kafka: Mapping[str, str], pipeline: str, topics: Iterable[str], chosen: DeadLetterFilter, limit: int = MOST
+    kafka: Mapping[str, str],
+    pipeline: str,
+    topics: Iterable[str],
+    chosen: DeadLetterFilter,
+    limit: int = MOST,
 ) -> RedriveOutcome:
     """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
 
-    `topics` are the pipeline's source topics. Raises EngineError if another process takes over, or for an error of
-    Kafka.
+    `topics` are the pipeline's source topics. Raises EngineError if another process takes over, or
+    for an error of Kafka.
     """
     outcome, topics = RedriveOutcome(), set(topics)
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -83,7 +89,8 @@ def redrive(
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
     try:
-        # Aborts the open transaction of a killed process, and fences a process that is still running.
+        # Aborts the open transaction of a killed process, and fences a process that is still
+        # running.
         producer.init_transactions(_TIMEOUT_S)
         markers = redrive_markers(kafka, pipeline, topic_id)
         cluster = producer.list_topics(timeout=_TIMEOUT_S).topics
@@ -155,7 +162,8 @@ def _send(
 ) -> Sequence[DeadLetter]:
     """Write records and their markers in one transaction.
 
-    If the broker refuses a record, nothing is written. Returns the dead letters without it, to be sent again.
+    If the broker refuses a record, nothing is written. Returns the dead letters without it, to be
+    sent again.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], Marker] = {}
@@ -193,7 +201,11 @@ def _send(
         if errors:
             raise EngineError(f"A record was not written to {(errors[0][0].source or ('',))[0]}: {errors[0][1].str()}.")
         for (partition, offset), marker in sent.items():
-            producer.produce(markers_of(pipeline), msgspec.json.encode(marker), f"{topic_id}/{partition}/{offset}")
+            producer.produce(
+                markers_of(pipeline),
+                msgspec.json.encode(marker),
+                f"{topic_id}/{partition}/{offset}",
+            )
         producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
         _abort(producer)
@@ -222,7 +234,10 @@ def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
 
 def _failure(letter: DeadLetter) -> Failure:
     failure = {name: letter.header(name) for name in ("reason", "detail", "step", "topic", "partition", "offset")}
-    return failure | {"at": letter.at.isoformat(), "dead_letter": f"{letter.partition}/{letter.offset}"}
+    return failure | {
+        "at": letter.at.isoformat(),
+        "dead_letter": f"{letter.partition}/{letter.offset}",
+    }
 
 
 Record = tuple[bytes | None, bytes | None, int, Headers]
@@ -234,7 +249,8 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
     consumer = Consumer(
         {
             "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
-            # Without these settings, the consumer would wait for new records if the requested record is gone.
+            # Without these settings, the consumer would wait for new records if the requested
+            # record is gone.
             "enable.partition.eof": True, "auto.offset.reset": "error", **quiet(kafka),
         }
     )  # fmt: skip
@@ -245,16 +261,26 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
 
 def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
-    key, value, timestamp, headers = letter.key, letter.value, _milliseconds(letter.header("timestamp")), letter.headers
+    key, value, timestamp, headers = (
+        letter.key,
+        letter.value,
+        _milliseconds(letter.header("timestamp")),
+        letter.headers,
+    )
     if not letter.is_original:
         message = _fetch(consumer, letter.source or ("", 0, 0))
         if message is None:
             return "the record is no longer in its topic"
-        key, value, timestamp = as_bytes(message.key()), as_bytes(message.value()), message.timestamp()[1]
+        key, value, timestamp = (
+            as_bytes(message.key()),
+            as_bytes(message.value()),
+            message.timestamp()[1],
+        )
         headers = headers_of(message)
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
-    # The record has these headers from its last re-drive, unless another program has written a record to its place.
+    # The record has these headers from its last re-drive, unless another program has written a
+    # record to its place.
     earlier = _history_headers(letter.history)
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]

@@ -43,7 +43,11 @@ _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _AT_ONCE = 10_000
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
-_NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_NOTHING_THERE = {
+    KafkaError._PARTITION_EOF,
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+}
 _ONE_RECORD: dict[str, str | int | bool] = {
     "group.id": "sluice-record",
     "enable.auto.commit": False,
@@ -88,8 +92,8 @@ def _was_created(name: str, error: BaseException | None) -> bool:
 def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | None, bytes | None, int]]) -> None:
     """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
-    Raises EngineError if the topic does not exist or the broker refuses a record, and BrokersUnreachable if no broker
-    answers.
+    Raises EngineError if the topic does not exist or the broker refuses a record, and
+    BrokersUnreachable if no broker answers.
     """
     errors: list[KafkaError] = []
 
@@ -138,8 +142,8 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
 def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, each partition's in order.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later one. Raises
-    BrokersUnreachable if no broker answers.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later one.
+    Raises BrokersUnreachable if no broker answers.
     """
     with configuration_errors():
         consumer = Consumer(
@@ -199,7 +203,8 @@ def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = 
 Headers = Sequence[tuple[str, bytes | None]]
 """Names and values of a record's headers, in order. Names may occur several times."""
 HEADERS_UNREADABLE: Headers = [("(unreadable)", b"names of headers are not UTF-8")]
-"""Replaces the headers of a record if a name is not UTF-8, because the client cannot return such headers."""
+"""Replaces the headers of a record if a name is not UTF-8, because the client cannot return such
+headers."""
 
 
 def headers_of(message: Message) -> Headers:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.kafka.brokers import ANSWER_SECONDS
@@ -20,11 +26,13 @@ class Lag:
     """The end and begin offsets of topics, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
-    """Where a reader of committed records ends now: at the first record of the oldest open transaction, if any."""
+    """Where a reader of committed records ends now: at the first record of the oldest open
+    transaction, if any."""
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
-    """The ends of partitions including the records that open transactions hold back. May omit other partitions."""
+    """The ends of partitions including the records that open transactions hold back. May omit other
+    partitions."""
 
     @property
     def unread(self) -> int:
@@ -57,7 +65,8 @@ class Lag:
 
     def full_end(self, topic: str, partition: int) -> int:
         """The end of a partition, with the records that an open transaction holds back."""
-        # `ends` and `full_ends` are read one after the other, so a full end can be older and therefore smaller.
+        # `ends` and `full_ends` are read one after the other, so a full end can be older and
+        # therefore smaller.
         return max(self.full_ends.get(topic, {}).get(partition, 0), self.ends[topic][partition])
 
     def unread_in(self, topic: str, partition: int) -> int:
@@ -89,8 +98,8 @@ class Lag:
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
         if position > end:
-            # The topic was deleted and created again, so all of its records are unread. An empty topic counts as one
-            # record, so that a run starts and reports the change.
+            # The topic was deleted and created again, so all of its records are unread. An empty
+            # topic counts as one record, so that a run starts and reports the change.
             return max(end - begin, 1)
         # Retention may have removed records that the pipeline has not read.
         return end - max(position, begin)
@@ -106,7 +115,12 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     ends, begins = _offsets(admin, partitions, latest), _offsets(admin, unread, earliest)
-    return Lag(ends, positions, begins, _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED))
+    return Lag(
+        ends,
+        positions,
+        begins,
+        _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED),
+    )
 
 
 def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:

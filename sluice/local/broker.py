@@ -1,7 +1,8 @@
 """Apache Kafka's broker as one local process, which starts in seconds and needs no Docker.
 
-`EmbeddedKafka` is for tests; `start` and `stop` are for a broker that outlives the command that starts it. Both listen
-on the loopback address only, and store data, log, configuration and process id in one folder.
+`EmbeddedKafka` is for tests; `start` and `stop` are for a broker that outlives the command that
+starts it. Both listen on the loopback address only, and store data, log, configuration and process
+id in one folder.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-    # Kafka sets log levels of log4j, which is not used here and would warn that it has no configuration.
+    # Kafka sets log levels of log4j, which is not used here and would warn that it has no
+    # configuration.
     "-Dlog4j2.statusLoggerLevel=OFF",
 ]
 
-# A single node has one replica of everything; few internal partitions make it start quickly. Records are kept forever:
-# Kafka deletes by the records' timestamps, and would immediately delete sample orders from earlier years. Idle brokers
-# otherwise write a record every half second, for controllers that they do not have.
+# A single node has one replica of everything; few internal partitions make it start quickly.
+# Records are kept forever: Kafka deletes by the records' timestamps, and would immediately delete
+# sample orders from earlier years. Idle brokers otherwise write a record every half second, for
+# controllers that they do not have.
 _CONFIGURATION = """\
 process.roles=broker,controller
 node.id=1
@@ -90,13 +93,19 @@ class Broker:
 class EmbeddedKafka:
     """A broker that runs during a `with` block, with its data in `folder`, on `port` or any free port.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
-    needs a third less processor time to start, but can handle fewer records per second. `config` has more settings of
-    the broker; its listeners are added to the one without security.
+    The data are kept when the broker stops, so that it can be started again with the same folder. A
+    `quick` broker needs a third less processor time to start, but can handle fewer records per
+    second. `config` has more settings of the broker; its listeners are added to the one without
+    security.
     """
 
     def __init__(
-        self, folder: Path, port: int | None = None, *, quick: bool = True, config: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        quick: bool = True,
+        config: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
@@ -121,19 +130,26 @@ class EmbeddedKafka:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
 
 def start(
-    folder: Path, port: int = DEFAULT_PORT, *, quick: bool = False, config: Mapping[str, str] | None = None
+    folder: Path,
+    port: int = DEFAULT_PORT,
+    *,
+    quick: bool = False,
+    config: Mapping[str, str] | None = None,
 ) -> Broker:
     """Start a broker with its data in `folder`, and wait until it answers.
 
-    The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if a broker already
-    uses the folder, if the port is in use, if Java or the jars are missing, or, with the end of the log, if the broker
-    ends or does not answer.
+    The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
+    a broker already uses the folder, if the port is in use, if Java or the jars are missing, or,
+    with the end of the log, if the broker ends or does not answer.
     """
     folder = folder.absolute()
     if broker := running(folder):
@@ -141,14 +157,19 @@ def start(
             f"A broker is already running in {folder}, on port {broker.port} (process {broker.pid}).",
             next_step="Use this broker, or stop it first: sluice kafka stop.",
         )
-    check_port(port, purpose="Kafka", next_step=f"Choose another port: sluice kafka start --port {free_port()}.")
+    check_port(
+        port,
+        purpose="Kafka",
+        next_step=f"Choose another port: sluice kafka start --port {free_port()}.",
+    )
     configuration = _write_configuration(folder, port, config or {})
     jars = jars_folder(Bundle.BROKER, settings().home / "jars").resolve()
     java = [str(find_java().path), *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
     classes = jars.parent, sorted(jars.glob("*.jar"))
     if not (folder / "data" / "meta.properties").is_file():
-        # Kafka's format tool loads most of the classes that a broker loads at its start, and ends at once. So it also
-        # writes their archive, in a second. With the archive, a broker starts in 2.9 CPU seconds instead of 4.2.
+        # Kafka's format tool loads most of the classes that a broker loads at its start, and ends
+        # at once. So it also writes their archive, in a second. With the archive, a broker starts
+        # in 2.9 CPU seconds instead of 4.2.
         with class_archive(*classes) as archive:
             _format([*java, *_QUICK, archive], folder, configuration)
     if (written := archive_file(*classes)).is_file():
@@ -241,7 +262,10 @@ def _write_configuration(folder: Path, port: int, config: Mapping[str, str]) -> 
 def _format(java: list[str], folder: Path, configuration: Path) -> None:
     """Format an empty data folder with a new cluster id, using Kafka's own tool."""
     log = folder / "format.log"
-    pid = _spawn([*java, "kafka.tools.StorageTool", "format", "-t", uuid4().hex, "-c", str(configuration)], log)
+    pid = _spawn(
+        [*java, "kafka.tools.StorageTool", "format", "-t", uuid4().hex, "-c", str(configuration)],
+        log,
+    )
     if psutil.Process(pid).wait():
         raise PreflightError(
             f"Kafka could not format the folder {folder}. Its log ends:\n{_tail(log)}",
@@ -274,7 +298,8 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
 def _not_ready(what: str, folder: Path) -> PreflightError:
     log = folder / "broker.log"
     return PreflightError(
-        f"{what}. The log {log} ends:\n{_tail(log)}", next_step="Correct the problem, or use another --folder."
+        f"{what}. The log {log} ends:\n{_tail(log)}",
+        next_step="Correct the problem, or use another --folder.",
     )
 
 

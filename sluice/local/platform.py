@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPONENTS = {
     "api-server": ["api-server"],
-    # Without log servers, which would listen on all addresses: the API server reads the log files directly.
+    # Without log servers, which would listen on all addresses: the API server reads the log files
+    # directly.
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
@@ -61,7 +62,10 @@ class LocalPlatform:
 
     def __post_init__(self) -> None:
         if not (ROOT / "dags").is_dir():
-            raise PreflightError(f"There is no folder dags in {ROOT}.", next_step="Run from a clone of the repository.")
+            raise PreflightError(
+                f"There is no folder dags in {ROOT}.",
+                next_step="Run from a clone of the repository.",
+            )
         find_java()
         check_port(self.port, purpose="Airflow", next_step="Choose another port with --port.")
         self.url = f"http://{LOOPBACK}:{self.port}"
@@ -188,7 +192,8 @@ class LocalPlatform:
         }
 
     def _airflow(self) -> dict[str, str]:
-        # The time limits are longer than Airflow's defaults, which a busy machine with two cores exceeds.
+        # The time limits are longer than Airflow's defaults, which a busy machine with two cores
+        # exceeds.
         return {
             "AIRFLOW_HOME": str(self.home / "airflow"),
             "NO_PROXY": LOOPBACK,
@@ -226,7 +231,10 @@ def clear(home: Path) -> None:
     notes = home / "sessions"
     if notes.is_file():
         pairs = (line.split() for line in notes.read_text().splitlines())
-        end_sessions({int(session) for session, created in pairs if _is_ours(int(session), float(created))}, 15.0)
+        end_sessions(
+            {int(session) for session, created in pairs if _is_ours(int(session), float(created))},
+            15.0,
+        )
     if (home / "kafka").is_dir():
         stop_kafka(home / "kafka")
     if home.exists():

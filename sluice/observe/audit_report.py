@@ -16,18 +16,33 @@ from sluice.state.remote.opening import open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Shard
 
-_COLUMNS = ("topic", "partition", "offsets", "read", "applied", "filtered", "late", "dropped", "dead letters", "")
+_COLUMNS = (
+    "topic",
+    "partition",
+    "offsets",
+    "read",
+    "applied",
+    "filtered",
+    "late",
+    "dropped",
+    "dead letters",
+    "",
+)
 
 
 def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
     """Print the audits of a run or a snapshot, or of all runs if `run` is empty.
 
-    Returns True if every audit balances and no shard is damaged. Raises NotFound for an unknown pipeline or run.
+    Returns True if every audit balances and no shard is damaged. Raises NotFound for an unknown
+    pipeline or run.
     """
     with Ledger.open(ledger_url) as ledger:
         info = ledger.generations.current(pipeline)
         if info is None:
-            raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="Run it first; see SLUICE_LEDGER.")
+            raise NotFound(
+                f"The ledger has no pipeline {pipeline!r}.",
+                next_step="Run it first; see SLUICE_LEDGER.",
+            )
         for note in ledger.notes.all(pipeline):
             out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
         audits = _chosen(ledger, info, run)
@@ -121,7 +136,8 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
             out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
         except StateError as error:
             damaged = True
-            # An unreachable shard may be intact, so only shards with detected damage are quarantined.
+            # An unreachable shard may be intact, so only shards with detected damage are
+            # quarantined.
             if isinstance(error, DamagedState):
                 ledger.quarantine.conclude(before, worker.number, error.detail)
             out.print(f"✗ worker {worker.number}: {error.detail}", markup=False)
@@ -155,7 +171,8 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
         try:
             return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
-            # A run may have published a newer snapshot meanwhile. Then the operator states of this snapshot are gone.
+            # A run may have published a newer snapshot meanwhile. Then the operator states of this
+            # snapshot are gone.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise

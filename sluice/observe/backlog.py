@@ -22,8 +22,9 @@ def backlog_of_run(
 ) -> int:
     """The number of records that a run of a pipeline can read now; 0 if the broker or the ledger cannot be read.
 
-    A run that reads `from_beginning` reads its topics again. If the topics have fewer than `enough` records in all, the
-    number of all records is returned, because opening the ledger takes longer than reading the offsets.
+    A run that reads `from_beginning` reads its topics again. If the topics have fewer than `enough`
+    records in all, the number of all records is returned, because opening the ledger takes longer
+    than reading the offsets.
     """
     admin = silent_admin(kafka)
     try:

@@ -53,7 +53,8 @@ def gauges(
 ) -> Iterator[Gauge]:
     """A pipeline's gauges. Pass None as the `lag` if no broker answers.
 
-    `location` returns the address of a worker's shard; None if this process does not open the shard.
+    `location` returns the address of a worker's shard; None if this process does not open the
+    shard.
     """
     if lag is not None:
         for topic, partition in sorted(lag.partitions()):

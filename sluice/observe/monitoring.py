@@ -17,7 +17,8 @@ from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
-"""The reason of output records that the encoder rejected or the topic does not accept; audits count both together."""
+"""The reason of output records that the encoder rejected or the topic does not accept; audits count
+both together."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class LedgerFigures:
     """The pipelines whose lease a driver holds."""
     failures: Mapping[str, Sequence[Failure]]
     dead_letters: Mapping[str, Mapping[str, int]]
-    """Pipeline → reason → number of dead letters in the last day, the most frequent reason first."""
+    """Pipeline → reason → number of dead letters in the last day, the most frequent reason
+    first."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
@@ -98,7 +100,8 @@ def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     unwritten = sum(_counts_with("unwritten/", counts).values())
     if unwritten:
         reasons[UNWRITTEN] = unwritten
-    # Ordered steps count failures by step, not by reason. Their dead letters are the topic's records without a reason.
+    # Ordered steps count failures by step, not by reason. Their dead letters are the topic's
+    # records without a reason.
     rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
     if rest > 0:
         reasons["processing"] = reasons.get("processing", 0) + rest

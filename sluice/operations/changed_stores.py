@@ -1,8 +1,9 @@
 """Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
 
-The changed stores, and what they need, are computed as a job of their own, in a generation that readers do not see,
-while runs go on. Its rows and the kept rows of the newest snapshot then fill the shards of a new generation, which
-becomes current in one transaction. If the driver is killed before, the next call continues.
+The changed stores, and what they need, are computed as a job of their own, in a generation that
+readers do not see, while runs go on. Its rows and the kept rows of the newest snapshot then fill
+the shards of a new generation, which becomes current in one transaction. If the driver is killed
+before, the next call continues.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class _State:
 class ChangedStores:
     """Adapts a pipeline's state to its changed file.
 
-    With `from_topics`, new stores may lack records that Kafka has deleted since the other stores read them.
+    With `from_topics`, new stores may lack records that Kafka has deleted since the other stores
+    read them.
     """
 
     spark: SparkSession
@@ -64,17 +66,22 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation. Returns its number, or the current one's.
 
-        Runs go on while the stores are computed, and wait for the newest records and the promotion. Nothing happens if
-        no store has changed. Raises CompatibilityError for a change that concerns all stores; EngineError without
-        published state, after an interrupted batch, or if the state has been replaced meanwhile; InputError if the
-        topics no longer have all records that the changed stores need, unless `from_topics`; DamagedState if the state
-        is not as published.
+        Runs go on while the stores are computed, and wait for the newest records and the promotion.
+        Nothing happens if no store has changed. Raises CompatibilityError for a change that
+        concerns all stores; EngineError without published state, after an interrupted batch, or if
+        the state has been replaced meanwhile; InputError if the topics no longer have all records
+        that the changed stores need, unless `from_topics`; DamagedState if the state is not as
+        published.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._lease(ledger) as lease:
                 state = self._state(ledger, lease)
                 if is_compatible(state.info, state.query.info):
-                    log.info("no store has changed", pipeline=state.info.pipeline, generation=state.info.generation)
+                    log.info(
+                        "no store has changed",
+                        pipeline=state.info.pipeline,
+                        generation=state.info.generation,
+                    )
                     return state.info.generation
                 self._require_movable(state)
                 self._require_written(ledger, state)
@@ -110,7 +117,13 @@ class ChangedStores:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         storage = Storage.of(self.job, info.generation, self.settings)
         query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
-        return _State(info, published, storage, query, StoreChanges.between(info, query.info, processors_of(self.job)))
+        return _State(
+            info,
+            published,
+            storage,
+            query,
+            StoreChanges.between(info, query.info, processors_of(self.job)),
+        )
 
     def _require_movable(self, state: _State) -> None:
         """Raise EngineError if no state can be kept, because all stores have changed."""
@@ -139,8 +152,9 @@ class ChangedStores:
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
         """Register a generation of the changed stores, or continue with the generation of a call that was killed.
 
-        Returns the generation's rebuild, the changed stores, and the batches published so far, which the generation has
-        to read. From now on, runs of the changed pipeline leave the added stores out.
+        Returns the generation's rebuild, the changed stores, and the batches published so far,
+        which the generation has to read. From now on, runs of the changed pipeline leave the added
+        stores out.
         """
         job = self.plan_of(added)
         operators = job.operators if self.from_topics else ()
@@ -158,9 +172,17 @@ class ChangedStores:
                 and begun
                 and computes_same_state(begun, self._info(ledger, job, generation))
             ):
-                log.info("continuing the call that was killed", pipeline=begun.pipeline, generation=generation)
+                log.info(
+                    "continuing the call that was killed",
+                    pipeline=begun.pipeline,
+                    generation=generation,
+                )
                 drop_other_generations(ledger, self.job, lease.row, self.settings, but=[begun.ref])
-                return rebuild, ComputedStores(job, begun), rebuild.steps_since(ledger, lease.ref, begun.ref).published
+                return (
+                    rebuild,
+                    ComputedStores(job, begun),
+                    rebuild.steps_since(ledger, lease.ref, begun.ref).published,
+                )
         ref, steps = rebuild.begin_beside(ledger, lease)
         info = self._info(ledger, job, ref.generation)
         ledger.generations.register(info, hidden=True, lease=lease.row)
@@ -202,7 +224,8 @@ class ChangedStores:
             ledger.generations.inherit(ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
-        # Readers never saw the generation of the changed stores. Its rows are in the new generation now.
+        # Readers never saw the generation of the changed stores. Its rows are in the new generation
+        # now.
         if part is not None:
             ledger.generations.forget(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job, self.settings)

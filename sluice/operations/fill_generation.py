@@ -1,7 +1,7 @@
 """Fills the shards of a new generation with the kept state of the old one and the computed state of changed stores.
 
-The old generation and the generation of the changed stores number their groups and operators differently. If a group
-has kept and changed stores, its rows combine values from both generations.
+The old generation and the generation of the changed stores number their groups and operators
+differently. If a group has kept and changed stores, its rows combine values from both generations.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class _Input:
     """Whether the group belongs to the old generation, rather than to the changed stores."""
     group: int
     stores: int
-    """The number of stores in the group. If the group has outputs, its values have an event time after the stores."""
+    """The number of stores in the group. If the group has outputs, its values have an event time
+    after the stores."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,11 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups from which values come: several if stores now share rows that had separate rows before."""
+    """The groups from which values come: several if stores now share rows that had separate rows
+    before."""
     columns: tuple[tuple[int, int], ...]
-    """For each store: the index in `inputs` of the group from which its value comes, and its column in that group."""
+    """For each store: the index in `inputs` of the group from which its value comes, and its column
+    in that group."""
     missing: tuple[bytes, ...]
     """For each store, the value of a key for which it has read no record."""
 
@@ -89,17 +92,23 @@ class Merge:
     """Fills the shards of a new generation from the shards of the old generation and of the changed stores."""
 
     def __init__(
-        self, job: Job, old: GenerationInfo, part: ComputedStores | None, new: GenerationInfo, changes: StoreChanges
+        self,
+        job: Job,
+        old: GenerationInfo,
+        part: ComputedStores | None,
+        new: GenerationInfo,
+        changes: StoreChanges,
     ) -> None:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # The results that suppress steps hold back are computed again: for a changed step, each held-back result
-            # also needs the value that it replaces.
+            # The results that suppress steps hold back are computed again: for a changed step, each
+            # held-back result also needs the value that it replaces.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
-        # A processor's stores are kept with the processor's state. A store that was added to it begins empty.
+        # A processor's stores are kept with the processor's state. A store that was added to it
+        # begins empty.
         of_processor = processors_of(job)
         self.kept_stores = (changes.stores - of_processor.keys()) | {
             store for store, operator in of_processor.items() if operator in operators.values()
@@ -107,7 +116,10 @@ class Merge:
         self.groups = [*self._groups()]
 
     def _groups(self) -> Iterator[_Group]:
-        sources = {True: _stores_by_name(self.old), False: {} if self.part is None else _stores_by_name(self.part.info)}
+        sources = {
+            True: _stores_by_name(self.old),
+            False: {} if self.part is None else _stores_by_name(self.part.info),
+        }
         sizes = {is_kept: Counter(s.group_id for s in stores.values()) for is_kept, stores in sources.items()}
         of_group: dict[int, list[StoreInfo]] = defaultdict(list)
         for store in sorted(self.new.stores, key=lambda each: each.store_column):
@@ -185,7 +197,8 @@ class Merge:
         if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
             computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
-        # Kept times come last, so that times that belong to no operator, such as `:seen`, replace the computed times.
+        # Kept times come last, so that times that belong to no operator, such as `:seen`, replace
+        # the computed times.
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
@@ -194,8 +207,8 @@ class Merge:
         groups = [group for group in self.job.groups if group.window is not None]
         stores = {column.store for group in groups for column in group.store_columns}
         if self.part is not None and not stores <= self.kept_stores:
-            # One close time applies to the windows of all groups. The computed windows may be behind the kept ones, so
-            # the earlier close time is taken.
+            # One close time applies to the windows of all groups. The computed windows may be
+            # behind the kept ones, so the earlier close time is taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}
@@ -207,7 +220,8 @@ class Merge:
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Name of an operator or group → its names in the new generation.
 
-        With `is_kept`, takes the names of the old generation; otherwise those of the changed stores' generation.
+        With `is_kept`, takes the names of the old generation; otherwise those of the changed
+        stores' generation.
 
         A group has the name of its first store.
         """
@@ -250,7 +264,8 @@ def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> It
     for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
         rows = dict(same)
         value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
-        # Kept rows keep the batch that wrote them. Computed rows count as written by the newest batch.
+        # Kept rows keep the batch that wrote them. Computed rows count as written by the newest
+        # batch.
         newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
         row = (group.number, key, begin, next(iter(rows.values())).window_end, value)
         yield Version(*row[:4], newest, value, row_digest(row))

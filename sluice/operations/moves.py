@@ -1,11 +1,13 @@
 """Moves a worker to another state server while queries continue.
 
-The shard is copied while it is in use. Then it is sealed: a run in progress fails at its next batch, and its retry
-writes to the new server. The latest changes are copied, and the ledger registers the new placement. The old shard
-stays sealed, and its server answers queries until all readers have seen the new placement.
+The shard is copied while it is in use. Then it is sealed: a run in progress fails at its next
+batch, and its retry writes to the new server. The latest changes are copied, and the ledger
+registers the new placement. The old shard stays sealed, and its server answers queries until all
+readers have seen the new placement.
 
-The ledger registers the new placement only if nothing has changed the worker's place since the move began. A move that
-was paused meanwhile therefore neither puts the worker back to an old copy, nor seals or unseals a shard.
+The ledger registers the new placement only if nothing has changed the worker's place since the move
+began. A move that was paused meanwhile therefore neither puts the worker back to an old copy, nor
+seals or unseals a shard.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from sluice.values.host_ports import address_of
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
     """Move a worker with all its shards to `place`. Returns the number of copied versions. Can be repeated.
 
-    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at that address, if the
-    server is the worker's standby, or if another command has changed the worker's place meanwhile.
+    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at
+    that address, if the server is the worker's standby, or if another command has changed the
+    worker's place meanwhile.
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)
@@ -112,12 +115,14 @@ def _shards(
         raise
     new_address = place.shard(info.ref)
     if worker.location == new_address:
-        # An earlier move was interrupted after it changed the ledger, and may have left the shard sealed.
+        # An earlier move was interrupted after it changed the ledger, and may have left the shard
+        # sealed.
         return source, None
     try:
         return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
-        # The new place has a shard in use. It replaces the old shard if only the new one has the published state.
+        # The new place has a shard in use. It replaces the old shard if only the new one has the
+        # published state.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
@@ -149,8 +154,9 @@ def _is_shared(worker: WorkerInfo) -> bool:
 def fill_and_seal(source: Shard, copy: ShardCopy, require_newest: Callable[[], None] = lambda: None) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` raises an error if
-    another command has taken over, so that the source is no longer this command's to seal.
+    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest`
+    raises an error if another command has taken over, so that the source is no longer this
+    command's to seal.
     """
 
     def seal(*, sealed: bool = True) -> None:

@@ -1,7 +1,8 @@
 """Fills an empty installation with copies of a ledger and its shards: the common part of an import and a restore.
 
-The shards are copied first, and stay sealed. The ledger is copied last, in one transaction. Before, nothing reads the
-shards, so that an interrupted copy can be repeated. Afterwards, the shards are unsealed.
+The shards are copied first, and stay sealed. The ledger is copied last, in one transaction. Before,
+nothing reads the shards, so that an interrupted copy can be repeated. Afterwards, the shards are
+unsealed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class NewInstallation:
         if self._unseal_copies():
             return True
         raise Refused(
-            f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(pipelines)}.", next_step=next_step
+            f"The ledger in SLUICE_LEDGER has pipelines already: {', '.join(pipelines)}.",
+            next_step=next_step,
         )
 
     def place(self, worker: WorkerInfo) -> str:
@@ -68,7 +70,8 @@ class NewInstallation:
                     continue
                 for worker in info.workers:
                     address = without_password(location(self._shards, info.ref, worker.number))
-                    # A shard at another address, such as a state server's URL, is not a copy of this source.
+                    # A shard at another address, such as a state server's URL, is not a copy of
+                    # this source.
                     if worker.location == address and exists(address):
                         shard = stack.enter_context(LocalShard.open(worker.location, to_write=True))
                         if shard.is_sealed():

@@ -1,8 +1,9 @@
 """Rebuilds a pipeline's state from its topics, in a new generation, while readers use the old one.
 
-The rebuild reads the topics up to the old generation's last snapshot, and writes no output, because it has been written
-already. Then the new generation is promoted, and the next run continues from it. A rebuild repairs a lost checkpoint
-and lost or damaged shards, and applies changes of the pipeline to its whole history.
+The rebuild reads the topics up to the old generation's last snapshot, and writes no output, because
+it has been written already. Then the new generation is promoted, and the next run continues from
+it. A rebuild repairs a lost checkpoint and lost or damaged shards, and applies changes of the
+pipeline to its whole history.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a pipeline's state. With `from_topics`, it may read fewer records than before, if some were deleted.
 
-    `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the current one while
-    runs go on. It stays there until `promote`, which first repeats the batches published since, or until it is dropped.
+    `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the
+    current one while runs go on. It stays there until `promote`, which first repeats the batches
+    published since, or until it is dropped.
 
-    Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to repair, if any; it is
-    stored in a note together with the duration of the rebuild.
+    Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
+    repair, if any; it is stored in a note together with the duration of the rebuild.
     """
 
     spark: SparkSession
@@ -69,8 +71,9 @@ class Rebuild:
     def run(self) -> int:
         """Build and promote a new generation. Returns the generation's number.
 
-        Raises InputError if the topics no longer have all records that were read, unless `from_topics`; LeaseError
-        while a driver works on the pipeline; EngineError if the result differs from what was published.
+        Raises InputError if the topics no longer have all records that were read, unless
+        `from_topics`; LeaseError while a driver works on the pipeline; EngineError if the result
+        differs from what was published.
         """
         name, begun = self.job.pipeline.name, time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
@@ -81,12 +84,15 @@ class Rebuild:
             history = self._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
-            # A worker may move meanwhile. The promotion then fails, because the new shards would be at the old place.
+            # A worker may move meanwhile. The promotion then fails, because the new shards would be
+            # at the old place.
             places = ledger.placements.epochs(name)
             self.build(new, history.published)
-            # Compare the state before the unpublished batch is built, because that batch has no published checksums.
+            # Compare the state before the unpublished batch is built, because that batch has no
+            # published checksums.
             self._compare(ledger, old, new, history)
-            # The output of this batch is written already, so the next run must not read its records again.
+            # The output of this batch is written already, so the next run must not read its records
+            # again.
             self.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
@@ -100,16 +106,21 @@ class Rebuild:
     def replay(self, span: Span = EVERYTHING) -> int:
         """Build a new generation from a part of the topics, without promoting it. Returns its number.
 
-        The new generation replaces an earlier replay's generation. Its state may differ from the current state; the
-        user decides whether to promote it. Raises the same errors as `run`, and EngineError if no record was read in
-        that part.
+        The new generation replaces an earlier replay's generation. Its state may differ from the
+        current state; the user decides whether to promote it. Raises the same errors as `run`, and
+        EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._current(ledger) as lease:
                 old = lease.ref
                 new, steps = self.begin_beside(ledger, lease, span)
             self.build(new, steps)
-        log.info("generation built", pipeline=old.pipeline, generation=new.generation, current=old.generation)
+        log.info(
+            "generation built",
+            pipeline=old.pipeline,
+            generation=new.generation,
+            current=old.generation,
+        )
         return new.generation
 
     def begin_beside(
@@ -130,7 +141,14 @@ class Rebuild:
 
     def build(self, ref: GenerationRef, steps: Sequence[ReplayStep]) -> None:
         """Run batches of a generation that is not the current one, without output."""
-        JobRun(self.spark, self.job, self.settings, ref.generation, self.settings.max_records, steps=steps).run()
+        JobRun(
+            self.spark,
+            self.job,
+            self.settings,
+            ref.generation,
+            self.settings.max_records,
+            steps=steps,
+        ).run()
 
     def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
         """The batches of the current generation with which a generation beside it catches up. Needs its lease.
@@ -143,12 +161,16 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
 
-        Does nothing if the promotion is repeated, such as after the connection to the ledger was lost. Raises
-        EngineError if there is no such generation, and the same errors as `run`.
+        Does nothing if the promotion is repeated, such as after the connection to the ledger was
+        lost. Raises EngineError if there is no such generation, and the same errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             if is_promoted(ledger, lease.ref):
-                log.info("generation promoted already", pipeline=lease.ref.pipeline, generation=lease.ref.generation)
+                log.info(
+                    "generation promoted already",
+                    pipeline=lease.ref.pipeline,
+                    generation=lease.ref.generation,
+                )
                 return lease.ref.generation
             old, new = lease.ref, replayed_generation(ledger, lease.ref)
             places = ledger.placements.epochs(old.pipeline)
@@ -157,7 +179,12 @@ class Rebuild:
             self.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
             ledger.generations.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
-        log.info("generation promoted", pipeline=old.pipeline, generation=new.generation, before=old.generation)
+        log.info(
+            "generation promoted",
+            pipeline=old.pipeline,
+            generation=new.generation,
+            before=old.generation,
+        )
         return new.generation
 
     def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
@@ -179,8 +206,8 @@ class Rebuild:
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
         """Where a new generation begins to read, by default where the old one began, and the topics as they are now.
 
-        Topics that the old generation did not read are read from their beginning. Raises InputError if the topics have
-        lost records that the new generation would read, unless `from_topics`.
+        Topics that the old generation did not read are read from their beginning. Raises InputError
+        if the topics have lost records that the new generation would read, unless `from_topics`.
         """
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
@@ -229,16 +256,16 @@ class Rebuild:
     ) -> History:  # fmt: skip
         """The old generation's batches, of which only the records of `sources` before `until` are read.
 
-        Topics that the old generation did not read are read up to their ends, or during a catch-up, up to the offsets
-        in `built`, which the new generation has read.
+        Topics that the old generation did not read are read up to their ends, or during a catch-up,
+        up to the offsets in `built`, which the new generation has read.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
         added_ends = _added_ends(new_topics, ends, built)
-        # A join needs all records of a global table before any stream's, so those of a new table are read first. The
-        # records of new streams are divided into batches.
+        # A join needs all records of a global table before any stream's, so those of a new table
+        # are read first. The records of new streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
         ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
@@ -264,10 +291,11 @@ class Rebuild:
     def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
-        If the ledger was restored from a backup, several batches may have been written since. They are returned as one
-        batch: the last one, with the records of all of them.
+        If the ledger was restored from a backup, several batches may have been written since. They
+        are returned as one batch: the last one, with the records of all of them.
         """
-        # A driver that has not noticed the loss of its lease could write another batch after the markers were read.
+        # A driver that has not noticed the loss of its lease could write another batch after the
+        # markers were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
@@ -275,7 +303,10 @@ class Rebuild:
             self._require_no_batch_between(ledger, old, latest)
         last = max(output.newest_generation, old.generation)
         marker = output.markers.get(last)
-        if marker is None or (last, marker.batch.number) <= (old.generation, latest.batch if latest else -1):
+        if marker is None or (last, marker.batch.number) <= (
+            old.generation,
+            latest.batch if latest else -1,
+        ):
             return []
         return [marker.with_earlier]
 
@@ -284,9 +315,17 @@ class Rebuild:
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
-            log.warning("markers lost", topic=markers, note="No output is written twice: every batch was published.")
+            log.warning(
+                "markers lost",
+                topic=markers,
+                note="No output is written twice: every batch was published.",
+            )
         elif self.from_topics:
-            log.warning("markers lost", topic=markers, note=f"Output after batch {published} may be written twice.")
+            log.warning(
+                "markers lost",
+                topic=markers,
+                note=f"Output after batch {published} may be written twice.",
+            )
         else:
             raise EngineError(
                 f"The topic {markers} has lost its markers, so it is unknown whether output was written after batch "
@@ -305,12 +344,17 @@ class Rebuild:
         assert before is not None
         assert after is not None
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
-        # Changed functions may give other results on purpose, so only the same topology has to give the same state.
+        # Changed functions may give other results on purpose, so only the same topology has to give
+        # the same state.
         is_same_topology = before.description == after.description and computes_same_state(before, after)
         if self.from_topics or not is_same_topology or not sums[0]:
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])
         elif sums[0] == sums[1]:
-            log.info("state rebuilt, equal to the published state", generation=new.generation, checksums=sums[1])
+            log.info(
+                "state rebuilt, equal to the published state",
+                generation=new.generation,
+                checksums=sums[1],
+            )
         else:
             raise EngineError(
                 f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published. The "
@@ -327,7 +371,8 @@ class History:
     published: Sequence[ReplayStep]
     unpublished: Sequence[ReplayStep]
     complete: bool
-    """Whether the ledger has all batches. If not, the same records are divided into other batches."""
+    """Whether the ledger has all batches. If not, the same records are divided into other
+    batches."""
 
 
 def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
@@ -382,7 +427,9 @@ def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) ->
 
 
 def _added_ends(
-    new_topics: Iterable[str], ends: Mapping[str, Sequence[tuple[int, int]]], built: Positions | None
+    new_topics: Iterable[str],
+    ends: Mapping[str, Sequence[tuple[int, int]]],
+    built: Positions | None,
 ) -> dict[str, dict[str, int]]:
     """The end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
     added_ends: dict[str, dict[str, int]] = {}
@@ -395,7 +442,9 @@ def _added_ends(
 
 
 def _steps_within(
-    ranges: Mapping[str, Sequence[tuple[int, int]]], steps: Iterable[ReplayStep], added_ends: Positions
+    ranges: Mapping[str, Sequence[tuple[int, int]]],
+    steps: Iterable[ReplayStep],
+    added_ends: Positions,
 ) -> list[ReplayStep]:
     """The steps, which also read other topics up to `added_ends`, and nothing outside the ranges of offsets."""
     return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
@@ -432,21 +481,31 @@ def drop_built(job: Job, settings: Settings) -> int:
         is_dropped = last > max([lease.ref.generation, *ledger.generations.numbers(name)])
         dropped = last if is_dropped else replayed_generation(ledger, lease.ref).generation
         drop_other_generations(ledger, job, lease.row, settings)
-    log.info("generation dropped already" if is_dropped else "generation dropped", pipeline=name, generation=dropped)
+    log.info(
+        "generation dropped already" if is_dropped else "generation dropped",
+        pipeline=name,
+        generation=dropped,
+    )
     return dropped
 
 
 def drop_other_generations(
-    ledger: Ledger, job: Job, lease: LeaseRow, settings: Settings, *, but: Collection[GenerationRef] = ()
+    ledger: Ledger,
+    job: Job,
+    lease: LeaseRow,
+    settings: Settings,
+    *,
+    but: Collection[GenerationRef] = (),
 ) -> None:
     """Remove all generations of a pipeline, even unfinished ones, except the lease's generation and those in `but`.
 
-    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation may be current by
-    now.
+    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
+    may be current by now.
     """
     name = job.pipeline.name
     for generation in ledger.generations.numbers(name):
-        # The ledger goes first: once it has forgotten the generation, no other driver can promote it.
+        # The ledger goes first: once it has forgotten the generation, no other driver can promote
+        # it.
         ref = GenerationRef(name, generation)
         if generation != lease.generation and ref not in but:
             ledger.generations.forget(ref, lease)
@@ -461,7 +520,8 @@ def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
             for worker in workers:
                 drop_shard(worker.location)
         except StateError as error:
-            # The next call tries again. Meanwhile, a database or state server that is down stops no rebuild.
+            # The next call tries again. Meanwhile, a database or state server that is down stops no
+            # rebuild.
             log.warning("shards not removed", pipeline=name, generation=ref.generation, why=error.detail)
             continue
         ledger.generations.forget_workers(ref)

@@ -1,8 +1,8 @@
 """Spreads a pipeline's state over another number of workers, in a new generation, while readers use the old one.
 
-The newest snapshot's rows and states go to the worker that owns their key, so the topics are not read. The new
-generation becomes current in one transaction at the end; if the driver is killed before, the next call removes the
-unfinished generation.
+The newest snapshot's rows and states go to the worker that owns their key, so the topics are not
+read. The new generation becomes current in one transaction at the end; if the driver is killed
+before, the next call removes the unfinished generation.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class RepartitionResult:
 def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> RepartitionResult:
     """Spread a pipeline's state over the workers that it now has. Returns the new generation.
 
-    With the same number of workers, nothing changes, so that a successful call can be repeated. Raises EngineError
-    without published state, after an interrupted batch, without a broker, or for a state that cannot be divided by key;
-    LeaseError during a run; DamagedState if the state is not as published.
+    With the same number of workers, nothing changes, so that a successful call can be repeated.
+    Raises EngineError without published state, after an interrupted batch, without a broker, or for
+    a state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not
+    as published.
     """
     begun, name = time.monotonic(), job.pipeline.name
     holder = this_process(settings.run or "repartition")
@@ -77,8 +78,8 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
         )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
-        # A driver that does not know that it has lost the lease could still write a batch, which the new generation
-        # would write again.
+        # A driver that does not know that it has lost the lease could still write a batch, which
+        # the new generation would write again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
         for database in databases_of(job, settings).values():
@@ -125,7 +126,12 @@ def _errors(name: str, settings: Settings) -> Iterator[None]:
 
 
 def _divide(
-    ledger: Ledger, old: GenerationInfo, new: GenerationInfo, batch: int, epoch: int, progress: Progress
+    ledger: Ledger,
+    old: GenerationInfo,
+    new: GenerationInfo,
+    batch: int,
+    epoch: int,
+    progress: Progress,
 ) -> tuple[list[Checksums], int]:
     """Fill the new shards from the old ones. Returns the new shards' checksums, and the number of rows and states."""
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
@@ -133,7 +139,9 @@ def _divide(
     rows = 0
 
     def move(
-        pages: Iterator[list[Versions]], divide: _Divide[Versions], add: Callable[[NewShard, list[Versions]], None]
+        pages: Iterator[list[Versions]],
+        divide: _Divide[Versions],
+        add: Callable[[NewShard, list[Versions]], None],
     ) -> None:
         """Move versions to the new shards."""
         nonlocal rows
@@ -170,7 +178,8 @@ class _Division:
     def of_rows(self, page: Sequence[Version]) -> dict[int, list[Version]]:
         divided: dict[int, list[Version]] = defaultdict(list)
         for version in page:
-            # Every worker has all rows of global tables, so the first old worker gives them to all new ones.
+            # Every worker has all rows of global tables, so the first old worker gives them to all
+            # new ones.
             if version.group_id not in self.tables:
                 divided[self._owner(version.key)].append(version)
             elif self.worker == 0:
@@ -187,7 +196,8 @@ class _Division:
         return divided
 
     def _owner(self, key: str) -> int:
-        # A row that is not with its key's owner, such as the buffer of a suppress step, cannot be divided by key.
+        # A row that is not with its key's owner, such as the buffer of a suppress step, cannot be
+        # divided by key.
         if owner(key, len(self.old.workers)) != self.worker:
             raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
         return owner(key, self.workers)

@@ -1,10 +1,11 @@
 """Restores lost or damaged state before a run: from standbys, or from the topics if they still have all records.
 
-A standby takes the place of a worker's shard that is damaged, or whose state server does not answer, if the standby has
-the newest snapshot and matches its checksums. Otherwise, damaged state is restored from the topics by a rebuild: a new
-generation is built, compared with the published checksums, and promoted. Until then, readers get the intact part of the
-damaged generation, marked as partial. If the driver is killed, the next run removes the unfinished generation and
-starts again.
+A standby takes the place of a worker's shard that is damaged, or whose state server does not
+answer, if the standby has the newest snapshot and matches its checksums. Otherwise, damaged state
+is restored from the topics by a rebuild: a new generation is built, compared with the published
+checksums, and promoted. Until then, readers get the intact part of the damaged generation, marked
+as partial. If the driver is killed, the next run removes the unfinished generation and starts
+again.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ class RestoringRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        Raises DamagedState if the state is damaged and the topics no longer have all of its records, and Unreachable if
-        a state server does not answer, because its shards may be intact. In both cases, no standby has this state.
+        Raises DamagedState if the state is damaged and the topics no longer have all of its
+        records, and Unreachable if a state server does not answer, because its shards may be
+        intact. In both cases, no standby has this state.
         """
         run = JobRun(
-            self.spark, self.job, self.settings, max_records=self.settings.max_records, plan_without=self.plan_without
+            self.spark,
+            self.job,
+            self.settings,
+            max_records=self.settings.max_records,
+            plan_without=self.plan_without,
         )
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -56,7 +62,8 @@ class RestoringRun:
                 if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:
-                # The state is not restored from the topics, because the lost server may come back with intact shards.
+                # The state is not restored from the topics, because the lost server may come back
+                # with intact shards.
                 if why := promote_standbys(ledger, name, self.settings.run, gone):
                     raise Unreachable(f"{gone.detail} {why}", next_step=gone.next_step) from gone
         return run.run()
@@ -69,6 +76,12 @@ class RestoringRun:
             generation = Rebuild(spark, self.job, self.settings, only=damaged, why=why.detail).run()
         except InputError as lost:
             raise DamagedState(
-                f"{why.detail} The state cannot be restored from the topics. {lost.detail}", next_step=lost.next_step
+                f"{why.detail} The state cannot be restored from the topics. {lost.detail}",
+                next_step=lost.next_step,
             ) from lost
-        log.warning("state restored", pipeline=name, generation=generation, seconds=round(time.monotonic() - begun, 1))
+        log.warning(
+            "state restored",
+            pipeline=name,
+            generation=generation,
+            seconds=round(time.monotonic() - begun, 1),
+        )

@@ -27,13 +27,18 @@ class RetentionResult:
 
 
 def retain(
-    ledger: Ledger, pipeline: str, keep_snapshots: int = 100, keep_seconds: float = 3_600.0, now: datetime | None = None
+    ledger: Ledger,
+    pipeline: str,
+    keep_snapshots: int = 100,
+    keep_seconds: float = 3_600.0,
+    now: datetime | None = None,
 ) -> RetentionResult:
     """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
-    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots are removed
-    from the ledger before their row versions, so that no new reader pins a snapshot that is being deleted. If a shard
-    is unreachable, a later call removes its row versions.
+    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`.
+    Snapshots are removed from the ledger before their row versions, so that no new reader pins a
+    snapshot that is being deleted. If a shard is unreachable, a later call removes its row
+    versions.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
@@ -43,8 +48,8 @@ def retain(
     newest = snapshots[0]
     forgotten = ledger.snapshots.forget(oldest.ref, oldest.batch)
     versions, failed = 0, {}
-    # This is the generation of the snapshots that were read. A rebuild may have made another generation current since,
-    # with other batch numbers.
+    # This is the generation of the snapshots that were read. A rebuild may have made another
+    # generation current since, with other batch numbers.
     info = ledger.generations.get(oldest.ref)
     for worker in () if info is None else info.workers:
         try:
@@ -72,6 +77,7 @@ def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datet
 
 
 def _compact(location: str, keep_from: int) -> int:
-    # Versions replaced by the newest batch are kept, because a retry of that batch starts from them.
+    # Versions replaced by the newest batch are kept, because a retry of that batch starts from
+    # them.
     with open_shard(location, to_write=True) as shard:
         return shard.compact(keep_from)

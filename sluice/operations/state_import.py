@@ -1,8 +1,8 @@
 """Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
 
-Unlike a restore, an import copies state that is in use. The leases of all generations are held meanwhile, so that no
-run writes. The old shards stay sealed: a run that still has the old settings stops, instead of continuing from a state
-that is no longer read.
+Unlike a restore, an import copies state that is in use. The leases of all generations are held
+meanwhile, so that no run writes. The old shards stay sealed: a run that still has the old settings
+stops, instead of continuing from a state that is no longer read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sluice.state.shard.addresses import is_file, shown
 def import_state(source: Ledger, target: Ledger, shards: str, progress: Progress = lambda _: None) -> int:
     """Copy all pipelines of a ledger, with their shards to `shards`. Returns the number of copied versions.
 
-    Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state server has a worker;
-    LeaseError if a run is in progress.
+    Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state
+    server has a worker; LeaseError if a run is in progress.
     """
     installation = NewInstallation(source, target, shards)
     if installation.finish_interrupted(next_step="Set SLUICE_LEDGER to an empty database."):

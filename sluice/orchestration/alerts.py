@@ -21,7 +21,8 @@ from sluice.values.phrases import duration_text
 log = structlog.get_logger(__name__)
 
 Notify = Callable[..., Awaitable[object]]
-"""`async def notify(pipeline, detail, context)`; `context` has `dag_run` and, for a run's deadline, `deadline`."""
+"""`async def notify(pipeline, detail, context)`; `context` has `dag_run` and, for a run's deadline,
+`deadline`."""
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
@@ -31,15 +32,17 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(
-        DeadlineReference.DAGRUN_QUEUED_AT, timedelta(milliseconds=deadline_ms), AsyncCallback(check_age, arguments)
+        DeadlineReference.DAGRUN_QUEUED_AT,
+        timedelta(milliseconds=deadline_ms),
+        AsyncCallback(check_age, arguments),
     )
 
 
 async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: dict[str, Any] | None = None) -> str:
     """Alert unless a snapshot has been published since the run was queued. Airflow's triggerer calls this.
 
-    A run that lingers can last longer than the deadline, although its data are new. Returns a sentence about the
-    outcome.
+    A run that lingers can last longer than the deadline, although its data are new. Returns a
+    sentence about the outcome.
     """
     context = context or {}
     allowed = timedelta(milliseconds=deadline_ms)

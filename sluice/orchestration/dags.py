@@ -43,8 +43,8 @@ _POINTS = {
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""Airflow's environment variable with the value `client` in the DAG processor. In other programs, for example
-`airflow dags reserialize`, an import error is fatal."""
+"""Airflow's environment variable with the value `client` in the DAG processor. In other programs,
+for example `airflow dags reserialize`, an import error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
@@ -53,9 +53,11 @@ class Alerts:
     """The functions to call when a task has failed or a pipeline's data are too old."""
 
     on_failure: Callable[[Any], object] | None = None
-    """Airflow's `on_failure_callback`, for example a notifier: called when a task has failed and is not retried."""
+    """Airflow's `on_failure_callback`, for example a notifier: called when a task has failed and is
+    not retried."""
     on_overdue: str = ""
-    """The import path of `async def notify(pipeline, detail, context)`: called when a pipeline's data are too old."""
+    """The import path of `async def notify(pipeline, detail, context)`: called when a pipeline's
+    data are too old."""
 
 
 NO_ALERTS = Alerts()
@@ -64,8 +66,9 @@ NO_ALERTS = Alerts()
 def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     """The DAGs of all pipelines in `folder`, by id, and `sluice_deadlines` if any of them has a deadline.
 
-    A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the DAG processor, an
-    import error. In a task's process, only the DAG of the task's pipeline is created.
+    A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the
+    DAG processor, an import error. In a task's process, only the DAG of the task's pipeline is
+    created.
     """
     dag_of_task = _dag_of_task(folder, alerts)
     if dag_of_task is not None:
@@ -161,7 +164,11 @@ def _parameters() -> dict[str, Param]:
         parameters[name] = Param(None, type=["null", "integer"], minimum=least, maximum=most, description=text)
     for name, text in _POINTS.items():
         parameters[name] = Param(
-            None, type=["null", "string"], maxLength=LONGEST_POINT, pattern=POINT_PATTERN, description=text
+            None,
+            type=["null", "string"],
+            maxLength=LONGEST_POINT,
+            pattern=POINT_PATTERN,
+            description=text,
         )
     return parameters
 
@@ -207,8 +214,9 @@ def _broken_dag(name: str, broken: Broken) -> DAG:
 class ImportErrorDag(DAG):
     """A DAG that never becomes visible, and that Airflow reports as an import error of a pipeline's file.
 
-    Airflow records import errors per DAG file, and removes all DAGs of a file with an error. The only exception is a
-    DAG that cannot be serialized: Airflow records its error for the DAG's `relative_fileloc` and keeps the other DAGs.
+    Airflow records import errors per DAG file, and removes all DAGs of a file with an error. The
+    only exception is a DAG that cannot be serialized: Airflow records its error for the DAG's
+    `relative_fileloc` and keeps the other DAGs.
     """
 
     def __init__(self, name: str, broken: Broken) -> None:

@@ -37,9 +37,10 @@ class Age:
     def due(self, records: int | None, snapshot_s: float | None, now: float) -> bool:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
-        `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of the newest
-        snapshot. The data are overdue if, for the time of the deadline, there have been unread records or their number
-        has been unknown, and if the newest snapshot is at least as old as the deadline.
+        `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
+        the newest snapshot. The data are overdue if, for the time of the deadline, there have been
+        unread records or their number has been unknown, and if the newest snapshot is at least as
+        old as the deadline.
         """
         if records == 0:
             self._unread_since = None
@@ -87,7 +88,11 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
             records = None if seen is None else seen.lag.unread
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
             if age.due(records, snapshot_s, time.monotonic()):
-                overdue = {"pipeline": self.pipeline, "records": records, "at": datetime.now(UTC).isoformat()}
+                overdue = {
+                    "pipeline": self.pipeline,
+                    "records": records,
+                    "at": datetime.now(UTC).isoformat(),
+                }
                 overdue["trouble"] = self.trouble
                 yield TriggerEvent(overdue)  # type: ignore[no-untyped-call]
 
@@ -103,7 +108,8 @@ def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: 
         description="Alert on pipelines whose records stay unread for longer than their deadline",
         doc_md=__doc__,
         tags={"sluice", "maintenance"},
-        # A second attempt would find that the failure has been recorded, and would not call `notify`.
+        # A second attempt would find that the failure has been recorded, and would not call
+        # `notify`.
         default_args=defaults | {"retries": 0},
     )
     deadlines = {name: trigger.deadline_ms for name, trigger in watched.items()}

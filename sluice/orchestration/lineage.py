@@ -1,6 +1,7 @@
 """The lineage of a run for OpenLineage: the datasets that the run reads and writes, and its audit.
 
-Only the methods that Airflow's OpenLineage provider calls import this module, because the provider is optional.
+Only the methods that Airflow's OpenLineage provider calls import this module, because the provider
+is optional.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _FACET = "sluice_audit"
 _READ = ("run", "replay", "promote")
 """The actions that read the pipeline's topics."""
 _PUBLISHED = ("run", "promote")
-"""The actions after which queries and consumers see new results. A replay only builds a generation beside them."""
+"""The actions after which queries and consumers see new results. A replay only builds a generation
+beside them."""
 
 
 @attrs.define(kw_only=True)
@@ -102,7 +104,11 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
 
 
 def _outputs(
-    job: Job, kafka: Mapping[str, str], ledger: str, databases: Mapping[str, str], audits: list[Audit]
+    job: Job,
+    kafka: Mapping[str, str],
+    ledger: str,
+    databases: Mapping[str, str],
+    audits: list[Audit],
 ) -> list[Dataset]:
     written = _written(audits)
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
@@ -146,7 +152,13 @@ def _table(database: str, table: str) -> tuple[str, str]:
     """The namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
     url = urlsplit(database)
     schema, _, name = table.rpartition(".")
-    named = Postgres(url.hostname or "localhost", str(url.port or 5432), url.path[1:] or "-", schema or "public", name)
+    named = Postgres(
+        url.hostname or "localhost",
+        str(url.port or 5432),
+        url.path[1:] or "-",
+        schema or "public",
+        name,
+    )
     return named.get_namespace(), named.get_name()
 
 

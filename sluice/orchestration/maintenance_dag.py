@@ -42,10 +42,18 @@ def retention_dag() -> DAG:
         tags={"sluice", "maintenance"},
         params={
             "keep_snapshots": Param(
-                100, type="integer", minimum=1, maximum=100_000, description="Number of newest snapshots to keep"
+                100,
+                type="integer",
+                minimum=1,
+                maximum=100_000,
+                description="Number of newest snapshots to keep",
             ),
             "keep_hours": Param(
-                24, type="integer", minimum=1, maximum=8_760, description="Also keep snapshots younger than this"
+                24,
+                type="integer",
+                minimum=1,
+                maximum=8_760,
+                description="Also keep snapshots younger than this",
             ),
         },
         default_args=maintenance_task_defaults(),

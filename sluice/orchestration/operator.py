@@ -56,13 +56,13 @@ POINTS = ("from", "until")
 class SluiceOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM also gets the
-    optimizing compiler.
-    `databases` are the connections of the databases whose tables the pipeline writes. If Airflow does not have one, the
-    driver reads the environment variable `SLUICE_CONNECTION_NAME`.
+    `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM
+    also gets the optimizing compiler. `databases` are the connections of the databases whose tables
+    the pipeline writes. If Airflow does not have one, the driver reads the environment variable
+    `SLUICE_CONNECTION_NAME`.
 
-    Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a replay, `from` and
-    `until`.
+    Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a
+    replay, `from` and `until`.
     """
 
     template_fields: Sequence[str] = ()
@@ -112,7 +112,8 @@ class SluiceOperator(SparkSubmitOperator):
                     from_beginning=not READING_AGAIN.isdisjoint(arguments),
                 )  # fmt: skip
                 self.conf = dict(submitted.for_backlog(unread).conf)
-                # The parameter env_vars is not used, because the hook turns it into arguments for some masters.
+                # The parameter env_vars is not used, because the hook turns it into arguments for
+                # some masters.
                 with _added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
                     super().execute(context)
                 if not submitted.is_finished:
@@ -125,14 +126,18 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except Exception as error:
-            # The error of Airflow's hook quotes the whole command and log, so the error that the driver has recorded in
-            # the ledger replaces it.
+            # The error of Airflow's hook quotes the whole command and log, so the error that the
+            # driver has recorded in the ledger replaces it.
             recorded = self._recorded_error(started_at)
-            self._note_failure(context, started_at, "The driver ended without an error message. See the task's log.")
+            self._note_failure(
+                context,
+                started_at,
+                "The driver ended without an error message. See the task's log.",
+            )
             raise recorded or error from None
         except BaseException:
-            # Airflow stops the task with an exception of its own. If an earlier try has recorded an error, that error
-            # says more, so it is kept.
+            # Airflow stops the task with an exception of its own. If an earlier try has recorded an
+            # error, that error says more, so it is kept.
             self._note_failure(context, None, "Airflow ended the run.")
             raise
 
@@ -159,7 +164,14 @@ class SluiceOperator(SparkSubmitOperator):
             address = url or os.environ.get(connection_variable(name))
             if address:
                 databases[name] = address
-        return lineage(self.pipeline, action, _run(context), kafka_config(self.kafka_conn_id), settings(), databases)
+        return lineage(
+            self.pipeline,
+            action,
+            _run(context),
+            kafka_config(self.kafka_conn_id),
+            settings(),
+            databases,
+        )
 
     def _get_hook(self) -> SparkSubmitHook:
         # Airflow has no setting for this, so the hook's method is wrapped.
@@ -264,7 +276,8 @@ def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
 def _run(context: Context) -> str:
     """The run's name in the ledger: DAG/RUN/TASK.
 
-    All tries share the name, so that a retry recognizes a driver that an earlier try has left behind.
+    All tries share the name, so that a retry recognizes a driver that an earlier try has left
+    behind.
     """
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"

@@ -1,6 +1,7 @@
 """Retries: how often and when Airflow repeats a failed task, and how long a task may take.
 
-An error that a retry cannot repair, such as a wrong setting, fails the task at once: see `operator.SluiceOperator`.
+An error that a retry cannot repair, such as a wrong setting, fails the task at once: see
+`operator.SluiceOperator`.
 """
 
 from __future__ import annotations

@@ -34,11 +34,12 @@ log = structlog.get_logger(__name__)
 class Burst:
     """Decides when new records cause an event.
 
-    An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the first new record.
-    The next event can be due after the pipeline has read up to the offsets of the last event. If the pipeline does not
-    get that far, because its run failed and Airflow's retries are used up, the next event can be due after
-    `patience_s`, because the cause of the failure may have passed. This time doubles with each further event, up to an
-    hour. If the same run would only fail again, the next event needs new records.
+    An event is due when the end offsets have not changed for `settle_s`, or `max_wait_s` after the
+    first new record. The next event can be due after the pipeline has read up to the offsets of the
+    last event. If the pipeline does not get that far, because its run failed and Airflow's retries
+    are used up, the next event can be due after `patience_s`, because the cause of the failure may
+    have passed. This time doubles with each further event, up to an hour. If the same run would
+    only fail again, the next event needs new records.
     """
 
     settle_s: float
@@ -127,17 +128,18 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 class KafkaEndOffsetTrigger(BaseEventTrigger):
     """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
 
-    By default, it does not wait for the end of a burst: the run that it starts reads what has arrived until Spark has
-    started, which takes seconds. With `settle_seconds`, it waits until no record has arrived for that time, but at most
-    `max_wait_seconds`.
+    By default, it does not wait for the end of a burst: the run that it starts reads what has
+    arrived until Spark has started, which takes seconds. With `settle_seconds`, it waits until no
+    record has arrived for that time, but at most `max_wait_seconds`.
 
-    The trigger gets only end offsets from the broker; it reads no records and commits nothing. The ledger stores the
-    offsets that have been read and when, so a restarted triggerer fires only for unread records, and not before
-    `min_interval_seconds` have passed since the last run that published something began. The trigger does not fire
-    while a driver works on the pipeline: the driver may linger and read the records itself.
+    The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
+    ledger stores the offsets that have been read and when, so a restarted triggerer fires only for
+    unread records, and not before `min_interval_seconds` have passed since the last run that
+    published something began. The trigger does not fire while a driver works on the pipeline: the
+    driver may linger and read the records itself.
 
-    If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It also records in the
-    ledger that the pipeline waits for its input, until the input is back.
+    If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It
+    also records in the ledger that the pipeline waits for its input, until the input is back.
     """
 
     def __init__(
@@ -165,20 +167,33 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and the arguments from which Airflow recreates this trigger."""
-        names = ("pipeline", "topics", "kafka_config_id", "poll_seconds", "settle_seconds", "max_wait_seconds")
+        names = (
+            "pipeline",
+            "topics",
+            "kafka_config_id",
+            "poll_seconds",
+            "settle_seconds",
+            "max_wait_seconds",
+        )
         arguments = {name: getattr(self, name) for name in (*names, "patience_seconds", "min_interval_seconds")}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event for each burst of records, forever."""
-        burst = Burst(self.settle_seconds, self.max_wait_seconds, self.patience_seconds, self.min_interval_seconds)
+        burst = Burst(
+            self.settle_seconds,
+            self.max_wait_seconds,
+            self.patience_seconds,
+            self.min_interval_seconds,
+        )
         driver = DriverWatch(PATIENCE.silence_s)
         pause = self.poll_seconds
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            # All triggers look at the same moments, so that the first one reads the broker and the ledger for all.
+            # All triggers look at the same moments, so that the first one reads the broker and the
+            # ledger for all.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.
@@ -191,7 +206,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 is_driven = driver.is_running(seen.lease, now)
                 if burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting):
                     records, ends = seen.lag.readable, seen.lag.ends
-                    log.info("records to read", pipeline=self.pipeline, records=records, attempt=burst.attempts)
+                    log.info(
+                        "records to read",
+                        pipeline=self.pipeline,
+                        records=records,
+                        attempt=burst.attempts,
+                    )
                     yield TriggerEvent(  # type: ignore[no-untyped-call]
                         {"pipeline": self.pipeline, "records": records, "ends": ends}
                     )

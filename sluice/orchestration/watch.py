@@ -22,7 +22,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.support.single_flight import SingleFlightCache
 
 POLL_SECONDS = 0.5
-"""The period of the triggers. Triggers with the same period read the broker and the ledger together."""
+"""The period of the triggers. Triggers with the same period read the broker and the ledger
+together."""
 
 
 class Observation(NamedTuple):
@@ -52,8 +53,8 @@ class _Round:
 class Watch:
     """Reads the broker and the ledger at most once per `poll_seconds` for all its triggers.
 
-    A round takes one request for the end offsets of all their topics, and three queries of the ledger, however many
-    triggers there are.
+    A round takes one request for the end offsets of all their topics, and three queries of the
+    ledger, however many triggers there are.
     """
 
     def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
@@ -97,7 +98,8 @@ class Watch:
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:
             if self._admin is None:
-                # Airflow gets connections from its supervisor through this thread's event loop, which asgiref uses.
+                # Airflow gets connections from its supervisor through this thread's event loop,
+                # which asgiref uses.
                 self._kafka = await sync_to_async(kafka_config)(self._kafka_config_id)
                 self._admin = await asyncio.to_thread(silent_admin, self._kafka)
             if self._ledger is None:
@@ -105,7 +107,8 @@ class Watch:
         return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
-        # Positions come before end offsets: positions beyond the end would look like a topic that was created again.
+        # Positions come before end offsets: positions beyond the end would look like a topic that
+        # was created again.
         snapshots = ledger.snapshots.of_all_pipelines()
         positions: dict[str, Offsets] = {}
         for snapshot in snapshots:

@@ -20,7 +20,9 @@ console = Console(stderr=True)
 
 
 @app.command("jars")
-def provide_jars(only: Annotated[Bundle | None, typer.Option(help="Only this bundle.")] = None) -> None:
+def provide_jars(
+    only: Annotated[Bundle | None, typer.Option(help="Only this bundle.")] = None,
+) -> None:
     """Download missing jars and verify their checksums."""
     root = settings().home / "jars"
     bundles = [only] if only else list(Bundle)
@@ -28,7 +30,12 @@ def provide_jars(only: Annotated[Bundle | None, typer.Option(help="Only this bun
     if not missing:
         return
     java = machine_checks.find_java().path
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("Fetching jars", total=missing)
         jars.provide(root, java, bundles=bundles, on_jar=lambda: progress.advance(task))

@@ -1,6 +1,7 @@
 """The archive of the Java classes that a program loads, with which its next start is faster.
 
-The first start writes the archive next to the program's jars. It belongs to one version of Java, Spark and the jars.
+The first start writes the archive next to the program's jars. It belongs to one version of Java,
+Spark and the jars.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
     """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
 
-    An archive of Spark's classes takes 20 seconds of CPU time to write, so runs that start meanwhile neither read nor
-    write it.
+    An archive of Spark's classes takes 20 seconds of CPU time to write, so runs that start
+    meanwhile neither read nor write it.
     """
     archive = archive_file(folder, jars)
     if archive.is_file():
@@ -58,5 +59,11 @@ def archive_file(folder: Path, jars: list[Path]) -> Path:
 def _fingerprint(jars: list[Path]) -> str:
     """A digest of everything that an archive depends on: Java, Spark and the jars."""
     java = find_java()
-    parts = [str(java.path.resolve()), java.release, sys.executable, *jars, *(jar.stat().st_mtime_ns for jar in jars)]
+    parts = [
+        str(java.path.resolve()),
+        java.release,
+        sys.executable,
+        *jars,
+        *(jar.stat().st_mtime_ns for jar in jars),
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -13,7 +13,8 @@ from xml.sax.saxutils import quoteattr
 from sluice.errors import PreflightError
 
 _SETTINGS = "SLUICE_IVY_SETTINGS"
-"""Environment variable with the path of an ivysettings.xml, for repositories other than Maven Central."""
+"""Environment variable with the path of an ivysettings.xml, for repositories other than Maven
+Central."""
 
 _TREE = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
 # A short-lived JVM starts faster with C1 only and the serial collector.
@@ -44,19 +45,43 @@ class Module:
 
 
 def fetch(
-    java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None] = lambda: None
+    java: Path,
+    modules: Iterable[Module],
+    work: Path,
+    *,
+    transitive: bool,
+    on_jar: Callable[[], None] = lambda: None,
 ) -> dict[Module, Path]:
     """Download `modules`, with their dependencies if `transitive`, into `work`.
 
-    Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache. `on_jar` is called for each
-    downloaded jar. Raises PreflightError with the missing module or the cause.
+    Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache.
+    `on_jar` is called for each downloaded jar. Raises PreflightError with the missing module or the
+    cause.
     """
     work.mkdir(parents=True)
     description = work / "ivy.xml"
     description.write_text(_description(modules, transitive))
     jars = work / "jars"
-    command: list[str | Path] = [java, *_JVM, "-jar", _ivy_jar(), *_settings(), "-cache", work / "cache"]
-    command += ["-ivy", description, "-confs", "default", "-types", "jar", "bundle", "-retrieve", f"{jars}/{_TREE}"]
+    command: list[str | Path] = [
+        java,
+        *_JVM,
+        "-jar",
+        _ivy_jar(),
+        *_settings(),
+        "-cache",
+        work / "cache",
+    ]
+    command += [
+        "-ivy",
+        description,
+        "-confs",
+        "default",
+        "-types",
+        "jar",
+        "bundle",
+        "-retrieve",
+        f"{jars}/{_TREE}",
+    ]
     output: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         assert ivy.stdout is not None
@@ -90,7 +115,8 @@ def _ivy_jar() -> Path:
     folder = Path(pyspark.origin).parent / "jars" if pyspark and pyspark.origin else None
     if folder is None or not (versions := sorted(folder.glob("ivy-*.jar"))):
         raise PreflightError(
-            "PySpark, which contains Ivy, is not installed.", next_step="Run pip install 'sluice-streams[spark]'."
+            "PySpark, which contains Ivy, is not installed.",
+            next_step="Run pip install 'sluice-streams[spark]'.",
         )
     return versions[-1]
 

@@ -1,7 +1,7 @@
 """Download and verify the jars of Spark's Kafka connector, of Delta Lake and of the broker.
 
-`jars.lock` lists every jar of the bundles with its SHA-256; nothing else is downloaded. A bundle's folder is created
-only after all of its jars are verified, so an existing folder is complete.
+`jars.lock` lists every jar of the bundles with its SHA-256; nothing else is downloaded. A bundle's
+folder is created only after all of its jars are verified, so an existing folder is complete.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Bundle(StrEnum):
     BROKER = "broker"
 
 
-# The other dependencies of the connector are left out, because they would replace Spark's own versions; those of Delta
-# Lake, because only Unity Catalog needs them.
+# The other dependencies of the connector are left out, because they would replace Spark's own
+# versions; those of Delta Lake, because only Unity Catalog needs them.
 _ROOTS = {
     Bundle.SPARK: [
         Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
@@ -83,7 +83,8 @@ def folder(bundle: Bundle, root: Path) -> Path:
     path = root / bundle
     if not is_ready(path, _jars_of(bundle, read_lock())):
         raise PreflightError(
-            f"{path} does not contain the {bundle} jars.", next_step="Run python -m sluice.provision jars."
+            f"{path} does not contain the {bundle} jars.",
+            next_step="Run python -m sluice.provision jars.",
         )
     return path
 

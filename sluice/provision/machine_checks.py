@@ -59,13 +59,15 @@ def _java_path(environ: Mapping[str, str]) -> Path | None:
     path = Path(home, "bin", "java")
     if not os.access(path, os.X_OK):
         raise PreflightError(
-            f"JAVA_HOME is {home}, but {path} does not exist.", next_step="Correct or unset JAVA_HOME."
+            f"JAVA_HOME is {home}, but {path} does not exist.",
+            next_step="Correct or unset JAVA_HOME.",
         )
     return path
 
 
 def _version_text(path: Path) -> str:
-    # A Java installation has a file with its version, which takes less time to read than Java takes to start.
+    # A Java installation has a file with its version, which takes less time to read than Java takes
+    # to start.
     with suppress(OSError):
         text = (path.resolve().parent.parent / "release").read_text()
         if _VERSION.search(text):

@@ -1,6 +1,7 @@
 """Queries of stores: choose a snapshot, ask its workers, combine their results.
 
-A look-up asks the key's owner; other queries ask all workers concurrently. All read one pinned snapshot.
+A look-up asks the key's owner; other queries ask all workers concurrently. All read one pinned
+snapshot.
 """
 
 from sluice.answers import WorkerStatus

@@ -13,12 +13,15 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, Snapshot
 
 _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
-"""The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and standby."""
+"""The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and
+standby."""
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
-"""The largest numbers in the ledger's INTEGER and BIGINT columns, and so of Kafka's partitions and offsets."""
+"""The largest numbers in the ledger's INTEGER and BIGINT columns, and so of Kafka's partitions and
+offsets."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
-"""Numbers with more digits than this are rejected unread, because Python is slow to read many thousand digits."""
+"""Numbers with more digits than this are rejected unread, because Python is slow to read many
+thousand digits."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class AsOf:
 
     "standby" is the newest snapshot that all standbys of the pipeline's workers have.
 
-    The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next offset).
+    The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next
+    offset).
     """
 
     as_of: str | None = None
@@ -154,7 +158,8 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
         partition, offset = _number(left, _INTEGER), _number(right, _BIGINT)
         if not topic or partition is None or offset is None:
             raise QueryError(
-                "min_position is not a position.", next_step="Write TOPIC:PARTITION:OFFSET, separated by commas."
+                "min_position is not a position.",
+                next_step="Write TOPIC:PARTITION:OFFSET, separated by commas.",
             )
         # A partition may be given twice: the state must have reached both offsets.
         offsets = positions.setdefault(topic, {})
@@ -176,7 +181,11 @@ def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, 
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if requested < (oldest.generation, oldest.batch):
-        raise Gone(f"{what} any more.", next_step=kept, extensions={"oldest": oldest.id, "newest": newest.id})
+        raise Gone(
+            f"{what} any more.",
+            next_step=kept,
+            extensions={"oldest": oldest.id, "newest": newest.id},
+        )
     raise NotFound(f"{what}.", next_step=kept)
 
 

@@ -23,9 +23,11 @@ _RENEWAL = 0.8
 """A query renews a cached result in the background after this share of the result's lifetime."""
 
 FRESH_SECONDS = 0.05
-"""Seconds for which a result from the ledger counts as current. A query that begins later sees a new snapshot."""
+"""Seconds for which a result from the ledger counts as current. A query that begins later sees a
+new snapshot."""
 _SELDOM = 20
-"""The cached stores and placements stay current for this many times `FRESH_SECONDS`, unless a snapshot is published."""
+"""The cached stores and placements stay current for this many times `FRESH_SECONDS`, unless a
+snapshot is published."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,17 @@ class PipelineSnapshot:
 def only_store(name: str, stores: Sequence[StoreInfo], *, unknown: str, ambiguous: str) -> StoreInfo:
     """The only element of `stores`, which are the stores with this name.
 
-    Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the next step `ambiguous`,
-    if several pipelines have the store. `{pipelines}` in `ambiguous` is replaced by their names.
+    Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the
+    next step `ambiguous`, if several pipelines have the store. `{pipelines}` in `ambiguous` is
+    replaced by their names.
     """
     if not stores:
         raise NotFound(f"There is no store {name!r}.", next_step=unknown)
     if len(stores) > 1:
         pipelines = ", ".join(store.pipeline for store in stores)
         raise QueryError(
-            f"{len(stores)} pipelines have a store {name!r}.", next_step=ambiguous.format(pipelines=pipelines)
+            f"{len(stores)} pipelines have a store {name!r}.",
+            next_step=ambiguous.format(pipelines=pipelines),
         )
     return stores[0]
 
@@ -114,13 +118,15 @@ class Catalogue:
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
         """Pin a store to the newest snapshot of its pipeline, or to the snapshot that `when` selects.
 
-        Raises NotReady before the first snapshot, NotFound if the snapshot never existed, Gone if it is no longer kept,
-        NotReached if it has not reached the requested bounds, and QueryError if it can never reach them.
+        Raises NotReady before the first snapshot, NotFound if the snapshot never existed, Gone if
+        it is no longer kept, NotReached if it has not reached the requested bounds, and QueryError
+        if it can never reach them.
         """
         pipeline = store.pipeline
         newest = await self.newest(pipeline)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
-            # The cached snapshot can be a moment old; only a fresh one proves that the bound is not reached.
+            # The cached snapshot can be a moment old; only a fresh one proves that the bound is not
+            # reached.
             newest = await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock())
         if newest is None:
             raise NotReady(f"Pipeline {pipeline!r} has published nothing yet.")
@@ -189,7 +195,8 @@ class Catalogue:
         # A query that is cancelled must not cancel the read for other queries.
         result: _Cached = await asyncio.shield(shared_read or self._read(name, read))
         if shared_read is not None and now - result.read_at >= max_age:
-            # The shared read began before this query, so it may have missed a snapshot that this query has to see.
+            # The shared read began before this query, so it may have missed a snapshot that this
+            # query has to see.
             result = await asyncio.shield(self._read(name, read))
         return cast("T", result.value)
 

@@ -45,7 +45,10 @@ def read_cursor(text: str, secret: bytes, store: str) -> Cursor:
                 return cursor
     except (binascii.Error, msgspec.DecodeError, ValueError):
         pass
-    raise QueryError("This is not a cursor for this store.", next_step="Omit the cursor to start with the first page.")
+    raise QueryError(
+        "This is not a cursor for this store.",
+        next_step="Omit the cursor to start with the first page.",
+    )
 
 
 def _signature(content: bytes, secret: bytes) -> bytes:

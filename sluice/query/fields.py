@@ -44,7 +44,8 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
                 if "." in field and f"{rest}.".startswith(f"{field}."):
                     next_step = f"A dot leads to a nested field: write the field {field!r} in backticks."
             raise UnknownField(
-                f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.", next_step=next_step
+                f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.",
+                next_step=next_step,
             )
         kind = fields[name]
 

@@ -14,7 +14,8 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 """How long a request waits for the ledger."""
 
-# These threads only read the ledger, so that reads which wait for a lost database keep nothing else waiting.
+# These threads only read the ledger, so that reads which wait for a lost database keep nothing else
+# waiting.
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 

@@ -17,14 +17,15 @@ from sluice.state.time_limits import held, query_deadline
 
 T = TypeVar("T")
 PublishedChecksum = Callable[[int], tuple[int, str] | None]
-"""Takes a batch. Returns this batch, or the oldest retained batch after it, with the published checksum of a shard's
-state rows at the returned batch; None if there is no such batch."""
+"""Takes a batch. Returns this batch, or the oldest retained batch after it, with the published
+checksum of a shard's state rows at the returned batch; None if there is no such batch."""
 
 HOLD_SECONDS = 0.05
-"""How long look-ups share one read transaction of SQLite. Its beginning and end take longer than a look-up."""
+"""How long look-ups share one read transaction of SQLite. Its beginning and end take longer than a
+look-up."""
 
-# Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not make them faster.
-# Look-ups have threads of their own, so that they do not wait for scans.
+# Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not
+# make them faster. Look-ups have threads of their own, so that they do not wait for scans.
 _SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
 _LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
 
@@ -32,7 +33,8 @@ _LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups"
 class LocalWorker:
     """A worker whose shard this process opens.
 
-    Keeps one connection for look-ups and one for scans, so that a long scan does not delay look-ups.
+    Keeps one connection for look-ups and one for scans, so that a long scan does not delay
+    look-ups.
     """
 
     def __init__(self, location: str, published: PublishedChecksum = lambda _: None) -> None:
@@ -42,7 +44,8 @@ class LocalWorker:
         self._shards: dict[str, LocalShard] = {}
         self._held_shard: LocalShard | None = None
         self._held_as_of = -1
-        """The newest batch that the held read transaction surely contains: the batch of the look-up that began it."""
+        """The newest batch that the held read transaction surely contains: the batch of the look-up
+        that began it."""
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
@@ -66,7 +69,8 @@ class LocalWorker:
     def _hold(self, shard: LocalShard, as_of: int) -> bool:
         """Hold the shard for look-ups of a batch. Returns False if the shard's file has been removed or replaced.
 
-        A hold that began before a batch was published does not have the batch, so a newer batch needs a new hold.
+        A hold that began before a batch was published does not have the batch, so a newer batch
+        needs a new hold.
         """
         if self._held_shard is shard and as_of <= self._held_as_of:
             return True
@@ -94,8 +98,8 @@ class LocalWorker:
         with held(self._opening):
             shard = self._shards.get(purpose)
             if shard is None or not shard.is_current():
-                # The file was removed or replaced. The old connection is not closed here, because another thread may
-                # still read from it; it closes with its last reference.
+                # The file was removed or replaced. The old connection is not closed here, because
+                # another thread may still read from it; it closes with its last reference.
                 self._shards.pop(purpose, None)
                 shard = LocalShard.open(self._location)
                 try:

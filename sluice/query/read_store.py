@@ -38,9 +38,10 @@ def read_store(
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
 
-    Takes the parameters of `Client.range`; with `limit`, it returns only this many entries, the first ones. Numbers
-    with a decimal point are `Decimal`. Raises NotFound if the store does not exist, QueryError without `limit` if there
-    are more than 100,000 entries, and StateError if a worker's shard cannot be read.
+    Takes the parameters of `Client.range`; with `limit`, it returns only this many entries, the
+    first ones. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does not
+    exist, QueryError without `limit` if there are more than 100,000 entries, and StateError if a
+    worker's shard cannot be read.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
@@ -61,7 +62,10 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, lim
             stores = [store for store in named if pipeline in (None, store.pipeline)]
             names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
             store = only_store(
-                name, stores, unknown=f"Stores in this ledger: {names}.", ambiguous="Choose one of: {pipelines}."
+                name,
+                stores,
+                unknown=f"Stores in this ledger: {names}.",
+                ambiguous="Choose one of: {pipelines}.",
             )
             pin = await reader.catalogue.pin(store, as_of)
             answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))

@@ -20,7 +20,16 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, WorkerInfo, owner
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest
 from sluice.state.queries.entries import Entry
-from sluice.state.queries.worker_queries import Aggregate, Changed, Count, Query, Scan, Top, Value, Values
+from sluice.state.queries.worker_queries import (
+    Aggregate,
+    Changed,
+    Count,
+    Query,
+    Scan,
+    Top,
+    Value,
+    Values,
+)
 from sluice.state.shard.ranges import EVERYTHING, Range
 
 T = TypeVar("T")
@@ -36,9 +45,10 @@ MANY = 2_000
 class Reader:
     """Reads stores, each query at one pinned snapshot. One reader serves a whole process, in one event loop.
 
-    `served` returns the shard's address if this process's own state server serves the worker. Every query raises
-    StateError if the ledger, or the owner of the requested key, cannot be read; Gone if retention removed the snapshot
-    during the query; and Busy if too many queries are already scanning stores.
+    `served` returns the shard's address if this process's own state server serves the worker. Every
+    query raises StateError if the ledger, or the owner of the requested key, cannot be read; Gone
+    if retention removed the snapshot during the query; and Busy if too many queries are already
+    scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
@@ -64,7 +74,8 @@ class Reader:
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MAX_KEYS:
             raise QueryError(
-                f"{len(wanted):,} keys are more than {MAX_KEYS:,}.", next_step="Split them over several queries."
+                f"{len(wanted):,} keys are more than {MAX_KEYS:,}.",
+                next_step="Split them over several queries.",
             )
         keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
@@ -151,16 +162,27 @@ class Reader:
     ) -> Combined:
         """Number of entries, and sum, min and max of `field`, by group.
 
-        `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or `_all`.
+        `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or
+        `_all`.
         """
         _require_times(pin, within)
         if group_by == "_start":
             _require_windows(pin, are_there=True, next_step="Group by another field, by _key, or by _all.")
         shares, statuses = await self._query_all(pin, Aggregate(*pin.query_fields, within, field, group_by))
-        return Combined(pin, statuses, await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit))
+        return Combined(
+            pin,
+            statuses,
+            await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit),
+        )
 
     async def top(
-        self, pin: Pin, field: str = "", limit: int = 10, *, within: Range = EVERYTHING, smallest: bool = False
+        self,
+        pin: Pin,
+        field: str = "",
+        limit: int = 10,
+        *,
+        within: Range = EVERYTHING,
+        smallest: bool = False,
     ) -> Answer:
         """The entries with the largest numbers in `field`, or the smallest, best first."""
         _require_times(pin, within)
@@ -171,7 +193,8 @@ class Reader:
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed.
 
-        Raises Gone if retention has removed the snapshot `since`, and with it the rows that later batches deleted.
+        Raises Gone if retention has removed the snapshot `since`, and with it the rows that later
+        batches deleted.
         """
         results, statuses = await self._query_all(pin, Changed(*pin.query_fields, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)

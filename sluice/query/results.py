@@ -14,7 +14,8 @@ from sluice.state.queries.entries import Entry
 def snapshot_name(snapshot: Snapshot) -> str:
     """Pipeline and snapshot, for ETags and cache keys.
 
-    The time of publication is part of the name, because a pipeline that starts over uses the same ids again.
+    The time of publication is part of the name, because a pipeline that starts over uses the same
+    ids again.
     """
     return f"{snapshot.pipeline}/{snapshot.id}@{snapshot.published_at:%Y%m%dT%H%M%S.%fZ}"
 

@@ -18,14 +18,17 @@ from sluice.state.remote.remote_worker import RemoteWorker
 
 T = TypeVar("T")
 ServedLocation = Callable[[WorkerInfo], str | None]
-"""Returns the address of a worker's shard if this process's own state server serves the worker, else None."""
+"""Returns the address of a worker's shard if this process's own state server serves the worker,
+else None."""
 
 WORKER_SECONDS = 15.0
-"""Time limit of a query at one worker; longer than the server's own limit, so that the server's error arrives first."""
+"""Time limit of a query at one worker; longer than the server's own limit, so that the server's
+error arrives first."""
 LOOKUP_SECONDS = 2.0
 """Time limit of a look-up at a worker whose standby can answer it instead."""
 PAUSE_SECONDS = 1.0
-"""How long a worker receives no queries after a query has exceeded its time limit, or a standby has answered it."""
+"""How long a worker receives no queries after a query has exceeded its time limit, or a standby has
+answered it."""
 OPEN_SECONDS = 60.0
 """How long a worker's connections stay open without a query; longer than any query takes."""
 
@@ -45,9 +48,9 @@ W = TypeVar("W", bound=Worker)
 class OpenWorkers(Generic[W]):
     """The workers that are in use.
 
-    A worker that is no longer queried, because its generation has been replaced or it has moved, is closed. Otherwise a
-    process that runs for months would keep connections to all former workers, and their deleted files would keep their
-    space on the disk.
+    A worker that is no longer queried, because its generation has been replaced or it has moved, is
+    closed. Otherwise a process that runs for months would keep connections to all former workers,
+    and their deleted files would keep their space on the disk.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -86,13 +89,17 @@ class Workers:
     """All workers. `served` returns the address of a shard that this process's own state server serves."""
 
     def __init__(
-        self, audits: Audits, served: ServedLocation = lambda _: None, clock: Callable[[], float] = time.monotonic
+        self,
+        audits: Audits,
+        served: ServedLocation = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._audits = audits
         self._served = served
         self._open = OpenWorkers[Worker](clock)
         self._paused: dict[str, tuple[float, str]] = {}
-        """State server's address → when it may be called again, and why it is not called until then."""
+        """State server's address → when it may be called again, and why it is not called until
+        then."""
 
     def is_here(self, info: WorkerInfo) -> bool:
         """Whether this process opens the worker's shard itself."""

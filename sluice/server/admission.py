@@ -1,9 +1,9 @@
 """Admits connections to a state server, and closes connections that do not send the token soon.
 
-Anyone who can reach the port can open connections. A connection counts as unproven until one of its requests has had
-the token. The number of unproven connections and their time are limited. If there are too many, the server closes the
-oldest connection of the client with the most unproven connections. So a caller with the token, which sends a request at
-once, is always answered.
+Anyone who can reach the port can open connections. A connection counts as unproven until one of its
+requests has had the token. The number of unproven connections and their time are limited. If there
+are too many, the server closes the oldest connection of the client with the most unproven
+connections. So a caller with the token, which sends a request at once, is always answered.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from sluice.server.http_protocol import PatientProtocol
 log = logging.getLogger(__name__)
 
 UNPROVEN_SECONDS = 5.0
-"""How long a connection stays open without a request that has the token, including the TLS handshake."""
+"""How long a connection stays open without a request that has the token, including the TLS
+handshake."""
 MOST_UNPROVEN = 1_000
-"""The limit of unproven connections. It is high, because many callers with the token may connect at the same moment,
-before the server reads their requests."""
+"""The limit of unproven connections. It is high, because many callers with the token may connect at
+the same moment, before the server reads their requests."""
 _MOST_FILES = 65_536
 _LOG_EVERY_SECONDS = 60.0
 
@@ -59,7 +60,8 @@ class Admission:
         timer = asyncio.get_running_loop().call_later(UNPROVEN_SECONDS, self._close, transport)
         client = self._clients[transport] = _client(transport)
         self._unproven.setdefault(client, {})[transport] = timer
-        # The new connection may belong to a caller with the token, so an older connection is closed.
+        # The new connection may belong to a caller with the token, so an older connection is
+        # closed.
         if len(self._clients) > self.most:
             most_connections = max(self._unproven.values(), key=len)
             self._close(next(iter(most_connections)))
@@ -82,7 +84,11 @@ class Admission:
         self._closed += 1
         if time.monotonic() - self._logged_at > _LOG_EVERY_SECONDS:
             self._logged_at = time.monotonic()
-            log.warning("Closed connections that did not show the token: %d so far, now from %s", self._closed, client)
+            log.warning(
+                "Closed connections that did not show the token: %d so far, now from %s",
+                self._closed,
+                client,
+            )
 
 
 class Arrival(asyncio.Protocol):

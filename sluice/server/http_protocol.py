@@ -1,7 +1,7 @@
 """Uvicorn's HTTP protocol with time and size limits, and with fewer steps per request.
 
-Without limits, Uvicorn waits forever for the rest of a request. Three tricks save time: a look-up of a key takes 57 us
-of CPU time instead of 138.
+Without limits, Uvicorn waits forever for the rest of a request. Three tricks save time: a look-up
+of a key takes 57 us of CPU time instead of 138.
 
 - A connection has one timer for all of its limits, which is started again only if a limit ends before it. Uvicorn
   starts and cancels a timer for each request.
@@ -61,7 +61,8 @@ class PatientProtocol(HttpToolsProtocol):
     _reading: asyncio.TimerHandle | None = None
     """The timer that checks whether a client goes on reading while a response waits for it."""
     leave: Callable[[], None] = staticmethod(lambda: None)
-    """Called when a request of the connection has shown the token, and when the connection is closed."""
+    """Called when a request of the connection has shown the token, and when the connection is
+    closed."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -173,8 +174,8 @@ class PatientProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
-            # The next requests of a client that does not wait for its responses are answered one after
-            # the other.
+            # The next requests of a client that does not wait for its responses are answered one
+            # after the other.
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
@@ -204,7 +205,8 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection in some seconds, unless the limit is changed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
-        # A timer that fires too early looks at `_ends_at` again, so only an earlier end needs another timer.
+        # A timer that fires too early looks at `_ends_at` again, so only an earlier end needs
+        # another timer.
         if self._timer is None or ends_at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -236,7 +238,11 @@ class _Cycle(RequestResponseCycle):
             head = _head(message["status"], headers, self.keep_alive)
             # Uvicorn sends responses of unknown length, and rejects invalid ones.
             if head is not None and not self.disconnected:
-                self.response_started, self.waiting_for_100_continue, self.chunked_encoding = True, False, False
+                self.response_started, self.waiting_for_100_continue, self.chunked_encoding = (
+                    True,
+                    False,
+                    False,
+                )
                 text, self.expected_content_length, self.keep_alive = head
                 self.transport.write(text)
                 return
@@ -279,8 +285,9 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 class _Transport(asyncio.Transport):
     """A connection's transport that sends when the loop has run everything that is ready.
 
-    A response then takes one system call, and the system calls for the responses of all connections follow each other.
-    Otherwise a client on the same machine interrupts the server after each response.
+    A response then takes one system call, and the system calls for the responses of all connections
+    follow each other. Otherwise a client on the same machine interrupts the server after each
+    response.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

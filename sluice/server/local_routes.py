@@ -46,7 +46,8 @@ MAX_WRITE_BYTES = 4 * 2**30
 """Size limit of one worker's share of a batch."""
 _QUERY_BODY_SECONDS = 10.0
 _WRITE_BODY_SECONDS = 600.0
-"""Time limits for receiving a body: `_QUERY_BODY_SECONDS` for a query, `_WRITE_BODY_SECONDS` for a write."""
+"""Time limits for receiving a body: `_QUERY_BODY_SECONDS` for a query, `_WRITE_BODY_SECONDS` for a
+write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
 _ROWS = msgspec.msgpack.Decoder(list[Row])
@@ -84,7 +85,12 @@ class _Page(msgspec.Struct, frozen=True):
 
     def read(self, shard: LocalShard) -> list[StateRow]:
         return shard.scan(
-            self.group_id, self.as_of, self.within, after=self.after, limit=self.limit, checked=self.checked
+            self.group_id,
+            self.as_of,
+            self.within,
+            after=self.after,
+            limit=self.limit,
+            checked=self.checked,
         )
 
 
@@ -175,7 +181,10 @@ class LocalApp:
     async def _read_states(self, request: Request) -> Response:
         operator, keys, before, epoch, shared = _decode(_KEYS, await _rows(request))
         return _msgpack_response(
-            await self._on(request, lambda shard: shard.read_states(operator, keys, before, epoch, shared=shared))
+            await self._on(
+                request,
+                lambda shard: shard.read_states(operator, keys, before, epoch, shared=shared),
+            )
         )
 
     async def _due(self, request: Request) -> Any:
@@ -215,7 +224,8 @@ class LocalApp:
 
     async def _versions(self, request: Request) -> Response:
         since, after, limit = _decode(
-            msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]), await _body(request)
+            msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]),
+            await _body(request),
         )
         return _msgpack_response(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))
 
@@ -249,7 +259,9 @@ def _msgpack_response(value: Any) -> Response:
     return Response(msgspec.msgpack.encode(value), media_type="application/msgpack")
 
 
-def _handler(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _handler(
+    answer: Callable[[Request], Awaitable[Any]],
+) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
             result = await answer(request)

@@ -24,15 +24,20 @@ from sluice.support.file_modes import make_file, make_folder
 
 _IDENTITY_FILE = ".state-server"
 REFRESH_SECONDS = 2.0
-"""How often the server reads from the ledger which workers it serves. Until the next reading, it also serves a worker
-that was moved away, because other processes may not know of the move yet."""
+"""How often the server reads from the ledger which workers it serves. Until the next reading, it
+also serves a worker that was moved away, because other processes may not know of the move yet."""
 
 
 class ServedShards:
     """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
 
     def __init__(
-        self, ledger: Ledger, base_url: str, host: str, port: int, clock: Callable[[], float] = time.monotonic
+        self,
+        ledger: Ledger,
+        base_url: str,
+        host: str,
+        port: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
         self.port = port
@@ -102,12 +107,19 @@ class ServedShards:
         return worker in self._served | self._served_before
 
     def _at_this_server(self) -> list[Placement]:
-        # A server on another host may have registered this address, such as 127.0.0.1. Its workers are not served here.
-        self._is_own_address = self._ledger.servers.identity(self.host, self.port) in ("", self.identity)
+        # A server on another host may have registered this address, such as 127.0.0.1. Its workers
+        # are not served here.
+        self._is_own_address = self._ledger.servers.identity(self.host, self.port) in (
+            "",
+            self.identity,
+        )
         if not self._is_own_address:
             return []
         ledger = self._ledger
-        return [*ledger.placements.at(self.host, self.port), *ledger.standbys.at(self.host, self.port)]
+        return [
+            *ledger.placements.at(self.host, self.port),
+            *ledger.standbys.at(self.host, self.port),
+        ]
 
 
 def identity_of(base_url: str) -> str:

@@ -80,7 +80,8 @@ class Options:
 def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
     """Place workers on this server. It must listen already, because readers will send their token to its address.
 
-    Raises Refused if there is no such worker, if it is on another server, or if its state is on another host.
+    Raises Refused if there is no such worker, if it is on another server, or if its state is on
+    another host.
     """
     generations = ledger.generations.all(pipeline)
     most = max((len(info.workers) for info in generations), default=None)
@@ -89,7 +90,8 @@ def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: s
         is_here = number in placed and placed[number].address == (options.name, options.port)
         if most is not None and number >= most:
             raise Refused(
-                f"{pipeline!r} has no worker {number}.", next_step=f"It has {most} workers, which are numbered from 0."
+                f"{pipeline!r} has no worker {number}.",
+                next_step=f"It has {most} workers, which are numbered from 0.",
             )
         for info in generations:
             # A generation without a snapshot has no state that could be on another host.
@@ -126,12 +128,13 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """Register this server, which listens already, as the owner of its address.
 
-    Raises StateError or Refused if the address does not lead to this server. Raises Refused if another server has the
-    same address, such as 127.0.0.1 on another host.
+    Raises StateError or Refused if the address does not lead to this server. Raises Refused if
+    another server has the same address, such as 127.0.0.1 on another host.
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The server need not trust its own certificate, because the card's proof already shows who answers.
+        # The server need not trust its own certificate, because the card's proof already shows who
+        # answers.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
@@ -140,7 +143,10 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
             "publishNotReadyAddresses: true.",
         ) from None
     if card.server != own:
-        raise Refused(f"{place.host_port} leads to another state server, not to this one.", next_step=_GIVE_A_NAME)
+        raise Refused(
+            f"{place.host_port} leads to another state server, not to this one.",
+            next_step=_GIVE_A_NAME,
+        )
     # The proof shows that no other server is there, unless every host has this address.
     takes_over = options.take_over or not _is_loopback(options.name)
     ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
@@ -189,7 +195,8 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
-    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address cannot be used.
+    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address
+    cannot be used.
     """
     config = uvicorn_config(app, options)
     try:

@@ -1,7 +1,7 @@
 """Checks that a value of a record fits the type of a table's column, without rounding or shortening.
 
-Values are decoded JSON with numbers as `int` or `Decimal`. Each check returns the value to store, and raises ValueError
-with the reason if the value does not fit.
+Values are decoded JSON with numbers as `int` or `Decimal`. Each check returns the value to store,
+and raises ValueError with the reason if the value does not fit.
 """
 
 from __future__ import annotations

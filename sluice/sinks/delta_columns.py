@@ -14,8 +14,8 @@ from sluice.sinks import column_checks
 _FITS = {
     "whole number": ("whole number", "decimal", "float"), "decimal": ("decimal",), "float": ("float", "decimal"),
 }  # fmt: skip
-"""Kind of a field → the kinds of columns that can hold all or most of its values. A kind that is not listed fits only
-columns of the same kind."""
+"""Kind of a field → the kinds of columns that can hold all or most of its values. A kind that is
+not listed fits only columns of the same kind."""
 
 _SPARK = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING",

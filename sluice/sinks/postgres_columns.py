@@ -29,8 +29,21 @@ _ACCEPTED = {
     "BOOLEAN": ("boolean",), "TIMESTAMP": _TIMES, "DATE": ("date",), "BINARY": ("bytea",), "ARRAY": _JSON,
     "STRUCT": _JSON, "MAP": _JSON,
 }  # fmt: skip
-"""Spark SQL type without its parameters → the PostgreSQL types that can hold all or most of its values."""
-_FOLDED = {"citext", "inet", "cidr", "macaddr", "macaddr8", "json", "jsonb", "interval", "bit", "money", "xml"}
+"""Spark SQL type without its parameters → the PostgreSQL types that can hold all or most of its
+values."""
+_FOLDED = {
+    "citext",
+    "inet",
+    "cidr",
+    "macaddr",
+    "macaddr8",
+    "json",
+    "jsonb",
+    "interval",
+    "bit",
+    "money",
+    "xml",
+}
 """Types of which two values with different texts can be equal, or that cannot be compared."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
 """Types that PostgreSQL rounds if they have a precision, and that Sluice passes on as text."""
@@ -91,7 +104,10 @@ class PostgresColumn:
 
     @cached_property
     def _encode(self) -> Callable[[Any, bytes], str]:
-        kind, limits = _without_parameters(self.type), [int(number) for number in re.findall(r"-?\d+", self.type)]
+        kind, limits = (
+            _without_parameters(self.type),
+            [int(number) for number in re.findall(r"-?\d+", self.type)],
+        )
         if kind in _INTEGERS:
             return lambda value, _: str(column_checks.integer(value, _INTEGERS[kind]))
         if kind == "numeric":

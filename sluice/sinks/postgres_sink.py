@@ -1,8 +1,8 @@
 """Writes the rows of a pipeline's batches to tables of a PostgreSQL database, each batch once, in one transaction.
 
-The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's epoch, and the last
-batch with its numbers of rows. Every transaction updates this row. The row also lists the pipeline's tables, so that no
-other pipeline writes to them.
+The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's
+epoch, and the last batch with its numbers of rows. Every transaction updates this row. The row also
+lists the pipeline's tables, so that no other pipeline writes to them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class PostgresTables:
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
-        # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's row fails at once.
+        # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's
+        # row fails at once.
         self.fence()
         with self._transaction("Checking the tables") as database:
             last = self._last_batch(database)
@@ -99,7 +100,8 @@ class PostgresTables:
             if published.outputs.isdisjoint(target.output for target in self.targets):
                 return
             end = "have no batch"
-        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and writes no rows.
+        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and
+        # writes no rows.
         elif last[0].generation != generation or last[0].number >= number:
             return
         else:
@@ -173,11 +175,13 @@ class PostgresTables:
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)
             new = [target for target in self.targets if target.output not in written]
-            # Rows go to temporary tables first, which lock nothing: a driver that is paused here does not block others.
+            # Rows go to temporary tables first, which lock nothing: a driver that is paused here
+            # does not block others.
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])
-            # Locks the pipeline's row: a driver with a newer epoch waits, and one with an older epoch ends here.
+            # Locks the pipeline's row: a driver with a newer epoch waits, and one with an older
+            # epoch ends here.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
@@ -209,7 +213,8 @@ class PostgresTables:
         database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
         if _require_fitting_columns(database, target) != columns:
             raise EngineError(
-                f"The columns of the table {target.output} ({target.at}) changed during the run.", next_step=_NEXT_STEP
+                f"The columns of the table {target.output} ({target.at}) changed during the run.",
+                next_step=_NEXT_STEP,
             )
         names = [Identifier(column.name) for column in columns]
         identity = names[: len(target.identity)]
@@ -260,7 +265,8 @@ class PostgresTables:
                 yield database
         except psycopg.Error as error:
             raise EngineError(
-                f"{doing} in the database of {self.connection} failed: {_reason(error)}", next_step=_NEXT_STEP
+                f"{doing} in the database of {self.connection} failed: {_reason(error)}",
+                next_step=_NEXT_STEP,
             ) from None
 
 
@@ -273,13 +279,18 @@ def _at(target: PostgresTarget) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise EngineError(
-            f"The rows for {target.output} ({target.at}) were not written: {_reason(error)}", next_step=_NEXT_STEP
+            f"The rows for {target.output} ({target.at}) were not written: {_reason(error)}",
+            next_step=_NEXT_STEP,
         ) from None
 
 
 def _reason(error: psycopg.Error) -> str:
     """The database's message with its detail, on one line. A message never contains the password."""
-    parts = [error.diag.message_primary or str(error), error.diag.message_detail, error.diag.context]
+    parts = [
+        error.diag.message_primary or str(error),
+        error.diag.message_detail,
+        error.diag.context,
+    ]
     return " ".join(" ".join(part.split()).rstrip(".") + "." for part in parts if part)[:500]
 
 

@@ -56,7 +56,8 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """Column → its Spark SQL type; an empty text if the type is unknown. Columns that identify a row come first.
 
-        The type is unknown if the key is no field of the value, because the text of such a key may be a number.
+        The type is unknown if the key is no field of the value, because the text of such a key may
+        be a number.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -85,7 +86,8 @@ class BatchId(NamedTuple):
     generation: int
     number: int
     begun: int
-    """When Spark logged the batch, in epoch ms, so that a batch with other records has another id."""
+    """When Spark logged the batch, in epoch ms, so that a batch with other records has another
+    id."""
 
     @property
     def snapshot(self) -> str:
@@ -112,7 +114,8 @@ class Written(msgspec.Struct, frozen=True):
 
     count: int
     checksum: str = ""
-    """The sum of the records' checksums, which does not depend on their order; an empty text if it is unknown."""
+    """The sum of the records' checksums, which does not depend on their order; an empty text if it
+    is unknown."""
 
     def difference(self, output: str, now: Written) -> str:
         """Describe how a repeated batch differs; empty if it does not."""

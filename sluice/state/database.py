@@ -49,17 +49,20 @@ _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of
 def database_url(text: str) -> URL:
     """Parse a SQLAlchemy URL. The driver for PostgreSQL is always psycopg.
 
-    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a password.
+    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
+    password.
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):  # ValueError for a port that is not a number
         raise SettingsError(
-            "A database's address is not a URL such as sqlite:////data/ledger.sqlite.", next_step=_WHERE_SET
+            "A database's address is not a URL such as sqlite:////data/ledger.sqlite.",
+            next_step=_WHERE_SET,
         ) from None
     backend = url.get_backend_name()
     if backend == "postgresql":
-        # `postgres_connection` ends waits for a server that no longer answers. It can do so only with psycopg.
+        # `postgres_connection` ends waits for a server that no longer answers. It can do so only
+        # with psycopg.
         return url.set(drivername="postgresql+psycopg")
     if backend == "sqlite" and url.database:
         return url
@@ -73,7 +76,8 @@ def database_url(text: str) -> URL:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that may take long.
+    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that
+    may take long.
     """
     try:
         with waits_limited(seconds):
@@ -102,7 +106,11 @@ def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
         engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
-        event.listen(engine, "do_connect", lambda _dialect, _record, _arguments, parameters: _connect(parameters))
+        event.listen(
+            engine,
+            "do_connect",
+            lambda _dialect, _record, _arguments, parameters: _connect(parameters),
+        )
         event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
@@ -112,10 +120,13 @@ def open_engine(url: URL) -> Engine:
     except OSError as error:
         raise StateError(f"Cannot create the database file: {error.strerror}.") from None
     engine = create_engine(
-        url, connect_args={"timeout": BUSY_SECONDS}, execution_options={"compiled_cache": _COMPILED_FOR_SQLITE}
+        url,
+        connect_args={"timeout": BUSY_SECONDS},
+        execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
     )
-    # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All SQLite engines share
-    # one dialect, so that a process that opens many ledgers, such as a test run, compiles each statement only once.
+    # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All
+    # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test
+    # run, compiles each statement only once.
     engine.dialect = _sqlite_dialect()
     event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path))
     event.listen(engine, "begin", _begin_sqlite)

@@ -1,7 +1,8 @@
 """Values that the ledger stores and readers see.
 
-A *state row* holds what one aggregation group keeps for one key and window: the values of all stores with the same
-filter, key and window. A worker's *shard* holds versioned state rows; a *snapshot* is a pipeline's published batch.
+A *state row* holds what one aggregation group keeps for one key and window: the values of all
+stores with the same filter, key and window. A worker's *shard* holds versioned state rows; a
+*snapshot* is a pipeline's published batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgspec
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
-"""`window_start` and `window_end` of a state row without a window. Real windows never start before 0."""
+"""`window_start` and `window_end` of a state row without a window. Real windows never start before
+0."""
 
 
 class GenerationRef(msgspec.Struct, frozen=True):
@@ -55,7 +57,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     value: str = ""
     """The value's type as Spark SQL DDL, for display."""
     made: str = ""
-    """The steps that compute the store, from its source on. If they change, the store cannot keep its state."""
+    """The steps that compute the store, from its source on. If they change, the store cannot keep
+    its state."""
 
 
 class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +77,8 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
 
     number: int
     location: str
-    """SQLAlchemy URL of the shard. The ledger stores it without a password, and no API response contains it."""
+    """SQLAlchemy URL of the shard. The ledger stores it without a password, and no API response
+    contains it."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the worker's state server; 0 if readers open the shard themselves."""
@@ -129,7 +133,8 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     stream_times: dict[str, int]
     """`OPERATOR/TOPIC/PARTITION` → the largest event time in ms."""
     counts: dict[str, int]
-    """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`, `rows`."""
+    """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`,
+    `rows`."""
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
 

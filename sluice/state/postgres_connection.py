@@ -1,8 +1,8 @@
 """Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
 
-A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges them. So a wait ends
-at the thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it needs, while
-the server accepts other connections.
+A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
+them. So a wait ends at the thread's time limit (`state.time_limits`). A statement without a time
+limit may take as long as it needs, while the server accepts other connections.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ CONNECT_SECONDS = 5
 _SHORTEST_CONNECT = 2
 """Psycopg's shortest time limit for connecting. It replaces shorter limits by this limit."""
 SILENT_SECONDS = 30.0
-"""How long a server may be silent before this process tries whether it accepts another connection."""
+"""How long a server may be silent before this process tries whether it accepts another
+connection."""
 _TCP = {
     "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
 }  # fmt: skip
-"""With these options, the kernel gives up a connection if the server has acknowledged nothing for 30 s."""
+"""With these options, the kernel gives up a connection if the server has acknowledged nothing for
+30 s."""
 
 
 class BoundedConnection(psycopg.Connection[TupleRow]):
@@ -59,7 +61,8 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
                 if is_ready:
                     heard_at = now
                 elif until is None and now - heard_at >= SILENT_SECONDS:
-                    # A long statement is silent, too. Only a server that is gone refuses other connections.
+                    # A long statement is silent, too. Only a server that is gone refuses other
+                    # connections.
                     if not _accepts_connections(self.address):
                         silence = f"{now - heard_at:.0f} s"
                         raise self._given_up(f"the server has been silent for {silence} and is not reachable")
@@ -80,7 +83,12 @@ def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) 
 
     Parameters in the address, such as `connect_timeout`, replace the parameters of this module.
     """
-    address = {"connect_timeout": CONNECT_SECONDS, **_TCP, **conninfo_to_dict(conninfo), **parameters}
+    address = {
+        "connect_timeout": CONNECT_SECONDS,
+        **_TCP,
+        **conninfo_to_dict(conninfo),
+        **parameters,
+    }
     until = wait_limit()
     if until is not None:
         left = max(_SHORTEST_CONNECT, int(until - time.monotonic()))

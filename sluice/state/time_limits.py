@@ -1,9 +1,9 @@
 """The time limit of a query, and other limits of the thread that uses a database.
 
-A query has `QUERY_SECONDS` at each worker. The thread that executes it sets a deadline, which the databases themselves
-enforce: SQLite's progress handler calls `is_over`, and PostgreSQL gets a statement timeout. The process that asks a
-worker on another host waits a little longer (`query.workers.WORKER_SECONDS`), and scans first wait for a slot
-(`query.scan_slots`).
+A query has `QUERY_SECONDS` at each worker. The thread that executes it sets a deadline, which the
+databases themselves enforce: SQLite's progress handler calls `is_over`, and PostgreSQL gets a
+statement timeout. The process that asks a worker on another host waits a little longer
+(`query.workers.WORKER_SECONDS`), and scans first wait for a slot (`query.scan_slots`).
 
 `waits_limited` ends waits for PostgreSQL servers that no longer answer.
 """
@@ -21,10 +21,12 @@ from sluice.errors import TooSlow
 QUERY_SECONDS = 10.0
 """Time limit of a query at one worker, including the wait for a thread."""
 _GRACE_SECONDS = 0.5
-"""How much longer than a query's deadline its thread waits for PostgreSQL, which enforces the deadline itself."""
+"""How much longer than a query's deadline its thread waits for PostgreSQL, which enforces the
+deadline itself."""
 
 _THREAD = threading.local()
-"""The limits of this thread: `until`, `seconds` and `waits_until`, each while a block below sets it."""
+"""The limits of this thread: `until`, `seconds` and `waits_until`, each while a block below sets
+it."""
 
 
 @contextmanager

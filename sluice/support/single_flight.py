@@ -1,7 +1,8 @@
 """A cache for expensive values that many callers request at the same time.
 
-Libraries have either a cache with limits of time and size (cachetools), which does not work with coroutines, or a cache
-for coroutines (async-lru), which can neither limit the size of all values nor leave out single values.
+Libraries have either a cache with limits of time and size (cachetools), which does not work with
+coroutines, or a cache for coroutines (async-lru), which can neither limit the size of all values
+nor leave out single values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class SingleFlightCache(Generic[T]):
         self._running: dict[Hashable, asyncio.Task[T]] = {}
 
     async def get(
-        self, key: Hashable, compute: Callable[[], Awaitable[T]], keep: Callable[[T], bool] = lambda _: True
+        self,
+        key: Hashable,
+        compute: Callable[[], Awaitable[T]],
+        keep: Callable[[T], bool] = lambda _: True,
     ) -> T:
         """The cached value, or the result of `compute`, which is cached if `keep` returns True."""
         cached = self._values.get(key)

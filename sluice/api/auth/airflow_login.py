@@ -22,7 +22,8 @@ from sluice.api.http.request_headers import header
 from sluice.support.single_flight import SingleFlightCache
 
 _REMEMBER_SECONDS = 5.0
-"""How long a checked token and its permissions are cached, and therefore how long a revoked token still works."""
+"""How long a checked token and its permissions are cached, and therefore how long a revoked token
+still works."""
 
 _MAX_USERS = 1_000
 _HOW_TO_LOG_IN = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."

@@ -66,7 +66,10 @@ def _operation(route: Route) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if route.body is not None:
         (schema,), _ = msgspec.json.schema_components([route.body], ref_template=_REFERENCES)
-        body["requestBody"] = {"required": True, "content": {"application/json": {"schema": _encoded_schema(schema)}}}
+        body["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _encoded_schema(schema)}},
+        }
     return body | {
         "tags": [route.tag],
         "operationId": name,
@@ -79,7 +82,10 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _problem(status: int) -> dict[str, Any]:
     schema = {"$ref": _REFERENCES.format(name="Problem")}
-    return {"description": HTTPStatus(status).phrase, "content": {"application/problem+json": {"schema": schema}}}
+    return {
+        "description": HTTPStatus(status).phrase,
+        "content": {"application/problem+json": {"schema": schema}},
+    }
 
 
 def _content(route: Route) -> dict[str, Any]:
@@ -121,7 +127,13 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
     if in_path:
         plain["minLength"] = 1
     where = "path" if in_path else "query"
-    return {"name": name, "in": where, "required": required, "description": description, "schema": plain}
+    return {
+        "name": name,
+        "in": where,
+        "required": required,
+        "description": description,
+        "schema": plain,
+    }
 
 
 def _encoded_schema(schema: Any) -> Any:

@@ -28,7 +28,12 @@ def problem(
     extensions: Mapping[str, Any] | None = None,
 ) -> Response:
     """A response with a problem document; `extensions` are additional members."""
-    members = {"type": "about:blank", "title": title or HTTPStatus(status).phrase, "status": status, "detail": detail}
+    members = {
+        "type": "about:blank",
+        "title": title or HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+    }
     if next_step:
         members["nextStep"] = next_step
     return Response(
@@ -45,5 +50,10 @@ def problem_of(error: SluiceError) -> Response:
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed: %s", error)
     return problem(
-        error.status, error.detail, error.next_step, title=error.title, headers=headers, extensions=error.extensions
+        error.status,
+        error.detail,
+        error.next_step,
+        title=error.title,
+        headers=headers,
+        extensions=error.extensions,
     )

@@ -22,7 +22,10 @@ from sluice.values.utc_times import utc_datetime
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 Headers = tuple[tuple[bytes, bytes], ...]
-_JSON_HEADERS: Headers = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
+_JSON_HEADERS: Headers = (
+    (b"content-type", b"application/json"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Payload:
     """The part of a response that depends only on the snapshot. It is encoded once and can be sent many times."""
 
     member: str
-    """The name of the response's member with this content; empty if the content is the whole body."""
+    """The name of the response's member with this content; empty if the content is the whole
+    body."""
     content: bytes
     workers: tuple[WorkerStatus, ...]
     cursor: str | None = None
@@ -122,7 +126,10 @@ def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerS
 
 @lru_cache(maxsize=1_000)
 def _provenance(
-    names: tuple[str, ...], snapshots: tuple[str, ...], unavailable: tuple[int, ...], standbys: tuple[int, ...]
+    names: tuple[str, ...],
+    snapshots: tuple[str, ...],
+    unavailable: tuple[int, ...],
+    standbys: tuple[int, ...],
 ) -> Headers:
     headers = {
         "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
@@ -131,7 +138,10 @@ def _provenance(
     if standbys:
         headers["x-sluice-standby"] = ", ".join(map(str, standbys))
     if unavailable:
-        headers |= {"x-sluice-unavailable": ", ".join(map(str, unavailable)), "cache-control": "no-store"}
+        headers |= {
+            "x-sluice-unavailable": ", ".join(map(str, unavailable)),
+            "cache-control": "no-store",
+        }
     elif standbys:
         # The next answer comes from the worker itself, so its headers will differ.
         headers["cache-control"] = "no-store"

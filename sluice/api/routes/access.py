@@ -1,6 +1,7 @@
 """What a request may see: finds the pipelines and stores that its user may read, and pins their snapshots.
 
-Every route gets to data through `Access`. `auth.permissions` says who decides what the user may read.
+Every route gets to data through `Access`. `auth.permissions` says who decides what the user may
+read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Forbidden(QueryError):
 class Access:
     """The access of one request to stores and pipelines.
 
-    The response for a store that the user may not read is the same as for a store that does not exist, even in timing.
+    The response for a store that the user may not read is the same as for a store that does not
+    exist, even in timing.
     """
 
     def __init__(self, request: Request, state: ApiState, user: Principal) -> None:
@@ -84,7 +86,8 @@ class Access:
         if info is None or not await self.may_read(pipeline):
             await self.look_up_all()
             raise NotFound(
-                f"There is no pipeline {pipeline!r}.", next_step="GET /sluice/v1/pipelines lists all pipelines."
+                f"There is no pipeline {pipeline!r}.",
+                next_step="GET /sluice/v1/pipelines lists all pipelines.",
             )
         return info
 
@@ -137,8 +140,9 @@ class Access:
     ) -> Payload:
         """The cached payload for this path, query and snapshots, or the computed one.
 
-        The answers to one query from one snapshot are equal, and a dashboard with many viewers repeats its queries. An
-        answer is cached for a second only, so that a worker's failure shows. A partial answer is not cached.
+        The answers to one query from one snapshot are equal, and a dashboard with many viewers
+        repeats its queries. An answer is cached for a second only, so that a worker's failure
+        shows. A partial answer is not cached.
 
         Raises Incomplete if `complete` is set and a worker is unavailable.
         """

@@ -36,7 +36,8 @@ _EVENT_SECONDS = 1.0
 POLL_SECONDS = 0.25
 """How often the ledger is checked for a new snapshot."""
 _HEARTBEAT_SECONDS = 5.0
-"""How often an idle stream sends a comment, and how often the log-in of every stream is checked again."""
+"""How often an idle stream sends a comment, and how often the log-in of every stream is checked
+again."""
 MAX_STREAMS = 100
 """Maximum number of open streams per server process."""
 _SEND_SECONDS = 30.0
@@ -54,9 +55,9 @@ class _ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     """Server-sent events `snapshot`, one for each new snapshot, with the keys that changed.
 
-    The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send when they
-    reconnect, the stream continues after that snapshot. An event `reset` instead of `snapshot` means that the changed
-    keys are unknown and everything must be read again.
+    The id of an event is the id of its snapshot. With the header Last-Event-ID, which browsers send
+    when they reconnect, the stream continues after that snapshot. An event `reset` instead of
+    `snapshot` means that the changed keys are unknown and everything must be read again.
     """
     access = await access_of(request)
     pin = await access.pin(query.store, query.pipeline)
@@ -196,7 +197,8 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     try:
         changes = await access.reader.changed_keys(pin, batch if is_continuation else pin.snapshot.batch)
     except Gone:
-        # Retention has removed the snapshot that the client has seen, so the changes since then are unknown.
+        # Retention has removed the snapshot that the client has seen, so the changes since then are
+        # unknown.
         is_continuation = False
         changes = await access.reader.changed_keys(pin, pin.snapshot.batch)
     event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"

@@ -1,6 +1,7 @@
 """Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
 
-Each file is first imported in a separate process, so that a file that hangs, exits or crashes ends only that process.
+Each file is first imported in a separate process, so that a file that hangs, exits or crashes ends
+only that process.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def _load(file: Path, seconds: float) -> Routes:
 
 def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
     """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
-    # One app serves the routes of all files, so the first of two routes with the same path would answer for both.
+    # One app serves the routes of all files, so the first of two routes with the same path would
+    # answer for both.
     firsts = {route.path.split("/")[1] for route in routes.routes}
     for first in sorted(firsts):
         if not first or "{" in first:

@@ -6,8 +6,8 @@
     async def views(stores: Stores, page: str) -> Views:
         ...
 
-The routes are served under `/v1`. Like all routes, they have a log-in, the permission to read the pipeline's DAG,
-problem documents for errors, ETags, and an entry in the OpenAPI description.
+The routes are served under `/v1`. Like all routes, they have a log-in, the permission to read the
+pipeline's DAG, problem documents for errors, ETags, and an entry in the OpenAPI description.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ class Stores:
         return self._entries(answer.entries, answer.workers)
 
     async def all(
-        self, store: str, prefix: str = "", *, start: Time = None, end: Time = None, here: bool = False
+        self,
+        store: str,
+        prefix: str = "",
+        *,
+        start: Time = None,
+        end: Time = None,
+        here: bool = False,
     ) -> list[Entry]:
         """All entries in order, up to 100,000; with `here`, only entries of shards that this server opens itself."""
         pin = await self._pin(store)
@@ -105,7 +111,13 @@ class Stores:
         return self._entries(answer.entries, answer.workers)
 
     async def combine(
-        self, store: str, field: str = "", group_by: str = "_all", *, order: Order = "group", limit: int = 1_000
+        self,
+        store: str,
+        field: str = "",
+        group_by: str = "_all",
+        *,
+        order: Order = "group",
+        limit: int = 1_000,
     ) -> list[Group]:
         """The number of entries, and sum, min and max of a field, by group."""
         combined = await self._reader.combine(await self._pin(store), field, group_by, order=order, limit=limit)
@@ -124,7 +136,8 @@ class Stores:
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
         """Compute and encode an expensive response. The route must return the result unchanged.
 
-        Concurrent requests with the same path and query share one computation. The result is cached for one second.
+        Concurrent requests with the same path and query share one computation. The result is cached
+        for one second.
         """
 
         async def payload() -> Payload:
@@ -178,9 +191,10 @@ class Routes:
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
         """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
 
-        The function takes `Stores`, then the path and query parameters by name, with type annotations that msgspec
-        supports. Parameters with a default are optional. The result is sent as JSON. `{name:path}` also matches
-        slashes. Set `etag=False` if the answer depends on anything other than the stores.
+        The function takes `Stores`, then the path and query parameters by name, with type
+        annotations that msgspec supports. Parameters with a default are optional. The result is
+        sent as JSON. `{name:path}` also matches slashes. Set `etag=False` if the answer depends on
+        anything other than the stores.
         """
 
         def register(function: Function) -> Function:

@@ -18,7 +18,13 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import access_of
 from sluice.api.routes.pipeline_routes import PipelineQuery
 from sluice.errors import QueryError
-from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter, Marker, find_dead_letters, topic_of
+from sluice.kafka.dead_letter_topic import (
+    DeadLetter,
+    DeadLetterFilter,
+    Marker,
+    find_dead_letters,
+    topic_of,
+)
 from sluice.kafka.redrive import MOST, redrive_obstacle
 from sluice.kafka.redrive import redrive as redrive_chosen
 from sluice.query.scan_slots import Gate
@@ -113,5 +119,8 @@ def _place(text: str | None) -> tuple[int, int] | None:
         return None
     partition, _, offset = text.partition("/")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
-        raise QueryError("place is not a dead letter's position.", next_step="Write PARTITION/OFFSET, such as 0/17.")
+        raise QueryError(
+            "place is not a dead letter's position.",
+            next_step="Write PARTITION/OFFSET, such as 0/17.",
+        )
     return int(partition), int(offset)

@@ -88,7 +88,8 @@ def _health(
     if "file" in kinds:
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
-    # The lease also shows a driver that Airflow did not start. After a failed run, it may only have to expire.
+    # The lease also shows a driver that Airflow did not start. After a failed run, it may only have
+    # to expire.
     if state == "running" or (held and state != "failed"):
         return PipelineHealth.RUNNING
     if FAILED_KINDS & kinds or state == "failed":

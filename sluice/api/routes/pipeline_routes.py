@@ -68,7 +68,8 @@ class Action(StrEnum):
     RUN = "run"
     """Read all unread records."""
     REPLAY = "replay"
-    """Build the state again from the topics in a new generation, without replacing the current one."""
+    """Build the state again from the topics in a new generation, without replacing the current
+    one."""
     PROMOTE = "promote"
     """Bring the generation that a replay has built up to date, and make it the current one."""
     DROP = "drop"
@@ -137,7 +138,8 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
     """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
 
-    The user needs the permission to edit the DAG. The new run waits until the previous run has ended.
+    The user needs the permission to edit the DAG. The new run waits until the previous run has
+    ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
@@ -167,7 +169,9 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
 
 
 @router.get(
-    "/{pipeline}/topology", parameters=TopologyQuery, media_types=("text/plain; charset=utf-8", "image/svg+xml")
+    "/{pipeline}/topology",
+    parameters=TopologyQuery,
+    media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
     """The pipeline's topology as text, or as an SVG drawing."""
@@ -175,7 +179,10 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
     info = await access.generation(query.pipeline)
     content = info.picture if query.form is Form.SVG else info.description
     if not content:
-        raise NotFound(f"Pipeline {query.pipeline!r} has no topology as {query.form}.", next_step="Use format=text.")
+        raise NotFound(
+            f"Pipeline {query.pipeline!r} has no topology as {query.form}.",
+            next_step="Use format=text.",
+        )
     if query.form is Form.SVG:
         # Names and expressions in a drawing come from an author, so scripts in it must not run.
         headers = _NO_SNIFF | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}

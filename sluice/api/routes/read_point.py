@@ -15,7 +15,11 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot that a query reads, and whether the answer must be complete."""
 
     pipeline: (
-        Annotated[str, Meta(description="The pipeline, if several have a store of this name.", max_length=200)] | None
+        Annotated[
+            str,
+            Meta(description="The pipeline, if several have a store of this name.", max_length=200),
+        ]
+        | None
     ) = None
     as_of: (
         Annotated[
@@ -29,7 +33,13 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     min_snapshot: (
-        Annotated[str, Meta(description="Respond with 412 if the snapshot is older than this one.", max_length=30)]
+        Annotated[
+            str,
+            Meta(
+                description="Respond with 412 if the snapshot is older than this one.",
+                max_length=30,
+            ),
+        ]
         | None
     ) = None
     min_position: (
@@ -45,7 +55,8 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     require: (
         Annotated[
-            Literal["complete"], Meta(description="Respond with 503 instead of a partial answer if a worker is down.")
+            Literal["complete"],
+            Meta(description="Respond with 503 instead of a partial answer if a worker is down."),
         ]
         | None
     ) = None
@@ -53,4 +64,8 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def when(self) -> AsOf:
         """The read point as an argument for the reader."""
-        return AsOf(self.as_of, self.min_snapshot, parse_positions(self.min_position) if self.min_position else {})
+        return AsOf(
+            self.as_of,
+            self.min_snapshot,
+            parse_positions(self.min_position) if self.min_position else {},
+        )

@@ -13,7 +13,13 @@ from starlette.responses import Response
 from sluice.api.http.documentation import describe
 from sluice.api.http.replies import reply
 from sluice.api.http.route import Route, Router
-from sluice.api.routes import change_streams, dead_letter_routes, overview, pipeline_routes, store_routes
+from sluice.api.routes import (
+    change_streams,
+    dead_letter_routes,
+    overview,
+    pipeline_routes,
+    store_routes,
+)
 from sluice.api.routes.custom_route_files import readable_routes
 
 ROUTERS = (

@@ -12,7 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice import answers
-from sluice.api.http.replies import Payload, encoded, entries_payload, reply, snapshot_answer, store_reply, window_time
+from sluice.api.http.replies import (
+    Payload,
+    encoded,
+    entries_payload,
+    reply,
+    snapshot_answer,
+    store_reply,
+    window_time,
+)
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of, require_complete
 from sluice.api.routes.read_point import ReadPoint
@@ -77,7 +85,11 @@ class KeysQuery(ReadPoint, frozen=True, kw_only=True):
     store: Store
     key: Annotated[
         list[Key],
-        Meta(description="A key; repeat the parameter for more keys.", min_length=1, max_length=answers.MAX_KEYS),
+        Meta(
+            description="A key; repeat the parameter for more keys.",
+            min_length=1,
+            max_length=answers.MAX_KEYS,
+        ),
     ]
 
 
@@ -129,7 +141,8 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Store
     before: Annotated[
-        str, Meta(description="A snapshot (1.40, 1.newest), a run (run:NAME), or a time.", max_length=300)
+        str,
+        Meta(description="A snapshot (1.40, 1.newest), a run (run:NAME), or a time.", max_length=300),
     ]
     after: Annotated[str, Meta(description="The second snapshot; default: the newest.", max_length=300)] | None = None
     pipeline: Annotated[str, Meta(description="The pipeline, if several have the store.", max_length=200)] | None = None
@@ -146,7 +159,13 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
         raise TooSlow(f"Listing the stores took longer than {_LIST_SECONDS:g} s.") from None
 
 
-@router.get("/{store}/keys/{key:path}", answers.Entries, parameters=KeyQuery, has_etag=True, may_be_empty=True)
+@router.get(
+    "/{store}/keys/{key:path}",
+    answers.Entries,
+    parameters=KeyQuery,
+    has_etag=True,
+    may_be_empty=True,
+)
 async def get_key(request: Request, query: KeyQuery) -> Response:
     """The value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
     access = await access_of(request)
@@ -220,7 +239,12 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
     async def combine() -> Payload:
         combined = await access.reader.combine(
-            pin, query.field, query.group_by, within=query.within, order=query.order, limit=query.limit
+            pin,
+            query.field,
+            query.group_by,
+            within=query.within,
+            order=query.order,
+            limit=query.limit,
         )
         groups = [answers.Group(*msgspec.structs.astuple(group)) for group in combined.groups]
         # Thousands of groups must not keep the event loop waiting.
@@ -281,7 +305,8 @@ def _workers(pin: Pin, number: int | None) -> list[WorkerInfo] | None:
         return None
     if number >= len(pin.workers):
         raise NotFound(
-            f"There is no worker {number}.", next_step=f"There are {len(pin.workers)} workers, numbered from 0."
+            f"There is no worker {number}.",
+            next_step=f"There are {len(pin.workers)} workers, numbered from 0.",
         )
     return [pin.workers[number]]
 
@@ -294,7 +319,8 @@ async def _cursor(access: Access, query: PageQuery) -> Cursor | None:
         raise QueryError("The cursor belongs to another pipeline.", next_step="Omit the cursor to start again.")
     if as_snapshot(query.when.as_of or "") not in (None, as_snapshot(cursor.snapshot)):
         raise QueryError(
-            f"The cursor belongs to snapshot {cursor.snapshot}.", next_step="Omit the cursor to read another one."
+            f"The cursor belongs to snapshot {cursor.snapshot}.",
+            next_step="Omit the cursor to read another one.",
         )
     return cursor
 

@@ -1,6 +1,7 @@
 """The expected results of the orders pipeline, computed with plain `json` and `decimal` from the bytes of the topic.
 
-The computation uses no code of Sluice, so that Sluice's answers can be compared with its results. The rules:
+The computation uses no code of Sluice, so that Sluice's answers can be compared with its results.
+The rules:
 
 * A record is valid if it is a JSON object with all fields of an order, each of the right type, without duplicates.
 * Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window of `orderedDateTime`.

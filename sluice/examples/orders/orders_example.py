@@ -58,7 +58,11 @@ def expected(records: Iterable[Sample]) -> Results:
         if name.endswith("_revenue"):
             table: dict[Any, Any] = {}
             for location, (number, revenue) in rows.items():
-                total = {"locationId": location, "runnuingOrderCount": number, "runningRevenue": revenue}
+                total = {
+                    "locationId": location,
+                    "runnuingOrderCount": number,
+                    "runningRevenue": revenue,
+                }
                 table[location] = {"totalRevenue": total, "store": addresses[location]}
             results.tables[name] = table
     return results

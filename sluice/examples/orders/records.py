@@ -17,7 +17,8 @@ _ORDERS_PER_SECOND = 200
 """The number of orders per second of event time."""
 
 MAX_DISORDER_S = 10
-"""How much older than its neighbours an order may be; less than the windows' grace, so that no order is late."""
+"""How much older than its neighbours an order may be; less than the windows' grace, so that no
+order is late."""
 
 _LATE_BY_S = 120
 _GOOD = ""
@@ -98,8 +99,9 @@ def orders(
 ) -> Iterator[Sample]:
     """Yield `count` orders of `stores` stores, 200 per second of event time; a few are out of order.
 
-    The first order is placed at `start_ms`. A share of about `bad_share` of the records are invalid, in various ways; a
-    share of about `late_share` are two minutes old, so that most of them arrive after their window has closed.
+    The first order is placed at `start_ms`. A share of about `bad_share` of the records are
+    invalid, in various ways; a share of about `late_share` are two minutes old, so that most of
+    them arrive after their window has closed.
     """
     random = Random(seed)
     locations = store_ids(stores)

@@ -12,7 +12,12 @@ from sluice.kafka.topics import Topic, create_topics, produce
 
 PARTITIONS = 4
 _FOREVER = {"retention.ms": "-1"}
-OUTPUTS = ("general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue")
+OUTPUTS = (
+    "general_orders",
+    "restaurant_orders",
+    "general_orders_revenue",
+    "restaurant_orders_revenue",
+)
 _REPORT_EVERY = 1_000
 
 
@@ -30,7 +35,8 @@ class Produced:
 def create_order_topics(kafka: Mapping[str, str], topic: str = "orders") -> tuple[str, ...]:
     """Create missing topics of the orders pipeline, and return their names.
 
-    The topics keep records forever, because Kafka deletes by timestamp and the sample orders have old timestamps.
+    The topics keep records forever, because Kafka deletes by timestamp and the sample orders have
+    old timestamps.
     """
     return create_topics(
         kafka,

@@ -1,8 +1,9 @@
 """Backs up all pipelines of a ledger while runs go on: the ledger and all shards.
 
-A backup has the ledger and the shards as SQLite files, whatever databases they come from. The ledger is copied in one
-transaction. Then a transaction of each shard pins what the copy reads. If no snapshot was published meanwhile, the
-shards have all batches of the copied ledger and at most one more, which the copy omits.
+A backup has the ledger and the shards as SQLite files, whatever databases they come from. The
+ledger is copied in one transaction. Then a transaction of each shard pins what the copy reads. If
+no snapshot was published meanwhile, the shards have all batches of the copied ledger and at most
+one more, which the copy omits.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
-    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and StateError if there is
-    no snapshot, or batches are published so often that the backup cannot begin between two of them.
+    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and
+    StateError if there is no snapshot, or batches are published so often that the backup cannot
+    begin between two of them.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
@@ -57,7 +59,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
                 with ShardCopy(shard, address, progress, until=batch) as new:
                     _fill(worker, new, copy)
                 close_file(address)
-            # Shards at state servers were not pinned, so nothing may have been published while they were copied.
+            # Shards at state servers were not pinned, so nothing may have been published while they
+            # were copied.
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))

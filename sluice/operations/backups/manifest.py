@@ -59,7 +59,8 @@ def file_errors(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateError(
-            f"{doing} failed: {error}.", next_step="Check the folder's permissions and the free space, then try again."
+            f"{doing} failed: {error}.",
+            next_step="Check the folder's permissions and the free space, then try again.",
         ) from error
 
 
@@ -80,7 +81,8 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
 def read(folder: Path) -> Manifest:
     """The manifest of a backup whose files are all as they were written.
 
-    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later version wrote it.
+    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later
+    version wrote it.
     """
     try:
         content = (folder / _NAME).read_bytes()
@@ -101,7 +103,11 @@ def read(folder: Path) -> Manifest:
     present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
     missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
     altered = [name for name in sorted(present & {*manifest.files}) if _digest(folder / name) != manifest.files[name]]
-    for names, what in ((missing, "is missing"), (unknown, "does not belong to it"), (altered, "was altered")):
+    for names, what in (
+        (missing, "is missing"),
+        (unknown, "does not belong to it"),
+        (altered, "was altered"),
+    ):
         if names:
             raise DamagedState(f"The backup {folder} is damaged: {names[0]} {what}.", next_step=_OTHER_BACKUP)
     return manifest

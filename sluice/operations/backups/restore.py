@@ -1,6 +1,7 @@
 """Restores a backup into an empty installation: in SQLite files or PostgreSQL, whatever it was backed up from.
 
-Unlike an import, a restore copies files that nobody uses. It compares them with the backup's checksums.
+Unlike an import, a restore copies files that nobody uses. It compares them with the backup's
+checksums.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _EMPTY_PLACES = "Set SLUICE_HOME, or SLUICE_LEDGER and SLUICE_SHARDS, to empty p
 def restore(folder: Path, settings: Settings, progress: Progress = lambda _: None) -> Manifest:
     """Restore a backup to the ledger and shards that the settings name.
 
-    State servers have to be set up again. Can be repeated if it is interrupted. Raises Refused if the ledger has
-    pipelines, or if there are shards of the backup's pipelines; DamagedState if the backup is damaged.
+    State servers have to be set up again. Can be repeated if it is interrupted. Raises Refused if
+    the ledger has pipelines, or if there are shards of the backup's pipelines; DamagedState if the
+    backup is damaged.
     """
     progress("comparing checksums")
     with file_errors("Reading the backup"):

@@ -25,7 +25,8 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     start: int
-    """The first offset. Transaction markers and aborted records have offsets too but are not read."""
+    """The first offset. Transaction markers and aborted records have offsets too but are not
+    read."""
     end: int
     """The offset after the last record."""
     read: int = 0
@@ -36,8 +37,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0
     """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
-    """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`, `null_value`,
-    `duplicate`, `failed`. Other steps may still process the record. Records that an operator reads count as applied."""
+    """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`,
+    `null_value`, `duplicate`, `failed`. Other steps may still process the record. Records that an
+    operator reads count as applied."""
     dropped: dict[str, int] = {}
     """Reason → number of unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
@@ -59,7 +61,8 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
         partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
             return f"{partition}: {self.read} records were read, but {self.accounted} are accounted for"
-        # Fewer records than offsets are normal: transaction markers and aborted records have offsets too.
+        # Fewer records than offsets are normal: transaction markers and aborted records have
+        # offsets too.
         if self.read > self.end - self.start:
             return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
         return ""
@@ -81,9 +84,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     states: dict[str, str] = msgspec.field(default_factory=dict)
     """Worker number as text → checksum of its operator states."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
-    """Phase of the batch → its duration in ms: `start` from the batch's clock until Spark has planned it, `state` until
-    its records are processed and all shards are written, `audit`, and `output`. A replayed batch has no `start`,
-    and a batch that was copied from another generation has no phases."""
+    """Phase of the batch → its duration in ms: `start` from the batch's clock until Spark has
+    planned it, `state` until its records are processed and all shards are written, `audit`, and
+    `output`. A replayed batch has no `start`, and a batch that was copied from another generation
+    has no phases."""
 
     @property
     def is_written(self) -> bool:

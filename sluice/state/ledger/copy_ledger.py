@@ -19,9 +19,9 @@ def copy_ledger(
 ) -> None:
     """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
 
-    With addresses, the target must have no pipelines: raises Refused and changes nothing if another command has added
-    a pipeline. Workers without a new address, such as the workers of a generation that is being built, are left out,
-    because their shards belong to the source.
+    With addresses, the target must have no pipelines: raises Refused and changes nothing if another
+    command has added a pipeline. Workers without a new address, such as the workers of a generation
+    that is being built, are left out, because their shards belong to the source.
     """
     with (
         database_errors("Copying the ledger", seconds=None),
@@ -53,7 +53,8 @@ def copy_ledger(
             location = locations.get((ref, worker["number"]))
             if location is not None:
                 new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
-        # Generations without workers get the number 0, or else readers would report their workers as lost.
+        # Generations without workers get the number 0, or else readers would report their workers
+        # as lost.
         with_workers = select(WORKERS.c.pipeline, WORKERS.c.generation)
         generation = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         new.execute(update(GENERATIONS).where(generation.not_in(with_workers)).values(workers=0))

@@ -27,7 +27,8 @@ from sluice.state.ledger.tables import FAILURES
 Kind = Literal["run", "file", "overdue", "input", "rejections"]
 
 FAILED_KINDS: frozenset[Kind] = frozenset({"run", "overdue"})
-"""A pipeline has failed if one of these kinds is recorded. A run that has read all records clears them."""
+"""A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
+them."""
 
 _LENGTH = 1_000
 
@@ -50,13 +51,23 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, error: BaseException, pipeline: str, *, run: str = "", kind: Kind = "run", secrets: Iterable[str] = ()
+        cls,
+        error: BaseException,
+        pipeline: str,
+        *,
+        run: str = "",
+        kind: Kind = "run",
+        secrets: Iterable[str] = (),
     ) -> Self:
         """Describe `error` as a failure at the current time, with `secrets` masked."""
         if isinstance(error, SluiceError):
             title, detail, next_step = error.title, first_line(error.detail), error.next_step
         else:
-            title, detail, next_step = "The run stopped", f"{type(error).__name__}: {first_line(error)}", ""
+            title, detail, next_step = (
+                "The run stopped",
+                f"{type(error).__name__}: {first_line(error)}",
+                "",
+            )
         return cls(
             pipeline=pipeline, kind=kind, run=run, at=datetime.now(UTC), title=title,
             detail=_storable(detail, secrets), next_step=_storable(next_step, secrets),

@@ -37,20 +37,35 @@ from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerI
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 
-_BY_GENERATION = (GENERATIONS, STORES, SNAPSHOTS, TIMES, AUDITS, HISTORY, PLANS, SOURCES, QUARANTINE)
+_BY_GENERATION = (
+    GENERATIONS,
+    STORES,
+    SNAPSHOTS,
+    TIMES,
+    AUDITS,
+    HISTORY,
+    PLANS,
+    SOURCES,
+    QUARANTINE,
+)
 
 
 class Generations(LedgerPart):
     """The generations of all pipelines."""
 
     def register(
-        self, info: GenerationInfo, *, hidden: bool = False, epoch: int | None = None, lease: LeaseRow | None = None
+        self,
+        info: GenerationInfo,
+        *,
+        hidden: bool = False,
+        epoch: int | None = None,
+        lease: LeaseRow | None = None,
     ) -> None:
         """Insert or replace a generation's description. The first one of a pipeline becomes the current one.
 
-        A `hidden` generation only becomes current through `promote`, even if it is the first. The caller may pass the
-        `epoch` of this generation's lease, or the `lease` of another generation: if that lease is no longer held,
-        raises LeaseError and changes nothing.
+        A `hidden` generation only becomes current through `promote`, even if it is the first. The
+        caller may pass the `epoch` of this generation's lease, or the `lease` of another
+        generation: if that lease is no longer held, raises LeaseError and changes nothing.
         """
         ref = msgspec.structs.asdict(info.ref)
         texts = {name: getattr(info, name) for name in ("description", "picture")}
@@ -79,10 +94,11 @@ class Generations(LedgerPart):
     ) -> None:  # fmt: skip
         """Make a generation the current one. Raises NotFound if it was never registered.
 
-        `lease` is the lease of the generation to be replaced, and `places` are the epochs of the workers' placements
-        when the new generation's shards were filled. Changes nothing, and raises LeaseError if the lease is no longer
-        held, or Refused if a placement has changed. A `note` is kept with the name of the run. `replayed` says that a
-        replay has built the generation.
+        `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
+        workers' placements when the new generation's shards were filled. Changes nothing, and
+        raises LeaseError if the lease is no longer held, or Refused if a placement has changed. A
+        `note` is kept with the name of the run. `replayed` says that a replay has built the
+        generation.
         """
         registered = select(GENERATIONS).where(of_ref(GENERATIONS, ref))
         with database_errors("Promoting the generation"), transaction(self._engine) as connection:
@@ -108,9 +124,10 @@ class Generations(LedgerPart):
     ) -> None:  # fmt: skip
         """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
 
-        `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the new generation's
-        lease, and `lease` is the lease of the old generation. `stream_times` replaces the snapshot's stream times, and
-        `times` replaces the stream times from which the next batch continues. By default, both are inherited.
+        `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
+        new generation's lease, and `lease` is the lease of the old generation. `stream_times`
+        replaces the snapshot's stream times, and `times` replaces the stream times from which the
+        next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {
@@ -154,7 +171,8 @@ class Generations(LedgerPart):
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
         """A new generation, with a number that no generation has had before, and larger than `above`.
 
-        A driver that has lost its lease may still write to a removed generation, so its number is not used again.
+        A driver that has lost its lease may still write to a removed generation, so its number is
+        not used again.
         """
         newest = above
         for table in (GENERATIONS, LEASES, SOURCES):
@@ -165,10 +183,13 @@ class Generations(LedgerPart):
     def forget(self, ref: GenerationRef, lease: LeaseRow) -> None:
         """End a generation's lease, and remove everything about it except its workers, whose shards still exist.
 
-        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and StateError if `ref` is
-        the current generation.
+        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
+        StateError if `ref` is the current generation.
         """
-        with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
+        with (
+            database_errors("Removing the generation", seconds=None),
+            transaction(self._engine) as connection,
+        ):
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
@@ -189,7 +210,10 @@ class Generations(LedgerPart):
 
     def forget_workers(self, ref: GenerationRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
-        with database_errors("Removing the generation", seconds=None), transaction(self._engine) as connection:
+        with (
+            database_errors("Removing the generation", seconds=None),
+            transaction(self._engine) as connection,
+        ):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
@@ -260,7 +284,10 @@ class Generations(LedgerPart):
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())
         pipelines = sorted({ref.pipeline for ref in refs})
-        reasons, standbys = Quarantine(self._engine).reasons(refs), Standbys(self._engine).of_pipelines(pipelines)
+        reasons, standbys = (
+            Quarantine(self._engine).reasons(refs),
+            Standbys(self._engine).of_pipelines(pipelines),
+        )
         workers: dict[GenerationRef, list[WorkerInfo]] = {ref: [] for ref in refs}
         for worker in placed:
             ref = GenerationRef(worker.pipeline, worker.generation)

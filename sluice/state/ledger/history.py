@@ -1,8 +1,8 @@
 """The history of a generation's batches. A rebuild repeats the batches to get the same results.
 
-Batch boundaries, the time at which each batch began and the number of partitions at that time determine which records
-are in the future, which partitions are idle, and how the records of several topics are interleaved. The rows are small;
-retention does not remove them with the snapshots.
+Batch boundaries, the time at which each batch began and the number of partitions at that time
+determine which records are in the future, which partitions are idle, and how the records of several
+topics are interleaved. The rows are small; retention does not remove them with the snapshots.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     partitions: dict[str, int]
     """Topic → number of partitions when the batch ran."""
     ends: dict[str, dict[str, int]]
-    """Topic → partition as text → offset after the batch's last record. Only partitions with new records."""
+    """Topic → partition as text → offset after the batch's last record. Only partitions with new
+    records."""
     by_clock: bool = False
-    """Whether processing time affected a record: it was rejected as too far in the future, or had no timestamp."""
+    """Whether processing time affected a record: it was rejected as too far in the future, or had
+    no timestamp."""
 
 
 class History(LedgerPart):

@@ -1,8 +1,8 @@
 """Leases decide which driver may write: one per generation, with an epoch that fences off earlier holders.
 
-Clocks of different machines are never compared. A live holder keeps incrementing the lease's beat; a waiting driver
-measures on its own monotonic clock how long the beat has not changed. `engine/run/driver_lease.py` takes and renews a
-driver's lease.
+Clocks of different machines are never compared. A live holder keeps incrementing the lease's beat;
+a waiting driver measures on its own monotonic clock how long the beat has not changed.
+`engine/run/driver_lease.py` takes and renews a driver's lease.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class Leases(LedgerPart):
 
         The previous holder cannot commit anything afterwards.
         """
-        values: dict[str, Any] = {"held": True, "beat": 0, "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        values: dict[str, Any] = {
+            "held": True,
+            "beat": 0,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         values |= msgspec.structs.asdict(ref) | msgspec.structs.asdict(holder)
         try:
             with database_errors("Taking the lease"), transaction(self._engine) as connection:
@@ -75,7 +79,10 @@ class Leases(LedgerPart):
                 if seen is None:
                     connection.execute(insert(LEASES), values | {"epoch": 1})
                 else:
-                    connection.execute(update(LEASES).where(of_ref(LEASES, ref)), values | {"epoch": seen.epoch + 1})
+                    connection.execute(
+                        update(LEASES).where(of_ref(LEASES, ref)),
+                        values | {"epoch": seen.epoch + 1},
+                    )
                 return _row(connection, ref)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):

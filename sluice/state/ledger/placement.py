@@ -1,11 +1,11 @@
 """Placements: which state server serves each worker's shards.
 
-Every process opens the shard of a worker without a placement itself. A worker with a placement is queried at its state
-server. The server also writes the shard if it is a SQLite file, which only the server's host can open; a shard in
-PostgreSQL is written directly.
+Every process opens the shard of a worker without a placement itself. A worker with a placement is
+queried at its state server. The server also writes the shard if it is a SQLite file, which only the
+server's host can open; a shard in PostgreSQL is written directly.
 
-Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it begins. A move that
-was paused while another one began has an older epoch, and is refused.
+Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it
+begins. A move that was paused while another one began has an older epoch, and is refused.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place a worker at a server, even if another server has it.
 
-        Raises Refused and changes nothing if the worker's placement has changed since the move began, or another move
-        was begun, or the pipeline has other generations now.
+        Raises Refused and changes nothing if the worker's placement has changed since the move
+        began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             if _epoch(connection, move, lock=True) != move.epoch:
@@ -160,7 +160,11 @@ def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[Wo
         placement = placements.get((row["pipeline"], row["number"]))
         if placement is not None:
             ref = GenerationRef(row["pipeline"], row["generation"])
-            values |= {"host": placement.host, "port": placement.port, "server": placement.shard(ref)}
+            values |= {
+                "host": placement.host,
+                "port": placement.port,
+                "server": placement.shard(ref),
+            }
             values["location"] = _written_at(placement, ref, row["location"])
         workers.append(WorkerInfo(**values))
     return workers

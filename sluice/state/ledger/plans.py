@@ -1,7 +1,8 @@
 """The plan of each generation's newest batch: which records it reads, and its clock.
 
-A driver writes the plan before anything of the batch leaves it: output, rows of a table, or rows of a shard. If the
-driver ends before the batch is published, the next one, on whatever host, repeats exactly this plan.
+A driver writes the plan before anything of the batch leaves it: output, rows of a table, or rows of
+a shard. If the driver ends before the batch is published, the next one, on whatever host, repeats
+exactly this plan.
 """
 
 from __future__ import annotations

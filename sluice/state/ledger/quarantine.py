@@ -51,12 +51,16 @@ class Quarantine(LedgerPart):
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
         """Stop readers and writers from opening the worker's shard; without a reason, allow it again.
 
-        Raises Refused and changes nothing if the shard's quarantine or its place has changed since `before`.
+        Raises Refused and changes nothing if the shard's quarantine or its place has changed since
+        `before`.
         """
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
             since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
-            if (since.get(worker), places.get(worker)) != (before.since.get(worker), before.places.get(worker)):
+            if (since.get(worker), places.get(worker)) != (
+                before.since.get(worker),
+                before.places.get(worker),
+            ):
                 raise Refused(
                     f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its quarantine has changed, while "
                     "it was read. Its quarantine is left as it is.",

@@ -22,12 +22,15 @@ class Servers(LedgerPart):
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
         """Give an address to a server. Raises Refused if another server has it, unless this server `takes_over`."""
         here = SERVERS.c.host == host, SERVERS.c.port == port
-        with database_errors("Registering the state server"), transaction(self._engine) as connection:
+        with (
+            database_errors("Registering the state server"),
+            transaction(self._engine) as connection,
+        ):
             before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()
             if before == server:
                 return
-            # The address may be one that every host has, such as 127.0.0.1: readers would ask the wrong
-            # server.
+            # The address may be one that every host has, such as 127.0.0.1: readers would ask the
+            # wrong server.
             if before is not None and not takes_over:
                 raise Refused(
                     f"Another state server has the address {address_of(host, port)}, which each host calls its own.",

@@ -29,7 +29,8 @@ class KeptBatches(NamedTuple):
 
 
 _PUBLISH_SECONDS = 60.0
-"""Publishing fails if the database has not answered after this time. It is long, as a slow disk must not end a run."""
+"""Publishing fails if the database has not answered after this time. It is long, as a slow disk
+must not end a run."""
 _GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
@@ -46,14 +47,19 @@ class Snapshots(LedgerPart):
     ) -> bool:
         """Make a batch visible, in one transaction with its audit and its history.
 
-        `times` are the stream times from which the next batch continues; the default is `snapshot.stream_times`.
+        `times` are the stream times from which the next batch continues; the default is
+        `snapshot.stream_times`.
 
-        Returns False and changes nothing if the same batch is already published. Raises LeaseError if another driver
-        has taken the lease since the audit's epoch. Raises StateError if the batch does not continue the published
-        batches: it is older than the newest snapshot, or has the same number but other positions.
+        Returns False and changes nothing if the same batch is already published. Raises LeaseError
+        if another driver has taken the lease since the audit's epoch. Raises StateError if the
+        batch does not continue the published batches: it is older than the newest snapshot, or has
+        the same number but other positions.
         """
         ref = snapshot.ref
-        with database_errors("Publishing the snapshot", _PUBLISH_SECONDS), transaction(self._engine) as connection:
+        with (
+            database_errors("Publishing the snapshot", _PUBLISH_SECONDS),
+            transaction(self._engine) as connection,
+        ):
             if audit is not None:
                 require_epoch(connection, ref, audit.epoch)
             last = _last_batch(connection, ref)
@@ -66,7 +72,8 @@ class Snapshots(LedgerPart):
                 if batch is not None:
                     connection.execute(insert(HISTORY), history_row(ref, batch))
                 return True
-            # A driver that crashed, or lost its connection, during the commit publishes the batch again.
+            # A driver that crashed, or lost its connection, during the commit publishes the batch
+            # again.
             same_batch = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == snapshot.batch)
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
@@ -81,7 +88,8 @@ class Snapshots(LedgerPart):
     def times_before(self, ref: GenerationRef, batch: int) -> dict[str, int]:
         """The stream times of the preceding snapshot, from which a batch continues. Empty for the first batch.
 
-        The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the times are gone.
+        The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the
+        times are gone.
         """
         statement = select(TIMES).where(of_ref(TIMES, ref), TIMES.c.batch < batch).order_by(TIMES.c.batch.desc())
         rows = self._read(statement.limit(1))
@@ -105,7 +113,8 @@ class Snapshots(LedgerPart):
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery()
         newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
-        # With this condition, the database reads only the newest snapshots. With a join, SQLite would read them all.
+        # With this condition, the database reads only the newest snapshots. With a join, SQLite
+        # would read them all.
         is_newest = tuple_(*(SNAPSHOTS.c[name] for name in (*_GENERATION, "batch"))).in_(newest)
         rows = self._read(select(SNAPSHOTS).where(is_newest))
         return [_snapshot(row) for row in rows]
@@ -118,7 +127,8 @@ class Snapshots(LedgerPart):
     def since(self, moment: datetime, counting: Sequence[str] = ("",), pipeline: str | None = None) -> list[Snapshot]:
         """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
-        Omits a snapshot unless the name of one of its counts contains one of the texts in `counting`.
+        Omits a snapshot unless the name of one of its counts contains one of the texts in
+        `counting`.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
@@ -189,7 +199,10 @@ class Snapshots(LedgerPart):
 
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""
-        with database_errors("Removing old snapshots", seconds=None), transaction(self._engine) as connection:
+        with (
+            database_errors("Removing old snapshots", seconds=None),
+            transaction(self._engine) as connection,
+        ):
             last = _last_batch(connection, ref)
             if last is None:
                 return 0

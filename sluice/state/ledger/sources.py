@@ -50,8 +50,8 @@ class Sources(LedgerPart):
     def replace(self, ref: GenerationRef, partitions: Iterable[SourcePartition], lease: LeaseRow) -> None:
         """Set where a generation begins to read. It must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held, because another
-        command may use the new generation's number by now.
+        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
+        because another command may use the new generation's number by now.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)

@@ -1,7 +1,7 @@
 """Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
 
-A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the standby is promoted.
-Only the holder of the generation's lease refreshes or promotes a standby.
+A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the
+standby is promoted. Only the holder of the generation's lease refreshes or promotes a standby.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Standbys(LedgerPart):
     def record_copy(self, standby: Standby, ref: GenerationRef, batch: int | None, epoch: int) -> Standby:
         """Record that a standby has a complete copy up to `batch`; None means no copy. Returns the new standby.
 
-        Raises LeaseError and changes nothing if the generation's lease is no longer held in this epoch, and Refused if
-        the standby has changed since it was read.
+        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
+        epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
         if batch is not None:
@@ -106,21 +106,30 @@ class Standbys(LedgerPart):
         return msgspec.structs.replace(standby, **values)
 
     def promote(
-        self, standby: Standby, ref: GenerationRef, epoch: int, place: int, run: str, note: str, quarantined: str = ""
+        self,
+        standby: Standby,
+        ref: GenerationRef,
+        epoch: int,
+        place: int,
+        run: str,
+        note: str,
+        quarantined: str = "",
     ) -> int:
         """Place a worker at its standby's server, remove the standby from the ledger, and add a note.
 
-        `place` is the epoch of the worker's present placement. Returns the epoch of the new placement.
+        `place` is the epoch of the worker's present placement. Returns the epoch of the new
+        placement.
 
-        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raises LeaseError and
-        changes nothing if the generation's lease is no longer held in this epoch, and Refused if the standby or the
-        worker's placement has changed since it was read.
+        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`.
+        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
+        epoch, and Refused if the standby or the worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
-            # A move that has ended meanwhile has placed the worker at another server, which is not lost.
+            # A move that has ended meanwhile has placed the worker at another server, which is not
+            # lost.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
                     f"Another command has moved worker {standby.number} of {standby.pipeline!r} meanwhile, or has "

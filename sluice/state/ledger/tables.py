@@ -1,7 +1,8 @@
 """The ledger's tables.
 
-Almost every row belongs to one generation of a pipeline's state, so that a rebuild can fill a new generation while
-readers use the old one. `pipelines.generation` is the generation that readers see: the current one.
+Almost every row belongs to one generation of a pipeline's state, so that a rebuild can fill a new
+generation while readers use the old one. `pipelines.generation` is the generation that readers see:
+the current one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ PIPELINES = Table(
     METADATA,
     Column("pipeline", Text, primary_key=True),
     Column("generation", Integer, nullable=False, comment="the current generation, which readers see"),
-    Column("replayed", Boolean, nullable=False, server_default=false(), comment="whether a replay has built it"),
+    Column(
+        "replayed",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="whether a replay has built it",
+    ),
 )
 
 GENERATIONS = Table(
@@ -50,10 +57,27 @@ GENERATIONS = Table(
     METADATA,
     *_generation_columns(),
     Column("topics", Text, nullable=False, comment="JSON array"),
-    Column("operators", Text, nullable=False, comment="JSON object: name of an operator to its description"),
-    Column("functions", Text, nullable=False, server_default="{}", comment="JSON object: name to hash of the code"),
+    Column(
+        "operators",
+        Text,
+        nullable=False,
+        comment="JSON object: name of an operator to its description",
+    ),
+    Column(
+        "functions",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: name to hash of the code",
+    ),
     Column("description", Text, nullable=False),
-    Column("drawing", Text, nullable=False, default="", comment="empty; a later version of the tables can drop it"),
+    Column(
+        "drawing",
+        Text,
+        nullable=False,
+        default="",
+        comment="empty; a later version of the tables can drop it",
+    ),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
 )
@@ -93,7 +117,13 @@ SNAPSHOTS = Table(
     Column("positions", Text, nullable=False, comment="JSON object"),
     Column("stream_times", Text, nullable=False, comment="JSON object"),
     Column("counts", Text, nullable=False, comment="JSON object"),
-    Column("run", Text, nullable=False, server_default="", comment="the run that published the snapshot"),
+    Column(
+        "run",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="the run that published the snapshot",
+    ),
 )
 
 TIMES = Table(
@@ -101,9 +131,15 @@ TIMES = Table(
     METADATA,
     *_generation_columns(),
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("times", Text, nullable=False, comment="JSON object: the stream times from which the next batch continues"),
+    Column(
+        "times",
+        Text,
+        nullable=False,
+        comment="JSON object: the stream times from which the next batch continues",
+    ),
 )
-"""Stream times, close times, and when each partition last had a record, for the newest two snapshots."""
+"""Stream times, close times, and when each partition last had a record, for the newest two
+snapshots."""
 
 PLACEMENTS = Table(
     "placements",
@@ -114,14 +150,20 @@ PLACEMENTS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The workers that a state server serves. Every process opens the shards of other workers itself."""
+"""The workers that a state server serves. Every process opens the shards of other workers
+itself."""
 
 PLACES = Table(
     "places",
     METADATA,
     Column("pipeline", Text, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("epoch", BigInteger, nullable=False, comment="increases with every change of the worker's placement"),
+    Column(
+        "epoch",
+        BigInteger,
+        nullable=False,
+        comment="increases with every change of the worker's placement",
+    ),
 )
 """Fences changes of a worker's placement: a change with an older epoch is refused."""
 
@@ -143,7 +185,10 @@ STANDBYS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
     Column(
-        "generation", Integer, nullable=False, comment="the generation of the copied shard; 0 without a complete copy"
+        "generation",
+        Integer,
+        nullable=False,
+        comment="the generation of the copied shard; 0 without a complete copy",
     ),
     Column("batch", BigInteger, nullable=False, comment="the newest batch in the copy"),
     Column("copied_at", Text, nullable=False, comment="ISO 8601, UTC"),
@@ -180,7 +225,12 @@ AUDITS = Table(
     Column("epoch", BigInteger, nullable=False, comment="epoch of the lease that published the batch"),
     Column("sources", Text, nullable=False, comment="JSON array: the record counts of each partition"),
     Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
-    Column("checksums", Text, nullable=False, comment="JSON object: worker to the checksum of its state rows"),
+    Column(
+        "checksums",
+        Text,
+        nullable=False,
+        comment="JSON object: worker to the checksum of its state rows",
+    ),
     Column(
         "states",
         Text,
@@ -188,7 +238,13 @@ AUDITS = Table(
         server_default="{}",
         comment="JSON object: worker to the checksum of its operator states",
     ),
-    Column("phases", Text, nullable=False, server_default="{}", comment="JSON object: phase to its duration in ms"),
+    Column(
+        "phases",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: phase to its duration in ms",
+    ),
 )
 
 HISTORY = Table(
@@ -198,7 +254,12 @@ HISTORY = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False, comment="the batch number"),
     Column("begun", BigInteger, nullable=False, comment="epoch ms"),
     Column("partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"),
-    Column("ends", Text, nullable=False, comment="JSON object: the end offsets that this batch advanced"),
+    Column(
+        "ends",
+        Text,
+        nullable=False,
+        comment="JSON object: the end offsets that this batch advanced",
+    ),
     Column("by_clock", Boolean, nullable=False, comment="whether processing time affected a record"),
 )
 """The history of published batches. A rebuild repeats them, so retention does not remove them."""
@@ -221,9 +282,26 @@ SOURCES = Table(
     Column("topic", Text, primary_key=True),
     Column("partition", Integer, primary_key=True, autoincrement=False),
     Column("topic_id", Text, nullable=False, comment="Kafka's id; a recreated topic has a new one"),
-    Column("first", BigInteger, nullable=False, comment="the offset at which the pipeline began to read"),
-    Column("last", BigInteger, nullable=False, server_default="-1", comment="the offset of the last record read"),
-    Column("fingerprint", Text, nullable=False, server_default="", comment="a hash of the last record read"),
+    Column(
+        "first",
+        BigInteger,
+        nullable=False,
+        comment="the offset at which the pipeline began to read",
+    ),
+    Column(
+        "last",
+        BigInteger,
+        nullable=False,
+        server_default="-1",
+        comment="the offset of the last record read",
+    ),
+    Column(
+        "fingerprint",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="a hash of the last record read",
+    ),
 )
 
 NOTES = Table(
@@ -236,7 +314,8 @@ NOTES = Table(
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""Notes about a pipeline's state, such as that it was restored. They are kept as long as the pipeline."""
+"""Notes about a pipeline's state, such as that it was restored. They are kept as long as the
+pipeline."""
 
 QUARANTINE = Table(
     "quarantine",

@@ -22,11 +22,13 @@ _MAX_GROUPS = 10_000
 Order = Literal["group", "entries", "sum", "min", "max"]
 
 _EXACT = Context(prec=700)
-"""Adds doubles exactly, whatever their exponents: up to 309 digits before the point, and 324 zeros after it."""
+"""Adds doubles exactly, whatever their exponents: up to 309 digits before the point, and 324 zeros
+after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 _NUMBER_TYPES = frozenset({int, Decimal})
-"""The types of JSON's numbers. The type of true is a subclass of int, so `isinstance` would take it for a number."""
+"""The types of JSON's numbers. The type of true is a subclass of int, so `isinstance` would take it
+for a number."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +51,13 @@ class _Sums:
     min: Decimal | None = None
     max: Decimal | None = None
 
-    def add(self, entries: int, total: Decimal | None, smallest: Decimal | None, greatest: Decimal | None) -> None:
+    def add(
+        self,
+        entries: int,
+        total: Decimal | None,
+        smallest: Decimal | None,
+        greatest: Decimal | None,
+    ) -> None:
         self.entries += entries
         if total is None or smallest is None or greatest is None:
             return
@@ -61,9 +69,9 @@ class _Sums:
 class Aggregates:
     """Aggregates entries by group, incrementally.
 
-    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself, of which only
-    numbers are summed. `group_by` may also be `_key`, `_start` (the window's start, epoch ms), or `_all`, which makes a
-    single group.
+    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself,
+    of which only numbers are summed. `group_by` may also be `_key`, `_start` (the window's start,
+    epoch ms), or `_all`, which makes a single group.
     """
 
     def __init__(self, field: str, group_by: str) -> None:
@@ -101,7 +109,8 @@ class Aggregates:
         if sums is None:
             if len(self._groups) == _MAX_GROUPS:
                 raise QueryError(
-                    f"The result has more than {_MAX_GROUPS:,} groups.", next_step="Group by another field."
+                    f"The result has more than {_MAX_GROUPS:,} groups.",
+                    next_step="Group by another field.",
                 )
             sums = self._groups[name] = _Sums()
         return sums
@@ -118,7 +127,8 @@ def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = Fa
 
     def order(entry: Entry) -> tuple[Decimal, str, int]:
         number = number_at(entry, field) or Decimal(0)
-        # `copy_negate` keeps all digits of a number, while `-` and multiplication round to 28 digits.
+        # `copy_negate` keeps all digits of a number, while `-` and multiplication round to 28
+        # digits.
         return number if smallest else number.copy_negate(), entry.key, entry.window_start
 
     return heapq.nsmallest(limit, entries, key=order)

@@ -99,8 +99,8 @@ class Count(Query[int], frozen=True, tag=True):
 
     def execute(self, shard: LocalShard) -> int:
         if self.store_column == 0:
-            # The database can count the values of the first store, which begin the row's JSON array. The values of
-            # other stores are inside the array.
+            # The database can count the values of the first store, which begin the row's JSON
+            # array. The values of other stores are inside the array.
             return shard.count(self.group_id, self.as_of, self.within)
         return sum(len(page) for page in _pages(self, shard, self.within))
 
@@ -162,7 +162,11 @@ RESULTS: dict[str, msgspec.json.Decoder[object]] = {
 
 
 def _pages(
-    query: Query[T], shard: LocalShard, within: Range, after: tuple[str, int] | None = None, size: int = _PAGE
+    query: Query[T],
+    shard: LocalShard,
+    within: Range,
+    after: tuple[str, int] | None = None,
+    size: int = _PAGE,
 ) -> Iterator[list[Entry]]:
     """All entries of the range, page by page."""
     while True:

@@ -24,9 +24,14 @@ from sluice.settings import settings
 
 SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
 _CONNECT_SECONDS = 3.0
-_TCP_OPTIONS = {"TCP_USER_TIMEOUT": 30_000, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""With these options, the kernel gives up a connection if the server's host has acknowledged nothing for 30 s. The time
-limit of a write, 10 minutes, would notice a lost host much later."""
+_TCP_OPTIONS = {
+    "TCP_USER_TIMEOUT": 30_000,
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+}
+"""With these options, the kernel gives up a connection if the server's host has acknowledged
+nothing for 30 s. The time limit of a write, 10 minutes, would notice a lost host much later."""
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
 }

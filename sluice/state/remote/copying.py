@@ -1,9 +1,9 @@
 """Copies shards: the only way in which state gets to another host, another database or another generation.
 
-A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it. Each row comes with
-its digest, which the copy checks before it stores the row. At the end, the copy gets its journal, and all of its rows
-are read and compared with the checksums of a snapshot. An interrupted copy of a whole shard continues after its last
-row.
+A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
+Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
+gets its journal, and all of its rows are read and compared with the checksums of a snapshot. An
+interrupted copy of a whole shard continues after its last row.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ Versions = TypeVar("Versions", Version, StateVersion)
 class ShardCopy:
     """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
 
-    Continues an unfinished copy at this place, and brings a complete copy up to date. If the copy then differs from
-    the source, it is replaced. `is_complete` says that the ledger knows of a complete copy here, so that a lost copy is
-    replaced, too. `settled` is the newest published batch, which no run writes again.
+    Continues an unfinished copy at this place, and brings a complete copy up to date. If the copy
+    then differs from the source, it is replaced. `is_complete` says that the ledger knows of a
+    complete copy here, so that a lost copy is replaced, too. `settled` is the newest published
+    batch, which no run writes again.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class ShardCopy:
     ) -> None:
         """Copy what is missing, and compare the checksums. Raises DamagedState if a new copy differs, too.
 
-        `stop_writers` is called when most rows are copied. It must keep others from writing to the source, because a
-        copy without `until` would lack what they write. `let_write` lets them write again if the copy differs.
-        `before_replacing` is called before a copy is replaced.
+        `stop_writers` is called when most rows are copied. It must keep others from writing to the
+        source, because a copy without `until` would lack what they write. `let_write` lets them
+        write again if the copy differs. `before_replacing` is called before a copy is replaced.
         """
         if self._target is not None:
             is_continued = bool(self._target.journal().batches)
@@ -131,8 +132,9 @@ class ShardCopy:
         missing = unsettled if self._until is None else self._until + 1
         journal = target.journal()
         if not journal.batches:
-            # If the copying is interrupted, the next attempt continues after the last copied row. This entry tells it
-            # the first batch of which the rows that were already copied may lack versions.
+            # If the copying is interrupted, the next attempt continues after the last copied row.
+            # This entry tells it the first batch of which the rows that were already copied may
+            # lack versions.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:
@@ -169,7 +171,8 @@ class NewShard:
     shard: Shard
     rows: Counter[int] = field(default_factory=Counter)
     totals: Counter[int] = field(default_factory=Counter)
-    """Operator's number, or STATE_ROWS → in `rows`, the number of its rows; in `totals`, the sum of their digests."""
+    """Operator's number, or STATE_ROWS → in `rows`, the number of its rows; in `totals`, the sum of
+    their digests."""
 
     def add(self, versions: Sequence[Version]) -> None:
         """Add a page of state rows."""
@@ -199,7 +202,8 @@ class NewShard:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raises DamagedState if the rows differ from the published checksums or, without these, from the journal's checksums.
+    Raises DamagedState if the rows differ from the published checksums or, without these, from the
+    journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
     copy.verify_rows(as_of, published)

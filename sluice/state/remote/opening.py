@@ -23,8 +23,9 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
 def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:
     """Open a shard for writing, and create it if it does not exist.
 
-    With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard already,
-    `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
+    With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a
+    sealed shard already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a
+    shard in use is there.
     """
     kind = _remote_shard() if is_remote(url) else LocalShard
     return kind.create(url, anew=anew, continued=continued)

@@ -12,7 +12,12 @@ from typing_extensions import override
 
 from sluice.errors import StateError, Unreachable
 from sluice.state.model import StateRow
-from sluice.state.remote.connection import NotAStateServer, call_limits, client_options, response_content
+from sluice.state.remote.connection import (
+    NotAStateServer,
+    call_limits,
+    client_options,
+    response_content,
+)
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
@@ -20,7 +25,8 @@ from sluice.state.shard.row_tuples import Row, RowId, StoredRow
 from sluice.state.shard.shard import Checksums, Journal, LastPlaces, Shard, Version
 
 ANSWER_SECONDS = 60.0
-"""How long a busy server may take to say that it has a shard. A paused server accepts connections and never answers."""
+"""How long a busy server may take to say that it has a shard. A paused server accepts connections
+and never answers."""
 _WRITE_SECONDS = 600.0
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])

@@ -9,13 +9,19 @@ import msgspec
 
 from sluice.errors import Refused, StateError
 from sluice.state.queries.worker_queries import RESULTS, Query, Value, Values
-from sluice.state.remote.connection import NotAStateServer, response_content, server_token, tls_context
+from sluice.state.remote.connection import (
+    NotAStateServer,
+    response_content,
+    server_token,
+    tls_context,
+)
 from sluice.state.remote.http_client import HttpClient
 
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""Concurrent calls for single keys per worker. Keys requested in the meantime share the next call."""
+"""Concurrent calls for single keys per worker. Keys requested in the meantime share the next
+call."""
 
 
 class RemoteWorker:
@@ -25,7 +31,8 @@ class RemoteWorker:
         self._address = address
         self._client: HttpClient | None = None
         self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
-        """Group, store column and batch of a query → the keys that wait for the next call, and their values."""
+        """Group, store column and batch of a query → the keys that wait for the next call, and
+        their values."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
@@ -46,7 +53,8 @@ class RemoteWorker:
             future = self._waiting[store][query.key] = asyncio.get_running_loop().create_future()
             if len(self._calls) < _CALLS_AT_ONCE:
                 self._start_call()
-        # A caller that is cancelled must not cancel the look-up for others who wait for the same key.
+        # A caller that is cancelled must not cancel the look-up for others who wait for the same
+        # key.
         return await asyncio.shield(future)
 
     def _start_call(self) -> None:

@@ -1,7 +1,8 @@
 """How a state server proves its identity, before a program sends it the token.
 
-The program sends a random number, and a proof that it knows the token. The server answers with its card, and with a
-proof for this number and this card. Neither proof contains the token, and only a server with the token can answer.
+The program sends a random number, and a proof that it knows the token. The server answers with its
+card, and with a proof for this number and this card. Neither proof contains the token, and only a
+server with the token can answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Card(msgspec.Struct, frozen=True):
     database: str
     """The kind of database in which the server's shards are stored."""
     server: str
-    """The identity of the server. It belongs to the folder or database of its shards, so a restart keeps it."""
+    """The identity of the server. It belongs to the folder or database of its shards, so a restart
+    keeps it."""
 
 
 def challenge_number(token: str, credentials: str) -> str | None:
@@ -55,7 +57,8 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """The proved card of the state server at a URL. `address` names it in errors.
 
-    Raises StateError if no state server answers, and Refused if the server does not know this process's token.
+    Raises StateError if no state server answers, and Refused if the server does not know this
+    process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
     options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
@@ -66,7 +69,10 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
     except httpx.HTTPError as error:
         raise _no_answer(address, error) from None
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise Refused(f"The state server at {address} rejected the token of this process.", next_step=SAME_TOKEN)
+        raise Refused(
+            f"The state server at {address} rejected the token of this process.",
+            next_step=SAME_TOKEN,
+        )
     try:
         card = msgspec.json.decode(response.content, type=Card)
     except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
 """Refreshes and promotes standbys: copies of workers' shards at second state servers.
 
-Both operations need the generation's lease. While they hold it, no run writes a batch, and no other command refreshes
-or promotes the same standby.
+Both operations need the generation's lease. While they hold it, no run writes a batch, and no other
+command refreshes or promotes the same standby.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sluice.state.shard.addresses import is_file, is_remote, shown
 from sluice.state.shard.shard import Checksums, Shard
 
 RETRY_SECONDS = 10.0
-"""How long a run waits for an unreachable state server, which may be restarting, before it promotes a standby."""
+"""How long a run waits for an unreachable state server, which may be restarting, before it promotes
+a standby."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ def refresh_standbys(
 ) -> Iterator[RefreshedCopy | FailedRefresh]:
     """Bring the copies of a generation's standbys up to its newest snapshot, one after the other.
 
-    The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this snapshot are not
-    read. All rows of the other copies are compared with the published checksums; a damaged copy is replaced. The copy
-    is kept if a server does not answer, or if the worker's own shard is damaged; the next standby is refreshed then.
+    The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this
+    snapshot are not read. All rows of the other copies are compared with the published checksums; a
+    damaged copy is replaced. The copy is kept if a server does not answer, or if the worker's own
+    shard is damaged; the next standby is refreshed then.
     """
     standbys = ledger.standbys.of(ref.pipeline)
     if not standbys:
@@ -76,7 +78,13 @@ def refresh_standbys(
 
 
 def _refresh(
-    ledger: Ledger, ref: GenerationRef, worker: WorkerInfo, standby: Standby, batch: int, epoch: int, progress: Progress
+    ledger: Ledger,
+    ref: GenerationRef,
+    worker: WorkerInfo,
+    standby: Standby,
+    batch: int,
+    epoch: int,
+    progress: Progress,
 ) -> RefreshedCopy:
     place, published = standby.shard(ref), _published_checksums(ledger, ref, worker.number)
     has_copy = standby.copied_generation == ref
@@ -108,16 +116,24 @@ def _refresh(
 
 
 def promote_standby(
-    ledger: Ledger, ref: GenerationRef, number: int, epoch: int, *, run: str = "", why: str, accept_stale: bool = False
+    ledger: Ledger,
+    ref: GenerationRef,
+    number: int,
+    epoch: int,
+    *,
+    run: str = "",
+    why: str,
+    accept_stale: bool = False,
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
 
-    The lease of the generation must be held in `epoch`. The copy must hold the newest snapshot and match its published
-    checksums. With `accept_stale`, an older copy is promoted too: it is quarantined, and the next run restores the
-    state from the topics.
+    The lease of the generation must be held in `epoch`. The copy must hold the newest snapshot and
+    match its published checksums. With `accept_stale`, an older copy is promoted too: it is
+    quarantined, and the next run restores the state from the topics.
 
-    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if the worker's place
-    or its standby has changed meanwhile, and DamagedState if the copy is damaged.
+    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if
+    the worker's place or its standby has changed meanwhile, and DamagedState if the copy is
+    damaged.
     """
     place = ledger.placements.epochs(ref.pipeline).get(number, 0)
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
@@ -156,10 +172,14 @@ def promote_standby(
     except (LeaseError, Refused):
         # The copy stays a standby, so no run may write to it.
         if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied_generation == ref:
-            with suppress(StateError, Refused), open_shard(standby.shard(ref), to_write=True) as copy:
+            with (
+                suppress(StateError, Refused),
+                open_shard(standby.shard(ref), to_write=True) as copy,
+            ):
                 copy.seal()
         raise
-    # The ledger's placement decides which shard is used. The seal stops programs that do not ask the ledger.
+    # The ledger's placement decides which shard is used. The seal stops programs that do not ask
+    # the ledger.
     with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
         if ledger.placements.epochs(ref.pipeline).get(number) == place:
             shard.seal()

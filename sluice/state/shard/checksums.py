@@ -1,8 +1,8 @@
 """Checksums of state: equal states have equal checksums, however they were computed.
 
-The checksum is the sum, modulo 2**64, of a digest of each current row. It does not depend on the order of rows or on
-the batches that wrote them. Tombstones add nothing. Each row also stores its digest, so that readers can detect an
-altered row.
+The checksum is the sum, modulo 2**64, of a digest of each current row. It does not depend on the
+order of rows or on the batches that wrote them. Tombstones add nothing. Each row also stores its
+digest, so that readers can detect an altered row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def checksum_of(total: int) -> str:
 def row_digest(row: Row) -> int:
     """The digest of a state row, as the signed integer that databases store; 0 for a tombstone."""
     group_id, key, start, end, value = row
-    # The key's length marks where the key ends and the value begins, whatever characters they contain.
+    # The key's length marks where the key ends and the value begins, whatever characters they
+    # contain.
     return 0 if value is None else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
 
 
@@ -33,6 +34,7 @@ def state_digest(operator: int, shared: bool, key: str, due: int | None, wall: i
 
 
 def _digest(content: bytes) -> int:
-    # Detects damage, not forgery. A cryptographic digest of a short row takes several times as long.
+    # Detects damage, not forgery. A cryptographic digest of a short row takes several times as
+    # long.
     digest = xxh3_64_intdigest(content)
     return digest if digest < 2**63 else digest - 2**64

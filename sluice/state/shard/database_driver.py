@@ -1,7 +1,7 @@
 """The interface between a shard and its database, SQLite or PostgreSQL.
 
-SQLAlchemy would cost more than a look-up itself, so shards use the database drivers' cursors. Both databases run the
-same SQL, with `?` as the placeholder.
+SQLAlchemy would cost more than a look-up itself, so shards use the database drivers' cursors. Both
+databases run the same SQL, with `?` as the placeholder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Driver(Protocol):
     def hold(self) -> None:
         """Let all later reads see the database as it is now, until `hold` or `release` is called.
 
-        This saves time, because a read then takes and releases no locks. Does nothing if the driver is `blocking`.
+        This saves time, because a read then takes and releases no locks. Does nothing if the driver
+        is `blocking`.
         """
 
     def release(self) -> None:

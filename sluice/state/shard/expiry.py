@@ -1,6 +1,7 @@
 """Expires windows: writes their tombstones in the batch in which stream time passes the end of their retention.
 
-Older snapshots still show these windows. Their rows are deleted together with the last snapshot that can show them.
+Older snapshots still show these windows. Their rows are deleted together with the last snapshot
+that can show them.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ _COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", 
 def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], int]:
     """Within a transaction, write tombstones for windows that ended before `ends`: group id → epoch ms.
 
-    Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per batch.
+    Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per
+    batch.
     """
     driver.execute(_CREATE_HORIZONS)
     driver.execute(_CREATE_INDEX)
     expired: list[tuple[Any, ...]] = []
     for group_id, until in ends.items():
-        # Windows that ended before the previous batch's horizon have already expired and accept no more records.
+        # Windows that ended before the previous batch's horizon have already expired and accept no
+        # more records.
         since = driver.fetch(_LAST_HORIZON, (group_id, batch))[0][0] or 0
         if until > since:
             expired += driver.fetch(_ENDED_WINDOWS, (group_id, since, until, batch, batch))
-            # A retry replaces the batch's horizon. Only the last of the earlier horizons is still used.
+            # A retry replaces the batch's horizon. Only the last of the earlier horizons is still
+            # used.
             driver.execute(_DELETE_HORIZONS, (group_id, batch, group_id, batch))
-            driver.execute("INSERT INTO horizons (group_id, batch, until) VALUES (?, ?, ?)", (group_id, batch, until))
-    # A window that this batch has changed as well already has a version of the batch, which the tombstone replaces.
+            driver.execute(
+                "INSERT INTO horizons (group_id, batch, until) VALUES (?, ?, ?)",
+                (group_id, batch, until),
+            )
+    # A window that this batch has changed as well already has a version of the batch, which the
+    # tombstone replaces.
     removed = driver.execute_many(_DELETE_VERSION, [(*row[:3], batch) for row in expired])
     driver.insert("state_rows", _COLUMNS, [(*row[:4], None, 0, batch) for row in expired])
     return expired, len(expired) - removed

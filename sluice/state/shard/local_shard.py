@@ -20,7 +20,15 @@ from sluice.state.shard.expiry import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
-from sluice.state.shard.shard import STATE_ROWS, Checksums, Journal, JournalEntry, LastPlaces, Shard, Version
+from sluice.state.shard.shard import (
+    STATE_ROWS,
+    Checksums,
+    Journal,
+    JournalEntry,
+    LastPlaces,
+    Shard,
+    Version,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,8 +40,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _READ_AT_BEGIN = 100_000
-"""When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it reads only the rows
-that it uses."""
+"""When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it
+reads only the rows that it uses."""
 _BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
 _ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
@@ -60,8 +68,9 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist. Only for generations without a snapshot.
 
-        With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a sealed shard
-        already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a shard in use is there.
+        With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is
+        a sealed shard already, `anew` replaces it, and `continued` keeps its rows. Raises Refused
+        if a shard in use is there.
         """
         # A shard that was moved away from here may be in the place of the copy.
         if anew or (continued and not _is_copy(url)):
@@ -145,9 +154,15 @@ class LocalShard(Shard):
                 if states_of_operator:
                     total = int(self._recorded_checksum(number, batch - 1) or "0", 16)
                     digest_growth, row_growth = operator_states.write(self._driver, batch, states_of_operator)
-                    # The entry of the preceding batch stays, because a retry of this batch starts from its checksum.
+                    # The entry of the preceding batch stays, because a retry of this batch starts
+                    # from its checksum.
                     self._driver.execute(statements.DELETE_OLDER_BATCHES, (number, number))
-                    entry = (number, batch, len(states_of_operator), checksum_of(total + digest_growth))
+                    entry = (
+                        number,
+                        batch,
+                        len(states_of_operator),
+                        checksum_of(total + digest_growth),
+                    )
                     self._driver.execute(statements.INSERT_BATCH, entry)
                     added += row_growth
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (0, added))
@@ -156,8 +171,9 @@ class LocalShard(Shard):
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
         """A write transaction of a lease's holder. It fences off holders of older leases.
 
-        Raises EngineError if one of the operators has already written a newer batch. Spark gives up a task whose
-        executor it cannot reach, but the executor may still reach the shard, even after the next batch has begun.
+        Raises EngineError if one of the operators has already written a newer batch. Spark gives up
+        a task whose executor it cannot reach, but the executor may still reach the shard, even
+        after the next batch has begun.
         """
         with self._driver.transaction():
             if self._driver.is_sealed():
@@ -362,7 +378,10 @@ class LocalShard(Shard):
 
     @override
     def last_places(self) -> LastPlaces:
-        rows, states = self._driver.fetch(statements.LAST_ROW, ()), self._driver.fetch(statements.LAST_STATE, ())
+        rows, states = (
+            self._driver.fetch(statements.LAST_ROW, ()),
+            self._driver.fetch(statements.LAST_STATE, ()),
+        )
         return LastPlaces(rows[0] if rows else None, states[0] if states else None)
 
     @override
@@ -373,7 +392,10 @@ class LocalShard(Shard):
                 self._driver.execute(f"DELETE FROM {table} WHERE batch >= ?", (since,))
             self._driver.execute("DELETE FROM batches")
             for entry in journal.batches:
-                self._driver.execute(statements.INSERT_BATCH, (entry.operator, entry.batch, entry.rows, entry.checksum))
+                self._driver.execute(
+                    statements.INSERT_BATCH,
+                    (entry.operator, entry.batch, entry.rows, entry.checksum),
+                )
             self._driver.execute(statements.RESET_WRITER, (journal.epoch,))
 
     @override

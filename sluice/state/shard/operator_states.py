@@ -1,7 +1,8 @@
 """The SQL of operator states, which are kept per key in the shard of the key's worker.
 
-States are versioned by batch, like state rows, so that a retry reads the states of the preceding batch. Only the newest
-two versions are kept: no older batch can be retried, and queries do not read states.
+States are versioned by batch, like state rows, so that a retry reads the states of the preceding
+batch. Only the newest two versions are kept: no older batch can be retried, and queries do not read
+states.
 
 Access operator states through a `Shard`, which adds fencing and checksums.
 """
@@ -146,7 +147,8 @@ def total(driver: Driver, as_of: int, page_rows: int) -> int:
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
             if key == last_key:
-                # The versions of a key are adjacent, the newest last, so this version takes the preceding one's place.
+                # The versions of a key are adjacent, the newest last, so this version takes the
+                # preceding one's place.
                 digest_sum -= last_digest
             digest_sum += version.digest
             last_key, last_digest = key, version.digest
@@ -154,7 +156,13 @@ def total(driver: Driver, as_of: int, page_rows: int) -> int:
 
 
 def _is_as_written(
-    operator: int, shared: bool, key: str, due: int | None, wall: int | None, data: object, digest: int
+    operator: int,
+    shared: bool,
+    key: str,
+    due: int | None,
+    wall: int | None,
+    data: object,
+    digest: int,
 ) -> bool:
     # SQLite may return text from a BLOB column.
     if not isinstance(data, bytes | None):

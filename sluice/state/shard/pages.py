@@ -12,7 +12,10 @@ PAGE = 20_000
 
 
 def pages_of_versions(
-    shard: Shard, since: int = 0, group: int | None = None, after: tuple[int, str, int, int] | None = None
+    shard: Shard,
+    since: int = 0,
+    group: int | None = None,
+    after: tuple[int, str, int, int] | None = None,
 ) -> Iterator[list[Version]]:
     """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch.
 

@@ -1,6 +1,7 @@
 """The role and password for shards. Each process takes them from its own settings.
 
-The ledger stores the addresses of shards without passwords, because many people can read the ledger.
+The ledger stores the addresses of shards without passwords, because many people can read the
+ledger.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def without_password(address: str) -> str:
 def with_password(url: URL) -> URL:
     """The shard's address with this process's own role, password and parameters of the connection.
 
-    They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For shards in other
-    databases, libpq looks up the password as usual.
+    They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For
+    shards in other databases, libpq looks up the password as usual.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url

@@ -40,9 +40,11 @@ Otherwise a driver that was paused, or whose host is gone, would block its succe
 """
 
 _LOCKED_S = 3
-"""How long a reader waits for a program that has locked a table of the shard. Writers of shards never do this."""
+"""How long a reader waits for a program that has locked a table of the shard. Writers of shards
+never do this."""
 _TOLERANCE = 0.1
-"""To save a round trip, the previous time limit stays in force if the new one differs by at most this share."""
+"""To save a round trip, the previous time limit stays in force if the new one differs by at most
+this share."""
 
 
 def escape(text: str) -> str:
@@ -86,7 +88,9 @@ class PostgresDriver(Driver):
         connection.adapters.register_loader("varchar", loader)
         connection.execute(
             sql.SQL(_SESSION).format(
-                schema=sql.Identifier(self._schema), silent=f"{WRITER_SILENT_S}s", patient=f"{self._patience_s}s"
+                schema=sql.Identifier(self._schema),
+                silent=f"{WRITER_SILENT_S}s",
+                patient=f"{self._patience_s}s",
             )
         )
         return connection
@@ -99,7 +103,8 @@ class PostgresDriver(Driver):
             try:
                 yield
             except UndefinedTable:
-                # PostgreSQL reports the same error to a role that may not use the schema; then nothing is damaged.
+                # PostgreSQL reports the same error to a role that may not use the schema; then
+                # nothing is damaged.
                 self._require_usage()
                 raise
             except LockNotAvailable as error:
@@ -205,7 +210,8 @@ class PostgresDriver(Driver):
 
     @override
     def check_integrity(self) -> None:
-        # Page checksums are optional in PostgreSQL. If they are on, reading every row finds damaged pages.
+        # Page checksums are optional in PostgreSQL. If they are on, reading every row finds damaged
+        # pages.
         self.fetch("SELECT count(*), sum(length(value)) FROM state_rows", ())
         self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
 
@@ -231,7 +237,8 @@ class PostgresDriver(Driver):
 def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
     """Connect to the database of an address, whose query has a schema and may have parameters of libpq.
 
-    Psycopg gets the parts, because an error about the text of an address would contain the password.
+    Psycopg gets the parts, because an error about the text of an address would contain the
+    password.
     """
     from sluice.state.postgres_connection import connect
 
@@ -284,7 +291,12 @@ def _postgres_errors() -> Iterator[None]:
         if seconds_left() is None:
             raise StateError(f"The shard cannot be used: {first_line(error)}") from error
         raise too_slow() from None
-    except (errors.UndefinedTable, errors.UndefinedColumn, errors.DataCorrupted, errors.IndexCorrupted) as error:
+    except (
+        errors.UndefinedTable,
+        errors.UndefinedColumn,
+        errors.DataCorrupted,
+        errors.IndexCorrupted,
+    ) as error:
         raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
     except psycopg.Error as error:
         reason = first_line(error)

@@ -11,8 +11,8 @@ from typing import Any, Self
 class Range:
     """The state rows that a scan covers.
 
-    It covers keys from `first` to `last`, or keys with a prefix, and windows whose start lies between two times (epoch
-    ms). All bounds are inclusive.
+    It covers keys from `first` to `last`, or keys with a prefix, and windows whose start lies
+    between two times (epoch ms). All bounds are inclusive.
     """
 
     first: str | None = None

@@ -18,16 +18,19 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS shard (
         format INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, state_rows BIGINT NOT NULL, states BIGINT NOT NULL)""",
     f"INSERT INTO shard (format, epoch, state_rows, states) VALUES ({FORMAT}, 0, 0, 0) ON CONFLICT DO NOTHING",
-    # `operator` is -1 for batches of state rows, and the operator's number for batches of operator states.
+    # `operator` is -1 for batches of state rows, and the operator's number for batches of operator
+    # states.
     """CREATE TABLE IF NOT EXISTS batches (
         operator INTEGER NOT NULL, batch BIGINT NOT NULL, "rows" BIGINT NOT NULL, checksum TEXT NOT NULL,
         PRIMARY KEY (operator, batch))""",
-    # Keys sort by code point in both databases, whatever the locale. `digest` covers the other columns of its row.
+    # Keys sort by code point in both databases, whatever the locale. `digest` covers the other
+    # columns of its row.
     """CREATE TABLE IF NOT EXISTS state_rows (
         group_id INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, window_start BIGINT NOT NULL,
         window_end BIGINT NOT NULL, batch BIGINT NOT NULL, value TEXT, digest BIGINT NOT NULL,
         PRIMARY KEY (group_id, key, window_start, batch)) {options}""",
-    # `shared` distinguishes the state that all keys share from the state of a key, so that no key can collide with it.
+    # `shared` distinguishes the state that all keys share from the state of a key, so that no key
+    # can collide with it.
     """CREATE TABLE IF NOT EXISTS states (
         operator INTEGER NOT NULL, shared INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, batch BIGINT NOT NULL,
         due BIGINT, wall BIGINT, state {bytes}, digest BIGINT NOT NULL,

@@ -1,6 +1,7 @@
 """The operations on a shard that runs, audits, retention and moves need, locally or through a state server.
 
-Queries need more operations and are always executed by the process that opens the shard itself: see `LocalShard`.
+Queries need more operations and are always executed by the process that opens the shard itself: see
+`LocalShard`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     operator: int
     """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
     batch: int
-    """The batch's number. In the entry of an unfinished copy, the first batch that the copied rows may lack."""
+    """The batch's number. In the entry of an unfinished copy, the first batch that the copied rows
+    may lack."""
     rows: int
     checksum: str
 
@@ -98,11 +100,12 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
 class Shard(Protocol):
     """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.
 
-    A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older writers get a LeaseError
-    and nothing is written. A writer writes its batches in order. Rows have digests; reading a row that was altered
-    since it was written raises DamagedState.
+    A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older
+    writers get a LeaseError and nothing is written. A writer writes its batches in order. Rows have
+    digests; reading a row that was altered since it was written raises DamagedState.
 
-    Every method raises StateError if the shard cannot be reached. Methods may be called from any thread.
+    Every method raises StateError if the shard cannot be reached. Methods may be called from any
+    thread.
     """
 
     def __enter__(self) -> Self:
@@ -116,8 +119,8 @@ class Shard(Protocol):
     def begin_run(self, epoch: int, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
-        Returns the checksums at batch `as_of`.
-        Raises DamagedState if the number of rows is wrong and, in a shard of moderate size, if any row was altered.
+        Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong
+        and, in a shard of moderate size, if any row was altered.
         """
 
     def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
@@ -128,8 +131,9 @@ class Shard(Protocol):
 
         Raises EngineError if the shard has a newer batch.
 
-        No two rows may have the same group, key and window. Writing is fastest if the rows are sorted. `replaced` is
-        the sum of the digests of the versions that these rows replace, if the writer knows it from `rows_before`.
+        No two rows may have the same group, key and window. Writing is fastest if the rows are
+        sorted. `replaced` is the sum of the digests of the versions that these rows replace, if the
+        writer knows it from `rows_before`.
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
@@ -188,7 +192,8 @@ class Shard(Protocol):
     def compact(self, keep_from: int) -> int:
         """Remove the versions that no snapshot since batch `keep_from` can show. Returns the number removed.
 
-        Uses small transactions, so that a writer can work at the same time, and may be interrupted at any time.
+        Uses small transactions, so that a writer can work at the same time, and may be interrupted
+        at any time.
         """
 
     def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:

@@ -30,13 +30,16 @@ _BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
     ORDER BY window_start, batch LIMIT ?"""
 _READ_PER_WINDOW = 4
-"""The first statement reads this many versions per window of a key. Windows that it misses are looked up one by one."""
+"""The first statement reads this many versions per window of a key. Windows that it misses are
+looked up one by one."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
-"""How long a reader waits for a program that has locked the whole file. Writers of shards never do this."""
+"""How long a reader waits for a program that has locked the whole file. Writers of shards never do
+this."""
 _STEPS = 20_000
-"""SQLite checks a query's deadline whenever its virtual machine has run this many steps, every few milliseconds."""
+"""SQLite checks a query's deadline whenever its virtual machine has run this many steps, every few
+milliseconds."""
 
 
 class SqliteDriver(Driver):
@@ -46,8 +49,9 @@ class SqliteDriver(Driver):
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self._path = path
-        # Allow one query or transaction per connection at a time. SQLite holds its own lock while it calls the progress
-        # handler, which needs Python's lock; a second thread that holds Python's and waits for SQLite's would deadlock.
+        # Allow one query or transaction per connection at a time. SQLite holds its own lock while
+        # it calls the progress handler, which needs Python's lock; a second thread that holds
+        # Python's and waits for SQLite's would deadlock.
         self._lock = RLock()
         with self._errors():
             if mode == "create":
@@ -84,7 +88,8 @@ class SqliteDriver(Driver):
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         acquire(self._lock)
         try:
-            # This is `_errors` written out: a context manager would add a microsecond or more to each look-up.
+            # This is `_errors` written out: a context manager would add a microsecond or more to
+            # each look-up.
             return self._connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:
             raise self._as_ours(error) from error
@@ -197,7 +202,8 @@ class SqliteDriver(Driver):
         code = getattr(error, "sqlite_errorcode", None)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
             return True
-        # SQLite reports this error, too, if the file exists but this process has too many files open.
+        # SQLite reports this error, too, if the file exists but this process has too many files
+        # open.
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
@@ -208,14 +214,15 @@ def _versions(
 ) -> dict[int, tuple[int, str | None, int]]:
     """Start of a key's window → the end, value and digest of its newest version before `batch`.
 
-    Windows are read together, because most are new and close together. If there are many other rows between them, the
-    rest are looked up one by one.
+    Windows are read together, because most are new and close together. If there are many other rows
+    between them, the rest are looked up one by one.
     """
     versions: dict[int, tuple[int, str | None, int]] = {}
     if len(starts) > 1:
         wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
         rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
-        # Rows of the last window may be missing if the limit was reached. A later row of a window is a newer version.
+        # Rows of the last window may be missing if the limit was reached. A later row of a window
+        # is a newer version.
         end = rows[-1][0] if len(rows) == limit else sys.maxsize
         versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
         starts = [start for start in starts if start >= end]

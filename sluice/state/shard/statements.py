@@ -1,6 +1,7 @@
 """SQL for versioned state rows: the rows as of a batch, the rows that a batch changed, and superseded versions.
 
-Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an operator's states.
+Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an
+operator's states.
 """
 
 VALUE_AS_OF = """SELECT value FROM state_rows
@@ -34,9 +35,11 @@ DELETE_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
 NEWEST_BATCH = "SELECT max(batch) FROM batches WHERE operator = ?"
 DELETE_OLDER_BATCHES = """DELETE FROM batches WHERE operator = ? AND batch < (
     SELECT max(batch) FROM batches WHERE operator = ?)"""
-# Changes no row if a newer writer has begun, which tells an older writer that it has lost its lease.
+# Changes no row if a newer writer has begun, which tells an older writer that it has lost its
+# lease.
 FENCE_OLDER_WRITERS = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
-# The counts are recorded because lost rows are not noticed otherwise: a table with fewer rows is still a valid table.
+# The counts are recorded because lost rows are not noticed otherwise: a table with fewer rows is
+# still a valid table.
 ADD_TO_ROW_COUNTS = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
 ROW_COUNTS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
 # After a copy, the rows that were copied count as written.

@@ -1,7 +1,7 @@
 """Creates the tables of a new ledger, and migrates an older one to this version's tables, when it is opened.
 
-Each change of `tables.py` has a module in `versions/`, which names the revision before it. `HEAD` is the newest
-revision.
+Each change of `tables.py` has a module in `versions/`, which names the revision before it. `HEAD`
+is the newest revision.
 """
 
 from __future__ import annotations
@@ -9,7 +9,17 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, Engine, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    inspect,
+    text,
+)
 
 from sluice.errors import StateError
 from sluice.state.database import ANSWER_SECONDS, transaction
@@ -17,7 +27,8 @@ from sluice.state.ledger.tables import GENERATIONS, METADATA, PIPELINES
 from sluice.state.time_limits import waits_limited
 
 TABLE = "sluice_version"
-"""The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the same database."""
+"""The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the
+same database."""
 HEAD = "1"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
@@ -35,10 +46,11 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction. Several processes may do so at once.
 
-    Raises StateError, and changes nothing, if the ledger is from before the first release, if a newer version of Sluice
-    has migrated it, or if it has lost its version.
+    Raises StateError, and changes nothing, if the ledger is from before the first release, if a
+    newer version of Sluice has migrated it, or if it has lost its version.
     """
-    # Almost every ledger has this version already. Reading it takes no lock, so it does not wait for writers.
+    # Almost every ledger has this version already. Reading it takes no lock, so it does not wait
+    # for writers.
     with waits_limited(ANSWER_SECONDS), engine.connect() as connection:
         if _version(connection) == HEAD:
             return
