@@ -66,7 +66,10 @@ DEFAULTS = {
     "spark.driver.maxResultSize": "0",
 }
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 """Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
@@ -119,7 +122,10 @@ def session(settings: Settings, name: str) -> SparkSession:
     with _settings_errors():
         spark = builder.getOrCreate()
         for key in filter(spark.conf.isModifiable, settings.spark_conf):
-            spark.conf.set(key, str(spark.conf.get(key)))  # Spark checks a value only when it is set
+            spark.conf.set(
+                key,
+                str(spark.conf.get(key)),
+            )  # Spark checks a value only when it is set
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark

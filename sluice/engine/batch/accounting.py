@@ -14,7 +14,12 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
-from sluice.engine.batch.record_headers import RAW, concatenate_records, headers_of_records, with_headers
+from sluice.engine.batch.record_headers import (
+    RAW,
+    concatenate_records,
+    headers_of_records,
+    with_headers,
+)
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
@@ -30,7 +35,13 @@ Partition = tuple[str, int]
 class RecordOutcome:
     """The outcome of each row of a batch, as masks. A record with any effect counts as applied."""
 
-    def __init__(self, records: npt.NDArray[np.int64] | None, applied: Mask, rejected: Mask, skipped: Mask) -> None:
+    def __init__(
+        self,
+        records: npt.NDArray[np.int64] | None,
+        applied: Mask,
+        rejected: Mask,
+        skipped: Mask,
+    ) -> None:
         self.records = records
         """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
@@ -63,7 +74,13 @@ class PartitionResults:
 
     def count_records(self, outcome: RecordOutcome) -> None:
         """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
-        kinds = [outcome.applied, outcome.late, *outcome.dropped.values(), outcome.rejected, outcome.skipped]
+        kinds = [
+            outcome.applied,
+            outcome.late,
+            *outcome.dropped.values(),
+            outcome.rejected,
+            outcome.skipped,
+        ]
         best = np.select(kinds, range(len(kinds)), default=len(kinds))
         if outcome.records is None:
             self._count_outcomes(best)
@@ -78,7 +95,12 @@ class PartitionResults:
         self._count_outcomes(of_records[:-1])
         self._last = int(outcome.records[-1]), int(of_records[-1])
 
-    def row_places(self, sink: Sink, rows: pa.RecordBatch, topics: Mapping[int, str]) -> dict[str, pa.Array]:
+    def row_places(
+        self,
+        sink: Sink,
+        rows: pa.RecordBatch,
+        topics: Mapping[int, str],
+    ) -> dict[str, pa.Array]:
         """The columns that identify rows appended to a table: a row's record, and the row's number in the record."""
         offsets = rows.column("_offset").to_numpy()
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
@@ -90,7 +112,12 @@ class PartitionResults:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
         topic = topics[rows.column("_source")[0].as_py()]
-        places = [pa.repeat(topic, len(offsets)), rows.column("_partition"), rows.column("_offset"), pa.array(numbers)]
+        places = [
+            pa.repeat(topic, len(offsets)),
+            rows.column("_partition"),
+            rows.column("_offset"),
+            pa.array(numbers),
+        ]
         return dict(zip(POSITION, places, strict=True))
 
     def _count_outcomes(self, outcomes: npt.NDArray[np.int64]) -> None:
@@ -153,7 +180,12 @@ class RecordSinks:
         topics = {source.number: source.topic for source in job.streams}
         passes = tuple(edge.column for edge in job.edges_from(0))
         return cls(
-            side_outputs, job.stream_sinks, topics, passes, job.failures_before_operators, job.pipeline.dead_letters
+            side_outputs,
+            job.stream_sinks,
+            topics,
+            passes,
+            job.failures_before_operators,
+            job.pipeline.dead_letters,
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
@@ -161,7 +193,8 @@ class RecordSinks:
 
         A task reads one partition from Kafka, but all partitions from a test driver.
         """
-        sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
+        sources = batch.column("_source").to_numpy()
+        partitions = batch.column("_partition").to_numpy()
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
             yield (self.topics[int(sources[0])], int(partitions[0])), None
             return
@@ -189,7 +222,10 @@ class RecordSinks:
         return RecordOutcome(records, applied, *self._reject_failures(batch, records, results))
 
     def _reject_failures(
-        self, batch: pa.RecordBatch, records: npt.NDArray[np.int64] | None, results: PartitionResults
+        self,
+        batch: pa.RecordBatch,
+        records: npt.NDArray[np.int64] | None,
+        results: PartitionResults,
     ) -> tuple[Mask, Mask]:
         """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
@@ -217,7 +253,8 @@ class RecordSinks:
                 record = row if records is None else int(records[row])
                 if record != results.last_dead_letter:
                     dead_letters.setdefault(
-                        record, RejectedRecord(row, "processing", error[row].as_py(), step.title, step.at)
+                        record,
+                        RejectedRecord(row, "processing", error[row].as_py(), step.title, step.at),
                     )
         if dead_letters:
             in_order = [rejected_record for _, rejected_record in sorted(dead_letters.items())]
@@ -235,7 +272,10 @@ class RecordSinks:
         for output, tables in results.outputs.items():
             results.counts.update(self.side_outputs.add_records(output, name, concatenate_records(tables)))
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_stats(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
+        self.side_outputs.add_stats(
+            name,
+            BatchStats(dict(results.counts), times, f"{topic}-{partition}"),
+        )
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -18,7 +18,11 @@ Sources = Mapping[str, Mapping[str, int]]
 
 
 def write_checkpoint(
-    checkpoint: Path, plan: PlannedBatch, before: Sources, sources: Sequence[Sequence[str]], conf: Mapping[str, str]
+    checkpoint: Path,
+    plan: PlannedBatch,
+    before: Sources,
+    sources: Sequence[Sequence[str]],
+    conf: Mapping[str, str],
 ) -> None:
     """Write a checkpoint whose next batch is the planned one, into an empty folder.
 
@@ -35,7 +39,10 @@ def write_checkpoint(
     if plan.number:
         # Spark begins a batch at the end offsets of the batch before.
         logs[plan.number - 1] = before
-        _write(checkpoint / f"commits/{plan.number - 1}", ["v1", json.dumps({"nextBatchWatermarkMs": 0})])
+        _write(
+            checkpoint / f"commits/{plan.number - 1}",
+            ["v1", json.dumps({"nextBatchWatermarkMs": 0})],
+        )
     for number, ends in logs.items():
         lines = [json.dumps(metadata), *(_line(ends, topics) for topics in sources)]
         _write(checkpoint / f"offsets/{number}", ["v1", *lines])

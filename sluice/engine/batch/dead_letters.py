@@ -62,7 +62,10 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     own_headers = records.column("headers").to_pylist()
     headers = []
     for rejection, own, place in zip(rejected, own_headers, places, strict=True):
-        of_sluice = [header(FIRST, rejection.reason), header("sluice.detail", rejection.detail[:LONGEST_DETAIL])]
+        of_sluice = [
+            header(FIRST, rejection.reason),
+            header("sluice.detail", rejection.detail[:LONGEST_DETAIL]),
+        ]
         if rejection.step:
             of_sluice.append(header("sluice.step", rejection.step))
         if rejection.at:
@@ -86,7 +89,10 @@ class StepDeadLetter:
     """The place of the row's record in its topic; None for a store's change or a timer, which come from no record."""
 
 
-def dead_letters_of_steps(job: Job, rows: Iterable[RejectedRow]) -> tuple[list[StepDeadLetter], BatchStats]:
+def dead_letters_of_steps(
+    job: Job,
+    rows: Iterable[RejectedRow],
+) -> tuple[list[StepDeadLetter], BatchStats]:
     """The dead letters of rejected rows, and the number of failures of each step.
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
@@ -134,7 +140,13 @@ class RejectedOutput:
     dead_letters: list[pa.Table] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def reject(self, sink: Sink, records: pa.Table, errors: Mapping[int, str], reason: str) -> pa.Array:
+    def reject(
+        self,
+        sink: Sink,
+        records: pa.Table,
+        errors: Mapping[int, str],
+        reason: str,
+    ) -> pa.Array:
         """Add the records that a sink cannot write. Returns a mask that is true for the other records.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's row to its error.
@@ -143,10 +155,21 @@ class RejectedOutput:
         is_fine[list(errors)] = False
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
-            self._add_dead_letters(sink, records.take(pa.array(list(errors))), errors.values(), reason)
+            self._add_dead_letters(
+                sink,
+                records.take(pa.array(list(errors))),
+                errors.values(),
+                reason,
+            )
         return pa.array(is_fine)
 
-    def _add_dead_letters(self, sink: Sink, records: pa.Table, details: Iterable[str], reason: str) -> None:
+    def _add_dead_letters(
+        self,
+        sink: Sink,
+        records: pa.Table,
+        details: Iterable[str],
+        reason: str,
+    ) -> None:
         own_headers = records.column("headers").to_pylist() if "headers" in records.column_names else repeat(None)
         headers = []
         for detail, own in zip(details, own_headers, strict=False):
@@ -198,7 +221,12 @@ def iso_time(milliseconds: int) -> str:
         return f"{milliseconds} ms"
 
 
-def _step_headers(step: Step, place: Place | None, row: RejectedRow, rejected: Rejected) -> Iterator[tuple[str, str]]:
+def _step_headers(
+    step: Step,
+    place: Place | None,
+    row: RejectedRow,
+    rejected: Rejected,
+) -> Iterator[tuple[str, str]]:
     """Names and texts of the headers of a step's dead letter."""
     yield "reason", rejected.reason
     yield "detail", rejected.detail

@@ -42,9 +42,15 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
         yield
     except KafkaException as error:
         reason = error.args[0].str()
-        raise EngineError(f"{action}{at(kafka, reason)}: {reason}.", next_step=next_step_for(reason)) from error
+        raise EngineError(
+            f"{action}{at(kafka, reason)}: {reason}.",
+            next_step=next_step_for(reason),
+        ) from error
     except TimeoutError as error:  # raised by a future of the admin client
-        raise EngineError(f"{action}{at(kafka)}: no answer in time.", next_step=next_step_for("")) from error
+        raise EngineError(
+            f"{action}{at(kafka)}: no answer in time.",
+            next_step=next_step_for(""),
+        ) from error
 
 
 def at(kafka: Mapping[str, str], reason: str = "") -> str:
@@ -100,7 +106,9 @@ def _limits(settings: Mapping[str, str]) -> TopicLimits:
 
 
 def ensure_topics(
-    kafka: Mapping[str, str], wanted: Mapping[str, int], settings: Mapping[str, Mapping[str, str]]
+    kafka: Mapping[str, str],
+    wanted: Mapping[str, int],
+    settings: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Create missing topics with the `wanted` number of partitions, and with their `settings`, if any."""
     admin = AdminClient(quiet(kafka))

@@ -76,15 +76,26 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices that are not too large for a row batch."""
     if batch.num_rows:
         # Spark may declare that a column has no nulls. All batches of a row batch need the same schema.
-        batch = pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
+        batch = pa.RecordBatch.from_arrays(
+            [batch.column(name) for name in SCHEMA.names],
+            schema=SCHEMA,
+        )
         most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
         for begin in range(0, batch.num_rows, most):
             yield batch.slice(begin, most)
 
 
-def _batch(workers: list[int], row_batches: list[bytes], labels: list[str | None]) -> pa.RecordBatch:
+def _batch(
+    workers: list[int],
+    row_batches: list[bytes],
+    labels: list[str | None],
+) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array(workers, pa.int32()), pa.array(row_batches, pa.binary()), pa.array(labels, pa.string())],
+        [
+            pa.array(workers, pa.int32()),
+            pa.array(row_batches, pa.binary()),
+            pa.array(labels, pa.string()),
+        ],
         schema=_SCHEMA,
     )
 
@@ -97,7 +108,8 @@ class RowBatchReader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            workers_of, labels = batch.column("worker").to_pylist(), batch.column("side_output").to_pylist()
+            workers_of = batch.column("worker").to_pylist()
+            labels = batch.column("side_output").to_pylist()
             for worker, row_batch, label in zip(workers_of, batch.column("rows"), labels, strict=True):
                 if label is not None:
                     self.side_outputs.add(SideOutput(label, row_batch.as_py()))

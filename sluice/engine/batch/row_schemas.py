@@ -72,7 +72,14 @@ BEGIN: Position = (-1, 0, b"")
 END: Position = (LAST, 0, b"")
 """A position after all rows that come from a record."""
 
-_DEFAULTS = {"side": 0, "emitted": False, "old": False, "window_start": NO_WINDOW, "window_end": NO_WINDOW, "path": b""}
+_DEFAULTS = {
+    "side": 0,
+    "emitted": False,
+    "old": False,
+    "window_start": NO_WINDOW,
+    "window_end": NO_WINDOW,
+    "path": b"",
+}
 
 Integers = npt.NDArray[np.int64]
 

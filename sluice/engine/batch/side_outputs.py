@@ -71,7 +71,12 @@ class SideOutputs:
 
     direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
     """If set, writes a topic's records from the task instead of collecting them; returns None for other topics."""
-    _collected: list[SideOutput] = field(default_factory=list, init=False, repr=False, compare=False)
+    _collected: list[SideOutput] = field(
+        default_factory=list,
+        init=False,
+        repr=False,
+        compare=False,
+    )
 
     def add(self, output: SideOutput) -> None:
         """Pass on a side output of an earlier task."""

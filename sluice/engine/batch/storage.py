@@ -64,7 +64,8 @@ class Storage:
         `written` is the last batch whose output records were written. If the ledger were older, Sluice would count
         records twice, or write other records under the number of that batch.
         """
-        published, planned = ledger.snapshots.last_batch(self.ref), ledger.plans.unpublished(self.ref)
+        published = ledger.snapshots.last_batch(self.ref)
+        planned = ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
         if written is not None and not is_known and (planned is None or not _is_planned(planned, written)):
             name, newest = self.job.pipeline.name, "none" if published is None else published

@@ -59,7 +59,10 @@ class StreamTimes:
         """
         numbers = range(max(self.partitions[topic] for topic in topics))
         active = [number for number in numbers if not self.is_idle(topics, number)]
-        return min((self._of_task(operator, topics, number) for number in active), default=BEFORE_ALL)
+        return min(
+            (self._of_task(operator, topics, number) for number in active),
+            default=BEFORE_ALL,
+        )
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
         # A task of Kafka Streams has the partitions with one number of all topics of an operator, and one stream time.
@@ -83,7 +86,13 @@ def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
     return np.concatenate(([begin], after[:-1])), after
 
 
-def advance_joint(times: Times, passed: Mask, complete: Mask, begin: int, closed: int) -> tuple[Times, Times, Times]:
+def advance_joint(
+    times: Times,
+    passed: Mask,
+    complete: Mask,
+    begin: int,
+    closed: int,
+) -> tuple[Times, Times, Times]:
     """Like `advance`, for two joined streams that share a stream time. Also returns the closed time after each row.
 
     Every row that has `passed` advances stream time. But unmatched records are sent only with a row that is `complete`

@@ -61,7 +61,11 @@ class PartialAggregates:
         for store in store_columns:
             for _, aggregate in store.columns:
                 if aggregate not in parts:
-                    parts[aggregate] = PartialAggregate(f"m{len(parts)}", aggregate, _type(aggregate, types))
+                    parts[aggregate] = PartialAggregate(
+                        f"m{len(parts)}",
+                        aggregate,
+                        _type(aggregate, types),
+                    )
             values.append(tuple((name, parts[aggregate]) for name, aggregate in store.columns))
         return cls(tuple(values), tuple(store.scalar for store in store_columns))
 

@@ -58,7 +58,8 @@ class Totals:
         """The combined value of two values of a group."""
         combiners = self._combiners[group]
         # Values of earlier batches end with an event time if the group had an output then, so the time is cut off.
-        first_values, second_values = _decode(first)[: len(combiners)], _decode(second)[: len(combiners)]
+        first_values = _decode(first)[: len(combiners)]
+        second_values = _decode(second)[: len(combiners)]
         combined = [combine(*values) for combine, *values in zip_longest(combiners, first_values, second_values)]
         return _encode(combined).decode()
 

@@ -36,7 +36,12 @@ class Windowed:
     """Stream time after the records."""
 
 
-def assign_windows(times: Times, window: Window, stream_time: int, closed: int = BEFORE_ALL) -> Windowed:
+def assign_windows(
+    times: Times,
+    window: Window,
+    stream_time: int,
+    closed: int = BEFORE_ALL,
+) -> Windowed:
     """Assign windows to event times (ms, in offset order), given the stream time before the first record.
 
     A window that closes at or before `closed` accepts no records, whatever this partition's stream time.
@@ -76,7 +81,11 @@ class Windowing:
         self.closed = closed(self.groups, self.before)
 
     def windowed(
-        self, batch: pa.RecordBatch, part: Partition, results: PartitionResults, outcome: RecordOutcome
+        self,
+        batch: pa.RecordBatch,
+        part: Partition,
+        results: PartitionResults,
+        outcome: RecordOutcome,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The number of each group, and its records of one partition, once for each window that counts a record.
 
@@ -135,11 +144,17 @@ def _count(results: PartitionResults, reason: str, group: AggregationGroup, numb
 def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
     """The output records for the group's topic of late records."""
     columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
-    return with_headers(pa.table(columns | {"timestamp": late.column("_time")}), headers_of_records(late))
+    return with_headers(
+        pa.table(columns | {"timestamp": late.column("_time")}),
+        headers_of_records(late),
+    )
 
 
 def _records(
-    batch: pa.RecordBatch, group: AggregationGroup, rows: npt.NDArray[np.intp], starts: Times | None
+    batch: pa.RecordBatch,
+    group: AggregationGroup,
+    rows: npt.NDArray[np.intp],
+    starts: Times | None,
 ) -> pa.RecordBatch:
     """The columns `WINDOWED` and the group's input columns for `rows`, whose windows begin at `starts`."""
     chosen = pa.array(rows)

@@ -34,7 +34,13 @@ class AtLeastOnce:
     """The topic for records that cannot be written; the driver writes to it."""
 
     @classmethod
-    def of(cls, job: Job, kafka: dict[str, str], default: str, limits: Mapping[str, TopicLimits]) -> AtLeastOnce | None:
+    def of(
+        cls,
+        job: Job,
+        kafka: dict[str, str],
+        default: str,
+        limits: Mapping[str, TopicLimits],
+    ) -> AtLeastOnce | None:
         """The writer of a job's at-least-once outputs, or None if all outputs are written exactly once.
 
         `default` is the delivery of outputs that do not choose one.
@@ -58,7 +64,10 @@ class AtLeastOnce:
         counts = {f"output/{topic}": sent.get(topic, 0)}
         counts |= {f"{UNWRITTEN}{name}": number for name, number in rejected.counts.items()}
         dead_letters = rejected.dead_letters
-        return DirectOutput(counts, {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {})
+        return DirectOutput(
+            counts,
+            {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {},
+        )
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write the encoded records for `topics`. Returns their number per topic, and the records for other topics."""

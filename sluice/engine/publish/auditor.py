@@ -60,7 +60,13 @@ def _sources(before: Positions, after: Positions, collected: Collected) -> tuple
         end = after.get(topic, {}).get(str(partition), 0)
         start = before.get(topic, {}).get(str(partition), 0)
         if end > start or counts.get((topic, partition)):
-            source = _source(topic, partition, start, end, counts.get((topic, partition), Counter()))
+            source = _source(
+                topic,
+                partition,
+                start,
+                end,
+                counts.get((topic, partition), Counter()),
+            )
             offset, fingerprint = last.get((topic, partition), (-1, ""))
             audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
     return tuple(audits)

@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.publish.lookup_tables import right_column
 from sluice.engine.steps.arrow_steps import ArrowSteps
-from sluice.plan import AggregationGroup, ChangeSink, Column, FallibleExpression, Job, Lookup, Select
+from sluice.plan import (
+    AggregationGroup,
+    ChangeSink,
+    Column,
+    FallibleExpression,
+    Job,
+    Lookup,
+    Select,
+)
 from sluice.plan.arrow_support import NeedsSparkError, types_of
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_to_json import json_values
@@ -95,7 +103,12 @@ class ChangeSteps:
                 frame = with_columns(frame, (), fallible)
             others = [name for name in frame.columns if name not in plain]
             frame = frame.selectExpr(*others, *(f"{sql} AS {name}" for name, sql in plain.items()))
-        return frame.selectExpr("_key AS key", f"{struct_json(_VALUE)} AS value", "time AS timestamp", REJECTED_CHANGE)
+        return frame.selectExpr(
+            "_key AS key",
+            f"{struct_json(_VALUE)} AS value",
+            "time AS timestamp",
+            REJECTED_CHANGE,
+        )
 
     def _on_arrow(self, changes: pa.Table) -> pa.Table:
         columns = {
@@ -113,7 +126,10 @@ class ChangeSteps:
         for name in self._rights:
             # A global table's value is an array of one value.
             texts = [None if text is None else text[1:-1] for text in changes.column(name).to_pylist()]
-            columns[name] = array_of_json(pa.array(texts, pa.string()), arrow_type(self._types[name]))
+            columns[name] = array_of_json(
+                pa.array(texts, pa.string()),
+                arrow_type(self._types[name]),
+            )
         computed = self._arrow_steps.columns_from(columns, changes.num_rows)
         value = pc.if_else(computed[_VALUE].is_valid(), json_values(computed[_VALUE]), None)
         records = {"key": computed["_key"], "value": value, "timestamp": computed["time"]}
@@ -170,7 +186,10 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
     rejected = rejection_sql(step.step, expression.error, value_json(_VALUE))
     rejected = f"coalesce({REJECTED_CHANGE}, IF({expression.error} IS NULL, NULL, {rejected}))"
     yield (expression,)
-    yield Column(REJECTED_CHANGE, rejected, step.step), Column(_VALUE, expression.result(0), step.step)
+    yield (
+        Column(REJECTED_CHANGE, rejected, step.step),
+        Column(_VALUE, expression.result(0), step.step),
+    )
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:

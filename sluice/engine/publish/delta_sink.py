@@ -185,7 +185,11 @@ class DeltaSink:
             log.info("rows were written already", table=output, batch=batch.snapshot)
         else:
             state = msgspec.structs.replace(
-                self.state, snapshot=batch.snapshot, begun=batch.begun, rows=now.count, checksum=now.checksum
+                self.state,
+                snapshot=batch.snapshot,
+                begun=batch.begun,
+                rows=now.count,
+                checksum=now.checksum,
             )
             self._commit(self.version + 1, state, of_table)
         return {output: self.state.rows}
@@ -219,7 +223,11 @@ class DeltaSink:
                     f"The rows for {self.target.output} ({self.target.at}) were not written: {_reason(failure)}",
                     next_step=_NEXT_STEP,
                 ) from failure
-            log.warning("table was changed by another program", table=self.target.output, attempt=attempt)
+            log.warning(
+                "table was changed by another program",
+                table=self.target.output,
+                attempt=attempt,
+            )
 
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
@@ -236,7 +244,10 @@ class DeltaSink:
         """Replace, insert and delete rows by key; or append the rows whose positions the table does not have yet."""
         names = [column.name for column in columns]
         missing = (None,) * (len(names) - len(identity))
-        source = [*((*row, False) for row in rows.written), *((*row, *missing, True) for row in rows.deleted)]
+        source = [
+            *((*row, False) for row in rows.written),
+            *((*row, *missing, True) for row in rows.deleted),
+        ]
         # With bounds, Delta Lake skips each file whose statistics show that all its keys or positions are outside.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
@@ -261,7 +272,10 @@ class DeltaSink:
         values = zip(*rows, strict=True) if rows else [()] * len(columns)
         arrays = [pa.array(each, column.arrow) for column, each in zip(columns, values, strict=True)]
         table = pa.table(arrays, names=[column.name for column in columns])
-        return self.spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+        return self.spark.createDataFrame(
+            table,
+            from_arrow_schema(table.schema, prefer_timestamp_ntz=True),
+        )
 
     @contextmanager
     def _transaction(self, version: int, state: State) -> Iterator[None]:
@@ -391,7 +405,10 @@ class DeltaSink:
     def _snapshot(self) -> Any:
         """The table's newest snapshot."""
         none = self._jvm("scala.Option").empty()
-        delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(self._session, self.target.table.name)
+        delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(
+            self._session,
+            self.target.table.name,
+        )
         return delta_log.update(False, none, none)
 
     @property

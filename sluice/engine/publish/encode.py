@@ -83,7 +83,12 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     return changes.take(pa.array(last_rows.values(), pa.int64()))
 
 
-def _encode_column(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, str], sink: Sink) -> pa.Array:
+def _encode_column(
+    encode: Encoder,
+    texts: pa.ChunkedArray,
+    errors: dict[int, str],
+    sink: Sink,
+) -> pa.Array:
     """Encode each text. Adds the error of a row that fails to `errors`."""
     encoded: list[bytes | None] = []
     for row, text in enumerate(texts.to_pylist()):
@@ -91,7 +96,11 @@ def _encode_column(encode: Encoder, texts: pa.ChunkedArray, errors: dict[int, st
             encoded.append(None if text is None else _require_bytes(encode(text)))
         except BaseException as error:
             if not rejects_record(error):
-                raise run_ending_error(f"The encoder of {sink.topic} at {sink.at}", error, f"{text:.500}") from error
+                raise run_ending_error(
+                    f"The encoder of {sink.topic} at {sink.at}",
+                    error,
+                    f"{text:.500}",
+                ) from error
             errors[row] = describe_error(error)
             encoded.append(None)
     return pa.array(encoded, pa.binary())
@@ -104,7 +113,11 @@ def _require_bytes(data: object) -> bytes:
 
 
 def _reject_errors(
-    sink: Sink, table: pa.Table, records: pa.Table, errors: Mapping[int, str], rejected: RejectedOutput
+    sink: Sink,
+    table: pa.Table,
+    records: pa.Table,
+    errors: Mapping[int, str],
+    rejected: RejectedOutput,
 ) -> pa.Table:
     """Reject the records that could not be encoded, and return the others. Raise EngineError if `on_error="fail"`."""
     if sink.on_error == "fail":
@@ -118,7 +131,12 @@ def _reject_errors(
     return records.filter(rejected.reject(sink, table, errors, "not_encoded"))
 
 
-def accepted_records(sink: Sink | None, table: pa.Table, limits: TopicLimits, rejected: RejectedOutput) -> pa.Table:
+def accepted_records(
+    sink: Sink | None,
+    table: pa.Table,
+    limits: TopicLimits,
+    rejected: RejectedOutput,
+) -> pa.Table:
     """The encoded records that their topic accepts.
 
     Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
@@ -134,12 +152,20 @@ def accepted_records(sink: Sink | None, table: pa.Table, limits: TopicLimits, re
     if limits.needs_key:
         has_no_key = np.asarray(pc.is_null(table.column("key")))
         table = _reject(
-            sink, table, has_no_key, rejected, "null_key", lambda _: f"{sink.topic} is compacted, so records need a key"
+            sink,
+            table,
+            has_no_key,
+            rejected,
+            "null_key",
+            lambda _: f"{sink.topic} is compacted, so records need a key",
         )
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
         # A record without a timestamp, or with timestamp 0, gets the time at which it is sent.
-        times = np.asarray(pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(), np.int64)
+        times = np.asarray(
+            pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(),
+            np.int64,
+        )
         ahead = np.where(times == 0, 0, times - now)
         table = _reject(
             sink, table, (ahead > limits.after_ms) | (ahead < -limits.before_ms), rejected, "timestamp",
@@ -161,6 +187,9 @@ def _reject(
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    bounds = zip(*(table.column(name).to_pylist() for name in ("window_start", "window_end")), strict=True)
+    bounds = zip(
+        *(table.column(name).to_pylist() for name in ("window_start", "window_end")),
+        strict=True,
+    )
     headers = [[header("window_start", str(start)), header("window_end", str(end))] for start, end in bounds]
     return pa.array(headers, HEADERS)

@@ -21,7 +21,12 @@ FAILED = "failed/"
 """Prefix of the counts, per step name, of records for which the step failed."""
 _REJECTED = ("dead_letter/", "dropped/")
 """Prefixes of the counts, per reason, of records that could not be read."""
-_NOT_REJECTED = {"dropped/null_key", "dropped/null_value", "dead_letter/processing", "dropped/processing"}
+_NOT_REJECTED = {
+    "dropped/null_key",
+    "dropped/null_value",
+    "dead_letter/processing",
+    "dropped/processing",
+}
 """Counts of records that could be read: operators ignore them, as in Kafka Streams, or a step failed for them."""
 
 _FEW = 100
@@ -48,7 +53,11 @@ class Limit:
         return f"{self.most:,} records of a batch" if isinstance(self.most, int) else f"{self.most:.0%} of a batch"
 
 
-def require_few_failures(job: Job, counts: Mapping[str, int], dead_letters: Sequence[pa.Table]) -> None:
+def require_few_failures(
+    job: Job,
+    counts: Mapping[str, int],
+    dead_letters: Sequence[pa.Table],
+) -> None:
     """Raise RecordsRejected if too many records of a batch could not be read, or if a step failed for too many.
 
     The error quotes some of the batch's `dead_letters`.

@@ -13,7 +13,12 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.dead_letters import RejectedOutput, StepDeadLetter, shorten_dead_letters, with_record_headers
+from sluice.engine.batch.dead_letters import (
+    RejectedOutput,
+    StepDeadLetter,
+    shorten_dead_letters,
+    with_record_headers,
+)
 from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, with_headers
 from sluice.engine.batch.row_schemas import sorted_indices
@@ -82,7 +87,11 @@ class OutputWriter:
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
     def write(
-        self, batch: Batch, output: BatchOutput, dead_letters: Iterable[pa.Table], rejected: RejectedOutput
+        self,
+        batch: Batch,
+        output: BatchOutput,
+        dead_letters: Iterable[pa.Table],
+        rejected: RejectedOutput,
     ) -> dict[str, int]:
         """Write a batch's output and dead letters, and add the records that cannot be written to `rejected`.
 
@@ -94,7 +103,12 @@ class OutputWriter:
             if sink.table:
                 results_of_tables.append((sink, table))
             else:
-                records.append((sink.topic, self._accepted(sink, encode_records(sink, table, rejected), rejected)))
+                records.append(
+                    (
+                        sink.topic,
+                        self._accepted(sink, encode_records(sink, table, rejected), rejected),
+                    )
+                )
         records += self._late_records(output.collected, rejected)
         rows = self._table_rows(results_of_tables, rejected)
         # The dead letters come last, because encoding the other records can make dead letters.
@@ -137,7 +151,11 @@ class OutputWriter:
         limit = self.destinations.limits_of(topic).size
         return [(topic, shorten_dead_letters(table, limit)) for table in dead_letters if table.num_rows]
 
-    def _table_rows(self, results: SinkRecords, rejected: RejectedOutput) -> dict[str, dict[str, Rows]]:
+    def _table_rows(
+        self,
+        results: SinkRecords,
+        rejected: RejectedOutput,
+    ) -> dict[str, dict[str, Rows]]:
         """Destination → output → the rows for the output's table, even if the batch has no rows for it."""
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():

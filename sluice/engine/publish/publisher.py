@@ -201,7 +201,11 @@ class Publisher:
         """Write the shards. Returns the side outputs of all tasks, and the rows in them that the driver needs."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
         returned = state_rows.write(writer)
-        outputs = zip(returned.column("label").to_pylist(), returned.column("data").to_pylist(), strict=True)
+        outputs = zip(
+            returned.column("label").to_pylist(),
+            returned.column("data").to_pylist(),
+            strict=True,
+        )
         collected = Collected(starmap(SideOutput, outputs))
         return collected, pa.concat_tables([writer.returned_rows.empty_table(), *collected.changes()])
 
@@ -214,7 +218,12 @@ class Publisher:
         rejected = rejected_rows(rows)
         if self.destinations is not None and self.types.changes:
             self._tables.apply(rows)
-            changes, rejected_changes = change_records(rows, self.types.changes, self._tables, state_rows.spark)
+            changes, rejected_changes = change_records(
+                rows,
+                self.types.changes,
+                self._tables,
+                state_rows.spark,
+            )
             rejected += rejected_changes
         dead_letters, failures = dead_letters_of_steps(self._job, rejected)
         collected.add_stats(failures)
@@ -238,7 +247,12 @@ class Publisher:
         times = StreamTimes(stream_times, self.partitions, self._plan.begun, idle_timeout_ms)
         expire_windows(self.storage, self._plan.number, times, self.lease.epoch)
 
-    def _write_output(self, metadata: Batch, result: BatchResult, dead_letters: list[pa.Table]) -> dict[str, int]:
+    def _write_output(
+        self,
+        metadata: Batch,
+        result: BatchResult,
+        dead_letters: list[pa.Table],
+    ) -> dict[str, int]:
         """Write the output. Returns the number of records per topic, including records that tasks have written."""
         written: dict[str, int] = {}
         if self._writer is not None:
@@ -252,7 +266,12 @@ class Publisher:
         return written | {name.removeprefix(_OUTPUT): number for name, number in by_tasks.items()}
 
     def _make_visible(
-        self, metadata: Batch, result: BatchResult, written: Mapping[str, int], audit: Audit | None, phases: Phases
+        self,
+        metadata: Batch,
+        result: BatchResult,
+        written: Mapping[str, int],
+        audit: Audit | None,
+        phases: Phases,
     ) -> Snapshot:
         """Publish the batch's snapshot in the ledger, in one transaction. From then on, readers see the batch."""
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
@@ -273,7 +292,10 @@ class Publisher:
             return
         detail = notable_rejections(published.counts, dead_letters)
         if detail:
-            error = RecordsRejected(detail, next_step="Look at the dead letters. Correct the contract or the producer.")
+            error = RecordsRejected(
+                detail,
+                next_step="Look at the dead letters. Correct the contract or the producer.",
+            )
             failure = Failure.of(error, published.pipeline, run=published.run, kind="rejections")
             self.ledger.failures.keep(failure)
         elif self._may_be_degraded:

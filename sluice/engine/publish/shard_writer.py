@@ -105,7 +105,10 @@ class ShardWriter:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._write(RowBatchReader(self.side_outputs)(batches))
         for label, data in self.side_outputs.take():
-            yield pa.RecordBatch.from_arrays([pa.array([label]), pa.array([data], pa.binary())], schema=RESULT)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([label]), pa.array([data], pa.binary())],
+                schema=RESULT,
+            )
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add what the driver needs to the side outputs."""
@@ -172,7 +175,10 @@ class ShardWriter:
         columns["time"] = [self._time(row) for row in rows]
         columns["worker"] = [worker] * len(rows)
         columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
-        return pa.Table.from_pydict({name: columns[name] for name in self.returned_rows.names}, self.returned_rows)
+        return pa.Table.from_pydict(
+            {name: columns[name] for name in self.returned_rows.names},
+            self.returned_rows,
+        )
 
     def _time(self, row: Row) -> int:
         group_id, value = row[0], row[4]
@@ -180,10 +186,16 @@ class ShardWriter:
 
     def _latest_changes(self, state_rows: pa.Table) -> pa.Table:
         """Keep only the last change of each row of a store or global table, but all rows of groups."""
-        is_of_group = pc.is_in(state_rows.column("group_id"), pa.array(self.totals.groups, pa.int32()))
+        is_of_group = pc.is_in(
+            state_rows.column("group_id"),
+            pa.array(self.totals.groups, pa.int32()),
+        )
         rest = state_rows.filter(pc.invert(is_of_group))
         changes = rest.filter(rest.column("key").is_valid()).sort_by([(name, "ascending") for name in SORT_KEY])
-        row_ids = zip(*(changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")), strict=True)
+        row_ids = zip(
+            *(changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")),
+            strict=True,
+        )
         last_rows = {row_id: row for row, row_id in enumerate(row_ids)}
         latest = changes.take(pa.array(last_rows.values(), pa.int64()))
         return pa.concat_tables([state_rows.filter(is_of_group), latest])

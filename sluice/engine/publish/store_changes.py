@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def change_records(
-    changes: pa.Table, outputs: Sequence[ChangeSteps], tables: LookupTables, spark: SparkSession | None
+    changes: pa.Table,
+    outputs: Sequence[ChangeSteps],
+    tables: LookupTables,
+    spark: SparkSession | None,
 ) -> tuple[list[tuple[Sink, pa.Table]], list[RejectedRow]]:
     """The output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
@@ -44,7 +47,11 @@ def change_records(
     return results, rejected
 
 
-def _rejected_rows(changes: pa.Table, records: pa.Table, is_rejected: pa.ChunkedArray) -> list[RejectedRow]:
+def _rejected_rows(
+    changes: pa.Table,
+    records: pa.Table,
+    is_rejected: pa.ChunkedArray,
+) -> list[RejectedRow]:
     columns = {name: changes.column(name) for name in ("key", *WINDOW)}
     rows: list[RejectedRow] = (
         pa.table(columns | {"value": records.column(REJECTED_CHANGE)}).filter(is_rejected).to_pylist()
@@ -56,7 +63,11 @@ def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
     """The output records of a sink without steps: a store's values are written as they are."""
     values = value_texts(changes, output.sink.store_column)
     texts = [None if output.sink.scalar and value == "null" else value for value in values]
-    columns = {"key": changes.column("key"), "value": pa.array(texts, pa.string()), "timestamp": changes.column("time")}
+    columns = {
+        "key": changes.column("key"),
+        "value": pa.array(texts, pa.string()),
+        "timestamp": changes.column("time"),
+    }
     return pa.table(columns)
 
 
@@ -82,6 +93,9 @@ def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSt
         if not output.sink.steps:
             continue
         try:
-            output.on_spark(spark, tables.join(pa.schema(schema.items()).empty_table(), output.sink.steps))
+            output.on_spark(
+                spark,
+                tables.join(pa.schema(schema.items()).empty_table(), output.sink.steps),
+            )
         except PySparkException as error:
             raise Unresolved(output.sink.sink.number, error) from None

@@ -27,7 +27,12 @@ _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NULL = msgspec.Raw(b"null")
 
 
-def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected: RejectedOutput) -> Rows:
+def table_rows(
+    sink: Sink,
+    columns: Sequence[Column],
+    table: pa.Table,
+    rejected: RejectedOutput,
+) -> Rows:
     """The rows for output records (columns `key`, `value`, and the position, or the window's bounds).
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
@@ -52,7 +57,10 @@ def table_rows(sink: Sink, columns: Sequence[Column], table: pa.Table, rejected:
                 if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
                 written.append(
-                    (*identity, *(column.encode(bytes(fields.get(column.name, _NULL))) for column in others))
+                    (
+                        *identity,
+                        *(column.encode(bytes(fields.get(column.name, _NULL))) for column in others),
+                    )
                 )
             elif sink.table.key is None:
                 raise ValueError("the record has no value")
@@ -100,7 +108,12 @@ def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
             yield tuple(int(texts[name]) for name in names)
 
 
-def _reject_errors(sink: Sink, table: pa.Table, errors: dict[int, str], rejected: RejectedOutput) -> pa.Table:
+def _reject_errors(
+    sink: Sink,
+    table: pa.Table,
+    errors: dict[int, str],
+    rejected: RejectedOutput,
+) -> pa.Table:
     """Reject the records that do not fit, and return the others. With `on_error="fail"`, raise EngineError instead."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
@@ -135,5 +148,8 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):
-        rows = rows.append_column(name, pa.array(column, pa.string() if name == "_topic" else pa.int64()))
+        rows = rows.append_column(
+            name,
+            pa.array(column, pa.string() if name == "_topic" else pa.int64()),
+        )
     return rows

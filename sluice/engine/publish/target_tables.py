@@ -34,7 +34,12 @@ def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
                 f"connection of type Postgres with the id {connection}.",
             )
         targets = [postgres_target(sink) for sink in job.written_tables[connection]]
-        databases[connection] = PostgresTables(connection, checked_url(connection, url), job.pipeline.name, targets)
+        databases[connection] = PostgresTables(
+            connection,
+            checked_url(connection, url),
+            job.pipeline.name,
+            targets,
+        )
     return databases
 
 

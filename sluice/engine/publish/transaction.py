@@ -114,11 +114,19 @@ def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
 class TransactionalOutput:
     """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
-    def __init__(self, kafka: Mapping[str, str], writer: Writer, limits: Mapping[str, TopicLimits]) -> None:
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        writer: Writer,
+        limits: Mapping[str, TopicLimits],
+    ) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
         self._topics = frozenset(limits)
-        self._producer = producer_of(kafka, _producer_settings(limits) | {"transactional.id": writer.transactional_id})
+        self._producer = producer_of(
+            kafka,
+            _producer_settings(limits) | {"transactional.id": writer.transactional_id},
+        )
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
         """Generation → the newest marker that it had when the writer began."""
@@ -176,7 +184,10 @@ class TransactionalOutput:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._producer.purge()
 
@@ -210,7 +221,11 @@ class TransactionalOutput:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
                 marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
-                self._producer.produce(self._writer.markers, key=self._writer.name, value=msgspec.json.encode(marker))
+                self._producer.produce(
+                    self._writer.markers,
+                    key=self._writer.name,
+                    value=msgspec.json.encode(marker),
+                )
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
@@ -300,7 +315,9 @@ def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | boo
 
 
 def send_at_least_once(
-    kafka: Mapping[str, str], records: Iterable[tuple[str, pa.Table]], limits: Mapping[str, TopicLimits]
+    kafka: Mapping[str, str],
+    records: Iterable[tuple[str, pa.Table]],
+    limits: Mapping[str, TopicLimits],
 ) -> dict[str, int]:
     """Write records without a transaction, and return their number per topic. A retried task writes them again.
 
@@ -308,7 +325,11 @@ def send_at_least_once(
     """
     failed: list[KafkaError] = []
     on_delivery = partial(_note_failure, failed)
-    settings = {**_producer_settings(limits), "enable.idempotence": True, "on_delivery": on_delivery}
+    settings = {
+        **_producer_settings(limits),
+        "enable.idempotence": True,
+        "on_delivery": on_delivery,
+    }
     producer = producer_of(kafka, settings)
     counts: dict[str, int] = {}
     with kafka_errors("Writing the output", kafka):
@@ -318,7 +339,10 @@ def send_at_least_once(
         unanswered = producer.flush(COMMIT_TIMEOUT_S)
     if failed or unanswered:
         why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
-        raise EngineError(f"{len(failed) + unanswered} records were not written: {why}.", next_step=next_step_for(why))
+        raise EngineError(
+            f"{len(failed) + unanswered} records were not written: {why}.",
+            next_step=next_step_for(why),
+        )
     return counts
 
 
@@ -355,7 +379,16 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
             while True:
                 try:
                     # Passing the arguments by name would double the time of the call.
-                    produce(topic, value, key, -1, None, None, timestamp or 0, headers and _header_pairs(headers))
+                    produce(
+                        topic,
+                        value,
+                        key,
+                        -1,
+                        None,
+                        None,
+                        timestamp or 0,
+                        headers and _header_pairs(headers),
+                    )
                     break
                 except BufferError:  # the queue is full
                     producer.poll(0.1)
@@ -382,7 +415,8 @@ def _messages_to_the_end(consumer: Consumer) -> Iterator[Any]:
         message = consumer.poll(TIMEOUT_S)
         if message is None:
             raise EngineError(
-                f"Reading the markers took longer than {TIMEOUT_S} s.", next_step="Check that the broker is up."
+                f"Reading the markers took longer than {TIMEOUT_S} s.",
+                next_step="Check that the broker is up.",
             )
         error = message.error()
         if error is None:

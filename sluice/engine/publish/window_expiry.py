@@ -45,4 +45,9 @@ def expiring_windows(job: Job) -> Iterator[ExpiringWindows]:
             yield ExpiringWindows(group.number, group.name, group.topics, group.retention_ms)
     for operator in job.operators:
         if operator.retention_ms is not None:
-            yield ExpiringWindows(operator.number, operator.name, operator.topics, operator.retention_ms)
+            yield ExpiringWindows(
+                operator.number,
+                operator.name,
+                operator.topics,
+                operator.retention_ms,
+            )

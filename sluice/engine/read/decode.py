@@ -104,7 +104,11 @@ class ValueDecoder:
                     values.append(decode(text))  # noqa: PERF401  (keeps the values before one that fails)
             except BaseException as error:
                 if not rejects_record(error):
-                    raise run_ending_error(f"The decoder of {self.source.topic}", error, "a value") from error
+                    raise run_ending_error(
+                        f"The decoder of {self.source.topic}",
+                        error,
+                        "a value",
+                    ) from error
                 row = len(values) + len(dead_letters)
                 dead_letters.append(RejectedRecord(row, *reason_of(raw[row], error)))
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
@@ -277,7 +281,9 @@ class ValueDecoder:
         return all(amounts.surely_include(collect(present)) for _, amounts, collect in self._decimals)
 
     @cached_property
-    def _decimals(self) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
+    def _decimals(
+        self,
+    ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
         """Each decimal of the contract: its path, its digits, and the function that collects it from values."""
         return [
             (part.path, Amounts(*digits), part.collector())
@@ -297,7 +303,12 @@ class ValueDecoder:
                 if isinstance(exponent, int) and exponent < -MOST_DIGITS:
                     raise ValueError(f"{path}: {shortened(str(amount))} has more than {MOST_DIGITS} decimals")
 
-    def column_of(self, field: SourceField, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
+    def column_of(
+        self,
+        field: SourceField,
+        values: Sequence[Any],
+        kafka_keys: pa.Array,
+    ) -> pa.Array:
         """The job's column for a field.
 
         Raises ValueError if a value does not fit the column, and UnusableKeyError if a value cannot be a key.

@@ -102,14 +102,22 @@ class TableReader(Reader):
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]
-        times = decoder.columns.event_times(values, batch.column("timestamp").take(pa.array(rows, pa.int64())), clock)
+        times = decoder.columns.event_times(
+            values,
+            batch.column("timestamp").take(pa.array(rows, pa.int64())),
+            clock,
+        )
         problems = invalid_times(decoder, times, clock)
         rejected = {place for place, problem in enumerate(problems) if problem}
         keyed = self.keyed and decoder.source.key is None
         return rejected | {place for place, row in enumerate(rows) if keyed and _is_unusable(keys[row])}
 
     @staticmethod
-    def _state_rows(group: int, changes: list[tuple[str, bytes]], values: pa.Array) -> pa.RecordBatch:
+    def _state_rows(
+        group: int,
+        changes: list[tuple[str, bytes]],
+        values: pa.Array,
+    ) -> pa.RecordBatch:
         keys, positions = zip(*changes, strict=True) if changes else ((), ())
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(

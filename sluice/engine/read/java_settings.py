@@ -92,11 +92,13 @@ def _ssl(kafka: Mapping[str, str]) -> dict[str, str]:
             )
         if "ssl.keystore.certificate.chain" not in texts:
             raise SettingsError(
-                "Kafka's client key has no certificate.", next_step="Add ssl.certificate.location to Kafka's settings."
+                "Kafka's client key has no certificate.",
+                next_step="Add ssl.certificate.location to Kafka's settings.",
             )
     elif "ssl.keystore.certificate.chain" in texts:
         raise SettingsError(
-            "Kafka's client certificate has no key.", next_step="Add ssl.key.location to Kafka's settings."
+            "Kafka's client certificate has no key.",
+            next_step="Add ssl.key.location to Kafka's settings.",
         )
     if "ssl.truststore.certificates" in texts:
         texts["ssl.truststore.type"] = "PEM"

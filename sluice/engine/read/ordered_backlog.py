@@ -88,7 +88,10 @@ class Backlog:
     def _first(self) -> int:
         """The smallest sequence of the backlog."""
         unread = [partition for partition in self.partitions if self.position[partition] < self.ends[partition]]
-        read = self.timestamps.read({partition: self.position[partition] for partition in unread}, 1)
+        read = self.timestamps.read(
+            {partition: self.position[partition] for partition in unread},
+            1,
+        )
         firsts: list[int] = []
         for partition, stretch in read.items():
             if len(stretch.timestamps):
@@ -167,7 +170,15 @@ class Backlog:
         read: list[_PartitionRead] = []
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]
-            read.append(_PartitionRead(partition, begin, end, self._lowest_sequence(partition), complete=begin >= end))
+            read.append(
+                _PartitionRead(
+                    partition,
+                    begin,
+                    end,
+                    self._lowest_sequence(partition),
+                    complete=begin >= end,
+                )
+            )
         at_once = min(max(2 * most // len(read), 100), _READ_AT_ONCE)
         certain = _certain_sequences(read)
         while sum(map(len, certain)) <= most:

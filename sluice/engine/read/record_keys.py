@@ -40,7 +40,10 @@ def require_short_keys(name: str, keys: pa.Array) -> None:
     """Raise UnusableKeyError if a key is too long for a database's index."""
     longest = pc.max(pc.binary_length(keys)).as_py() or 0
     if longest > MOST_KEY_BYTES:
-        raise UnusableKeyError("key_too_long", f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}")
+        raise UnusableKeyError(
+            "key_too_long",
+            f"{name} has {longest} bytes; a key has at most {MOST_KEY_BYTES}",
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class RecordKeys:
         try:
             keys = _key_texts_of_column(column)
         except (UnicodeDecodeError, pa.ArrowInvalid):
-            raise UnusableKeyError("key_not_utf8", f"{name}, which is used as a key, is not UTF-8") from None
+            raise UnusableKeyError(
+                "key_not_utf8",
+                f"{name}, which is used as a key, is not UTF-8",
+            ) from None
         except (ValueError, OverflowError, TypeError) as error:
             raise UnusableKeyError("key", f"{name}, which is used as a key: {error}") from None
         require_short_keys(name, keys)
@@ -94,7 +100,10 @@ class RecordKeys:
         """
         if kafka_key is None:
             if self.source.kind != "stream":
-                raise UnusableKeyError("null_key", f"the value is null, and so is Kafka's key: no {name} to delete")
+                raise UnusableKeyError(
+                    "null_key",
+                    f"the value is null, and so is Kafka's key: no {name} to delete",
+                )
             return None
         try:
             value = self._value_in_key(name, kafka_key)
@@ -175,7 +184,11 @@ def _accept(value: Any) -> None:
     """The check for a type without amounts: it accepts every value."""
 
 
-def _decoded_by_author(keys: list[bytes | None], decode: Callable[[bytes], str], topic: str) -> Iterator[Key]:
+def _decoded_by_author(
+    keys: list[bytes | None],
+    decode: Callable[[bytes], str],
+    topic: str,
+) -> Iterator[Key]:
     for key in keys:
         try:
             text = None if key is None else decode(key)
@@ -183,11 +196,15 @@ def _decoded_by_author(keys: list[bytes | None], decode: Callable[[bytes], str],
                 text.encode()  # fails for surrogates, which no column can hold
         except BaseException as error:
             if not rejects_record(error):
-                raise run_ending_error(f"The key decoder of {topic}", error, f"the key {key!r:.500}") from error
+                raise run_ending_error(
+                    f"The key decoder of {topic}",
+                    error,
+                    f"the key {key!r:.500}",
+                ) from error
             yield error
             continue
         is_text = text is None or isinstance(text, str)
-        yield text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
+        yield (text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str"))
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:

@@ -28,12 +28,19 @@ def sources_from_point(
     of_streams = {name: topic for name, topic in now.items() if name in streams}
     firsts = _bounds(of_streams, 0) if begin.is_beginning else offsets_at(begin, of_streams, kafka)
     return [
-        msgspec.structs.replace(source, first=firsts.get((source.topic, source.partition), source.first))
+        msgspec.structs.replace(
+            source,
+            first=firsts.get((source.topic, source.partition), source.first),
+        )
         for source in sources
     ]
 
 
-def offsets_at(point: Point, topics: Mapping[str, Topic], kafka: Mapping[str, str]) -> dict[Partition, int]:
+def offsets_at(
+    point: Point,
+    topics: Mapping[str, Topic],
+    kafka: Mapping[str, str],
+) -> dict[Partition, int]:
     """The offsets at a point other than the beginning.
 
     Raises EngineError if the point has an offset of a partition that is not in `topics`.
@@ -57,7 +64,10 @@ def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition,
     return {(name, number): ends[side] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
 
 
-def sources_from_topics(recorded: Iterable[SourcePartition], now: Mapping[str, Topic]) -> Iterator[SourcePartition]:
+def sources_from_topics(
+    recorded: Iterable[SourcePartition],
+    now: Mapping[str, Topic],
+) -> Iterator[SourcePartition]:
     """The topics' current partitions, each beginning at the first record that it still has."""
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():
@@ -67,7 +77,10 @@ def sources_from_topics(recorded: Iterable[SourcePartition], now: Mapping[str, T
 
 
 def require_records(
-    old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions
+    old: GenerationRef,
+    sources: Iterable[SourcePartition],
+    now: Mapping[str, Topic],
+    read: Positions,
 ) -> None:
     """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
     if lost := list(_lost(sources, now, read)):
@@ -79,7 +92,9 @@ def require_records(
 
 
 def ends_of(
-    topics: Mapping[str, Topic], sources: Iterable[SourcePartition], stops: Mapping[Partition, int]
+    topics: Mapping[str, Topic],
+    sources: Iterable[SourcePartition],
+    stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
     """Topic → for each partition, the first offset to read and the offset after the last record to read."""
     firsts = {(source.topic, source.partition): source.first for source in sources}
@@ -91,7 +106,10 @@ def ends_of(
     return ends
 
 
-def limit_to_ranges(ends: Mapping[str, Sequence[tuple[int, int]]], positions: Positions) -> Positions:
+def limit_to_ranges(
+    ends: Mapping[str, Sequence[tuple[int, int]]],
+    positions: Positions,
+) -> Positions:
     """The positions of existing partitions, limited to each partition's range (first offset, end)."""
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
@@ -106,7 +124,11 @@ def position(positions: Positions, source: SourcePartition, otherwise: int) -> i
     return int(positions.get(source.topic, {}).get(str(source.partition), otherwise))
 
 
-def _lost(sources: Iterable[SourcePartition], now: Mapping[str, Topic], read: Positions) -> Iterable[str]:
+def _lost(
+    sources: Iterable[SourcePartition],
+    now: Mapping[str, Topic],
+    read: Positions,
+) -> Iterable[str]:
     """Describe the records that were read and that the topics no longer have."""
     for source in sources:
         topic = now.get(source.topic)

@@ -65,8 +65,17 @@ class SourceIdentity:
         # An unfinished first batch starts where the generation began.
         starts = done or (_firsts(recorded) if begun else {})
         for topic in self.topics:
-            self._check_identity(topics.get(topic), topic, [source for source in recorded if source.topic == topic])
-            _check_range(topics[topic], starts.get(topic, {}), begun.get(topic, {}), self.ref.pipeline)
+            self._check_identity(
+                topics.get(topic),
+                topic,
+                [source for source in recorded if source.topic == topic],
+            )
+            _check_range(
+                topics[topic],
+                starts.get(topic, {}),
+                begun.get(topic, {}),
+                self.ref.pipeline,
+            )
         self.require_last_records(topics)
         partitions = {(source.topic, source.partition) for source in recorded}
         new = [
@@ -149,9 +158,18 @@ class SourceIdentity:
         ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
-            self._check_identity(current, topic, [source for source in recorded if source.topic == topic])
+            self._check_identity(
+                current,
+                topic,
+                [source for source in recorded if source.topic == topic],
+            )
 
-    def _check_identity(self, current: Topic | None, topic: str, recorded: list[SourcePartition]) -> None:
+    def _check_identity(
+        self,
+        current: Topic | None,
+        topic: str,
+        recorded: list[SourcePartition],
+    ) -> None:
         if current is None:
             problem = "was deleted" if recorded else "does not exist"
             step = self._choices(topic) if recorded else "Create the topic, or correct its name in the pipeline."
@@ -179,7 +197,11 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
         with kafka_errors("Reading the topics' offsets", kafka):
             existing = consumer.list_topics(timeout=TIMEOUT_S).topics
             return {
-                name: Topic(name, ids[name], tuple(_ends(consumer, name, len(existing[name].partitions))))
+                name: Topic(
+                    name,
+                    ids[name],
+                    tuple(_ends(consumer, name, len(existing[name].partitions))),
+                )
                 for name in ids
                 if name in existing
             }
@@ -205,7 +227,12 @@ def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:
     return firsts
 
 
-def _check_range(topic: Topic, done: Mapping[str, int], begun: Mapping[str, int], pipeline: str) -> None:
+def _check_range(
+    topic: Topic,
+    done: Mapping[str, int],
+    begun: Mapping[str, int],
+    pipeline: str,
+) -> None:
     for partition, position in {**begun, **done}.items():  # `done` takes precedence
         number = int(partition)
         if number >= len(topic.ends):

@@ -15,7 +15,12 @@ import pyarrow.compute as pc
 from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.record_headers import headers_of
-from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection, part_name
+from sluice.engine.batch.side_outputs import (
+    BatchStats,
+    SideOutputs,
+    no_garbage_collection,
+    part_name,
+)
 from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import Problems, earliest_valid_time, invalid_times
@@ -115,13 +120,23 @@ class Reader:
             if output.dead_letters:
                 dead_letters = pa.Table.from_batches(output.dead_letters)
                 self.side_outputs.add_records(self.dead_letters, output.name, dead_letters)
-            stats = BatchStats(dict(output.counts), output.times, f"{output.topic}-{output.partition}", output.last)
+            stats = BatchStats(
+                dict(output.counts),
+                output.times,
+                f"{output.topic}-{output.partition}",
+                output.last,
+            )
             self.side_outputs.add_stats(output.name, stats)
 
     def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
         raise NotImplementedError
 
-    def _with_sequence(self, batch: pa.RecordBatch, output: PartitionOutput, start: BatchStart) -> pa.RecordBatch:
+    def _with_sequence(
+        self,
+        batch: pa.RecordBatch,
+        output: PartitionOutput,
+        start: BatchStart,
+    ) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
         The largest timestamp is kept from batch to batch. It includes rejected records, as in `ordered_backlog`.
@@ -134,7 +149,12 @@ class Reader:
         output.times[name] = int(sequence[-1])
         return batch.append_column("sequence", pa.array(sequence))
 
-    def _reject(self, batch: pa.RecordBatch, output: PartitionOutput, dead_letters: list[RejectedRecord]) -> None:
+    def _reject(
+        self,
+        batch: pa.RecordBatch,
+        output: PartitionOutput,
+        dead_letters: list[RejectedRecord],
+    ) -> None:
         """Handle the rejected records according to the source's `on_error`."""
         if not dead_letters:
             return
@@ -213,11 +233,19 @@ class StreamReader(Reader):
                     dead_letters.append(RejectedRecord(row, *problem))
             kept = kept.take(pa.array(valid, pa.int64()))
             valid_values = [values[place] for place in valid]
-            columns = self._columns(decoder, kept, valid_values, output, clock, replace_invalid=True)
+            columns = self._columns(
+                decoder,
+                kept,
+                valid_values,
+                output,
+                clock,
+                replace_invalid=True,
+            )
         self._reject(batch, output, dead_letters)
         schema = self.schema
         return pa.RecordBatch.from_arrays(
-            [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema], schema=schema
+            [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema],
+            schema=schema,
         )
 
     def _columns(
@@ -240,7 +268,10 @@ class StreamReader(Reader):
         columns["_partition"] = pa.repeat(pa.scalar(output.partition, pa.int32()), len(values))
         columns["_time"] = decoder.columns.event_times(values, kept.column("timestamp"), clock)
         if replace_invalid and source.on_time == "clock":
-            is_valid = pc.fill_null(pc.greater_equal(columns["_time"], earliest_valid_time(decoder)), False)
+            is_valid = pc.fill_null(
+                pc.greater_equal(columns["_time"], earliest_valid_time(decoder)),
+                False,
+            )
             columns["_time"] = pc.if_else(is_valid, columns["_time"], pa.scalar(clock, pa.int64()))
         for name in self.metadata:
             if name != "_partition":
@@ -255,9 +286,15 @@ class StreamReader(Reader):
     def _metadata(name: str, kept: pa.RecordBatch, decoder: ValueDecoder) -> pa.Array:
         kind = arrow_type(METADATA[name])
         if name == "_headers":
-            return pa.array([_header_texts(text) for text in kept.column("headers").to_pylist()], kind)
+            return pa.array(
+                [_header_texts(text) for text in kept.column("headers").to_pylist()],
+                kind,
+            )
         if name == "_key" and decoder.source.key is not None:
-            return pa.nulls(kept.num_rows, kind)  # the key is a field, so Kafka's key is not used and may not be text
+            return pa.nulls(
+                kept.num_rows,
+                kind,
+            )  # the key is a field, so Kafka's key is not used and may not be text
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
@@ -287,7 +324,13 @@ class StreamReader(Reader):
     ) -> bool:
         """Whether all records in a range fit the columns and have valid event times."""
         try:
-            columns = self._columns(decoder, records.slice(begin, end - begin), values[begin:end], output, clock)
+            columns = self._columns(
+                decoder,
+                records.slice(begin, end - begin),
+                values[begin:end],
+                output,
+                clock,
+            )
         except (pa.ArrowException, OverflowError, ValueError):
             return False
         return not any(invalid_times(decoder, columns["_time"], clock))
@@ -308,7 +351,11 @@ class StreamReader(Reader):
         return problems
 
     @staticmethod
-    def _apply_on_time(decoder: ValueDecoder, problems: Problems, output: PartitionOutput) -> Problems:
+    def _apply_on_time(
+        decoder: ValueDecoder,
+        problems: Problems,
+        output: PartitionOutput,
+    ) -> Problems:
         """Apply the source's policy for records without a valid event time."""
         invalid = [problem for problem in problems if problem and problem[0] == "event_time"]
         if not invalid or decoder.source.on_time == "dead_letter":
@@ -324,7 +371,12 @@ class StreamReader(Reader):
         return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
 
     def _problem(
-        self, decoder: ValueDecoder, record: pa.RecordBatch, value: Sequence[Any], output: PartitionOutput, clock: int
+        self,
+        decoder: ValueDecoder,
+        record: pa.RecordBatch,
+        value: Sequence[Any],
+        output: PartitionOutput,
+        clock: int,
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys.decode(record.column("key").to_pylist())

@@ -40,7 +40,9 @@ def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> di
 
 
 def _list_offsets(
-    kafka: Mapping[str, str], partitions: Iterable[Partition], spec: OffsetSpec
+    kafka: Mapping[str, str],
+    partitions: Iterable[Partition],
+    spec: OffsetSpec,
 ) -> Iterator[tuple[Partition, Any]]:
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Reading the topics' offsets", kafka):

@@ -113,7 +113,12 @@ class ValueColumns:
             return [None if value is None else getattr(value, attribute) for value in values]
         return [*map(attrgetter(attribute), values)]
 
-    def event_times(self, values: Sequence[msgspec.Struct], record_times: pa.Array, clock: int) -> pa.Array:
+    def event_times(
+        self,
+        values: Sequence[msgspec.Struct],
+        record_times: pa.Array,
+        clock: int,
+    ) -> pa.Array:
         """Event times in ms: the declared field, or the record's timestamp if there is no such field or no value.
 
         With `WALL_CLOCK`, every record gets the batch's time, `clock`.

@@ -45,7 +45,15 @@ class ArrowQuery:
     types: StateTypes
 
     @classmethod
-    def of(cls, job: Job, storage: Storage, partitions: Mapping[str, int], epoch: int, *, interleaved: bool) -> Self:
+    def of(
+        cls,
+        job: Job,
+        storage: Storage,
+        partitions: Mapping[str, int],
+        epoch: int,
+        *,
+        interleaved: bool,
+    ) -> Self:
         """The query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
@@ -64,7 +72,12 @@ class ArrowQuery:
             stage = stages.task(number)
             tasks.append(
                 Chain(
-                    (RowBatchReader(side_outputs), stage, ShuffleTargets.of(stages, number), *stages.last_tasks(number))
+                    (
+                        RowBatchReader(side_outputs),
+                        stage,
+                        ShuffleTargets.of(stages, number),
+                        *stages.last_tasks(number),
+                    )
                 )
             )
         state_types = StateTypes.of(stages, totals, inputs)
@@ -81,7 +94,11 @@ class ArrowQuery:
             state_types,
         )
 
-    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> RowBatches:
+    def run(
+        self,
+        streams: Iterable[pa.RecordBatch],
+        tables: Iterable[pa.RecordBatch],
+    ) -> RowBatches:
         """Run all stages in this process. Returns the row batches for the workers' shards."""
         row_batches = by_worker(self.read(iter(streams)))
         for stage in self.stages:
@@ -92,7 +109,13 @@ class ArrowQuery:
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
     """The task that turns the records of global tables into row batches for the shards."""
     reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
-    return Chain((reader, ordered_rows, RowBatchWriter(job.pipeline.workers, storage.side_outputs, to_all=True)))
+    return Chain(
+        (
+            reader,
+            ordered_rows,
+            RowBatchWriter(job.pipeline.workers, storage.side_outputs, to_all=True),
+        )
+    )
 
 
 def by_worker(row_batches: Iterable[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:

@@ -69,7 +69,14 @@ class BatchLoop:
         # All batches of a run have the same clock. A batch without records, after aborted transactions or for a new
         # partition, is published, too, so that the ledger has the new positions.
         for number, ends in enumerate(self._batch_ends(kafka, begin, topic_ends, most), start=self._next_number):
-            self.run(PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)))
+            self.run(
+                PlannedBatch(
+                    number=number,
+                    begun=now,
+                    partitions=dict(self.partitions),
+                    ends=_positions(ends),
+                )
+            )
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch."""
@@ -80,7 +87,14 @@ class BatchLoop:
             begun = int(time.time() * 1000) if step.begun is None else step.begun
             partitions = {**self.partitions, **(step.partitions or {})}
             ends = _ends_of_step(self.positions, step)
-            self._repeat(PlannedBatch(number=self._next_number, begun=begun, partitions=partitions, ends=ends))
+            self._repeat(
+                PlannedBatch(
+                    number=self._next_number,
+                    begun=begun,
+                    partitions=partitions,
+                    ends=ends,
+                )
+            )
 
     @property
     def _next_number(self) -> int:
@@ -134,7 +148,11 @@ class BatchLoop:
         return kept | {_SHUFFLE: str(spark.conf.get(_SHUFFLE))}
 
     def _batch_ends(
-        self, kafka: Mapping[str, str], begin: Offsets, topic_ends: Offsets, most: int
+        self,
+        kafka: Mapping[str, str],
+        begin: Offsets,
+        topic_ends: Offsets,
+        most: int,
     ) -> Iterator[Offsets]:
         """The end offsets of the batches that read everything from `begin` to the ends of the topics.
 
@@ -158,7 +176,13 @@ class BatchLoop:
                 yield {**ends, **_offsets(step.ends)}
             return
         with KafkaTimestamps.of(kafka, stream_ends) as timestamps:
-            backlog = Backlog(timestamps, streams, dict(begin), stream_ends, self._timestamps_read(streams))
+            backlog = Backlog(
+                timestamps,
+                streams,
+                dict(begin),
+                stream_ends,
+                self._timestamps_read(streams),
+            )
             with closing(prefetch(backlog.batches(most))) as batches:
                 for batch_ends in batches:
                     yield {**ends, **{part: batch_ends[part] for part in streams}}
@@ -198,7 +222,11 @@ def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str,
 
 
 def divide_records(
-    job: Job, kafka: Mapping[str, str], begin: Positions, target: Positions, most: int
+    job: Job,
+    kafka: Mapping[str, str],
+    begin: Positions,
+    target: Positions,
+    most: int,
 ) -> list[ReplayStep]:
     """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
     if not depends_on_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
@@ -209,7 +237,11 @@ def divide_records(
     ends_of_streams = {part: ends[part] for part in streams}
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
         batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))
-    return [ReplayStep(_positions({**ends, **taken})) for taken in batches] or divide_evenly(begin, target, most)
+    return [ReplayStep(_positions({**ends, **taken})) for taken in batches] or divide_evenly(
+        begin,
+        target,
+        most,
+    )
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:

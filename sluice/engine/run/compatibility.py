@@ -30,7 +30,11 @@ class CompatibilityError(EngineError):
     title = "The pipeline has changed"
 
 
-def require_compatible(before: GenerationInfo | None, now: GenerationInfo, interrupted: Callable[[], bool]) -> None:
+def require_compatible(
+    before: GenerationInfo | None,
+    now: GenerationInfo,
+    interrupted: Callable[[], bool],
+) -> None:
     """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
 
     `interrupted` says whether the last run was interrupted: its batch must then be repeated by the pipeline `before`.
@@ -71,7 +75,12 @@ class StoreChanges:
     """The stores and operators that are gone or have changed, by their earlier names."""
 
     @classmethod
-    def between(cls, before: GenerationInfo, now: GenerationInfo, processors: Mapping[str, str]) -> Self:
+    def between(
+        cls,
+        before: GenerationInfo,
+        now: GenerationInfo,
+        processors: Mapping[str, str],
+    ) -> Self:
         """Compare a pipeline with the pipeline that computed its state. `processors`: store → its processor's name now.
 
         Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
@@ -210,7 +219,10 @@ def _without_number(definition: str) -> str:
     return definition.partition(" > ")[2]
 
 
-def _gained_or_lost_stores(old: Mapping[str, StoreInfo], new: Mapping[str, StoreInfo]) -> Iterator[str]:
+def _gained_or_lost_stores(
+    old: Mapping[str, StoreInfo],
+    new: Mapping[str, StoreInfo],
+) -> Iterator[str]:
     """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
     for stores, others in ((old, new), (new, old)):
         yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
@@ -237,4 +249,8 @@ def _difference(was: str, is_now: str) -> str:
     return f"{old!r} became {new!r}"
 
 
-_NAMES = {"group_id": "its group", "store_column": "its column in the group", "value": "the type of its values"}
+_NAMES = {
+    "group_id": "its group",
+    "store_column": "its column in the group",
+    "value": "the type of its values",
+}

@@ -75,7 +75,13 @@ class Frames:
     def _through_tasks(self) -> DataFrame:
         """Row batches that Python tasks compute alone. Raises NeedsSparkError if Spark must compute a step."""
         interleaved = self.input.interleaved
-        query = ArrowQuery.of(self.job, self.storage, self.partitions, self.epoch, interleaved=interleaved)
+        query = ArrowQuery.of(
+            self.job,
+            self.storage,
+            self.partitions,
+            self.epoch,
+            interleaved=interleaved,
+        )
         self.types = query.types
         row_batches = self._records().mapInArrow(query.read.__call__, ROW_BATCH_DDL)
         for stage in query.stages:
@@ -88,7 +94,11 @@ class Frames:
         python_steps.register(self.spark, self.job)
         share_subexpressions(self.spark, shared=not self.job.has_fallible_expressions)
         try:
-            reader = StreamReader.of(self.job, self.storage.side_outputs, interleaved=self.input.interleaved)
+            reader = StreamReader.of(
+                self.job,
+                self.storage.side_outputs,
+                interleaved=self.input.interleaved,
+            )
             source = self._records()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             decoding = Chain((reader, self.storage.side_outputs.leave))
@@ -101,7 +111,12 @@ class Frames:
         """The streams' records as they are in Kafka."""
         return self.input.read([source.topic for source in self.job.streams])
 
-    def _row_batches(self, records: DataFrame, reader: StreamReader, source: DataFrame) -> DataFrame:
+    def _row_batches(
+        self,
+        records: DataFrame,
+        reader: StreamReader,
+        source: DataFrame,
+    ) -> DataFrame:
         """Row batches of rows for stores, groups and sinks.
 
         If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only

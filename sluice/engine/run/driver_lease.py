@@ -56,7 +56,12 @@ BETWEEN_RUNS = Patience(waits=True)
 def this_process(run: str) -> Holder:
     """The description of this process as a holder that works for a run."""
     pid = os.getpid()
-    return Holder(host=socket.gethostname(), pid=pid, process=f"{_machine()}/{_start_time(pid)}", run=run)
+    return Holder(
+        host=socket.gethostname(),
+        pid=pid,
+        process=f"{_machine()}/{_start_time(pid)}",
+        run=run,
+    )
 
 
 @dataclass
@@ -102,7 +107,10 @@ class Lease:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         # Stop the renewals first: a renewal after the release would mark the lease as held again.
         self._done.set()
@@ -132,7 +140,11 @@ class Lease:
                     raise self._refusal(seen)
                 if not is_waiting:
                     is_waiting = True
-                    log.info("waiting for the end of a run", pipeline=self.ref.pipeline, holder=str(seen))
+                    log.info(
+                        "waiting for the end of a run",
+                        pipeline=self.ref.pipeline,
+                        holder=str(seen),
+                    )
             if not why:
                 time.sleep(self.patience.beat_s / 4)
             # Another driver may have taken the lease in between, or the holder may have renewed it.
@@ -184,7 +196,11 @@ class Lease:
 
 @contextmanager
 def current_lease(
-    ledger: Ledger, pipeline: str, holder: Holder, patience: Patience = PATIENCE, only: int | None = None
+    ledger: Ledger,
+    pipeline: str,
+    holder: Holder,
+    patience: Patience = PATIENCE,
+    only: int | None = None,
 ) -> Iterator[Lease]:
     """The lease of the current generation; before the first run, of generation 1.
 

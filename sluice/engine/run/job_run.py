@@ -11,7 +11,12 @@ import structlog
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sluice.engine.batch.job_topics import TopicLimits, ensure_topics, partition_counts, topic_limits
+from sluice.engine.batch.job_topics import (
+    TopicLimits,
+    ensure_topics,
+    partition_counts,
+    topic_limits,
+)
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
@@ -102,18 +107,36 @@ class JobRun:
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
         if missing and self.plan_without is not None:
-            log.warning("stores are still being computed", pipeline=self.job.pipeline.name, without=sorted(missing))
+            log.warning(
+                "stores are still being computed",
+                pipeline=self.job.pipeline.name,
+                without=sorted(missing),
+            )
             # The missing stores are computed from the topics in another generation, and come when it is promoted.
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
-            setup = rest._set_up(ledger, lease, Storage.of(rest.job, storage.generation, self.settings))
+            setup = rest._set_up(
+                ledger,
+                lease,
+                Storage.of(rest.job, storage.generation, self.settings),
+            )
             return rest._open_and_run(ledger, lease, setup)
         return self._open_and_run(ledger, lease, setup)
 
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
         """Read the ledger and the topics, create missing topics, and build the query. Opens no output yet."""
-        identity = SourceIdentity(self.settings.kafka, ledger.sources, storage.ref, self.job.topics, ledger.audits)
-        newest, planned = ledger.snapshots.newest(storage.ref), ledger.plans.unpublished(storage.ref)
-        firsts = identity.check({} if newest is None else newest.positions, {} if planned is None else planned.ends)
+        identity = SourceIdentity(
+            self.settings.kafka,
+            ledger.sources,
+            storage.ref,
+            self.job.topics,
+            ledger.audits,
+        )
+        newest = ledger.snapshots.newest(storage.ref)
+        planned = ledger.plans.unpublished(storage.ref)
+        firsts = identity.check(
+            {} if newest is None else newest.positions,
+            {} if planned is None else planned.ends,
+        )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
@@ -122,13 +145,26 @@ class JobRun:
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
-        side_outputs = replace(storage.side_outputs, direct=None if output is None else output.direct)
+        side_outputs = replace(
+            storage.side_outputs,
+            direct=None if output is None else output.direct,
+        )
         storage = replace(storage, side_outputs=side_outputs).placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
         registered = None if newest is None else ledger.generations.get(storage.ref)
-        return _Setup(identity, newest, planned, firsts, output, source, query, query.info, registered)
+        return _Setup(
+            identity,
+            newest,
+            planned,
+            firsts,
+            output,
+            source,
+            query,
+            query.info,
+            registered,
+        )
 
     def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
@@ -168,7 +204,11 @@ class JobRun:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
             with _older_ledger(lease):
-                storage.prepare(ledger, None if transaction is None else transaction.last, lease.epoch)
+                storage.prepare(
+                    ledger,
+                    None if transaction is None else transaction.last,
+                    lease.epoch,
+                )
             destinations = None if output is None else self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)
@@ -197,7 +237,10 @@ class JobRun:
 
     def _read_all(self, loop: BatchLoop) -> News | None:
         """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
-        name, kafka, ledger, lease = self.job.pipeline.name, self.settings.kafka, loop.ledger, loop.lease
+        name = self.job.pipeline.name
+        kafka = self.settings.kafka
+        ledger = loop.ledger
+        lease = loop.lease
         linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
@@ -212,9 +255,20 @@ class JobRun:
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
         """The topics and tables of the run. Opens the tables."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
-        return Destinations(output.transaction, output.limits, output.direct, tables, setup.source.headers_at)
+        return Destinations(
+            output.transaction,
+            output.limits,
+            output.direct,
+            tables,
+            setup.source.headers_at,
+        )
 
-    def _begin_tables(self, ledger: Ledger, spark: SparkSession, newest: Snapshot | None) -> Mapping[str, TableSink]:
+    def _begin_tables(
+        self,
+        ledger: Ledger,
+        spark: SparkSession,
+        newest: Snapshot | None,
+    ) -> Mapping[str, TableSink]:
         """The writers of the tables outside Kafka. Creates or checks the tables, and fences off earlier drivers."""
         writers = table_sinks(self.job, self.settings, spark)
         published = _last_published(ledger, newest) if writers and newest is not None else None
@@ -222,10 +276,20 @@ class JobRun:
             writer.begin(published)
         return writers
 
-    def _register(self, ledger: Ledger, before: GenerationInfo | None, info: GenerationInfo, epoch: int) -> None:
+    def _register(
+        self,
+        ledger: Ledger,
+        before: GenerationInfo | None,
+        info: GenerationInfo,
+        epoch: int,
+    ) -> None:
         if before is not None and (changed := changed_functions(before, info)):
             log.warning("functions changed", pipeline=info.pipeline, functions=changed)
-            ledger.notes.add(info.ref, self.settings.run, changed_functions_warning(info.pipeline, changed))
+            ledger.notes.add(
+                info.ref,
+                self.settings.run,
+                changed_functions_warning(info.pipeline, changed),
+            )
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
@@ -239,7 +303,10 @@ class JobRun:
             writer.markers: {"cleanup.policy": "compact"},
         }
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
-        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(kafka, [dead_letters])
+        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
+            kafka,
+            [dead_letters],
+        )
 
 
 @dataclass(frozen=True)
@@ -291,7 +358,11 @@ def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
     """The last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
-    return Published(BatchId(snapshot.generation, snapshot.batch, begun), snapshot.outputs, snapshot.positions)
+    return Published(
+        BatchId(snapshot.generation, snapshot.batch, begun),
+        snapshot.outputs,
+        snapshot.positions,
+    )
 
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:

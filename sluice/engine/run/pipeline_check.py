@@ -9,7 +9,11 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.compatibility import changed_functions, changed_functions_warning, require_compatible
+from sluice.engine.run.compatibility import (
+    changed_functions,
+    changed_functions_warning,
+    require_compatible,
+)
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import session
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -62,7 +66,10 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
     }
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     with without_noise():
-        spark = session(replace(settings, spark_conf={**local_conf, **settings.spark_conf}), "sluice check")
+        spark = session(
+            replace(settings, spark_conf={**local_conf, **settings.spark_conf}),
+            "sluice check",
+        )
     try:
         with Ledger.open(settings.ledger) as ledger:
             for plan in planned:

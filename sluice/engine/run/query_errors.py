@@ -45,7 +45,10 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
         advice = f"{full if _FULL_DISK in message else ''}{retry}"
         cause = _cause(message).rstrip(".")
-        raise EngineError(f"The query of {storage.job.pipeline.name} failed: {cause}.", next_step=advice) from failed
+        raise EngineError(
+            f"The query of {storage.job.pipeline.name} failed: {cause}.",
+            next_step=advice,
+        ) from failed
     except OSError as failed:
         raise EngineError(
             f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",

@@ -22,7 +22,12 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
         pipeline=pipeline.name,
         generation=storage.generation,
         workers=tuple(
-            WorkerInfo(pipeline=pipeline.name, generation=storage.generation, number=number, location=address)
+            WorkerInfo(
+                pipeline=pipeline.name,
+                generation=storage.generation,
+                number=number,
+                location=address,
+            )
             for number, address in enumerate(storage.locations)
         ),
         stores=(*stores, *_table_stores(job)),

@@ -52,7 +52,11 @@ def divide_evenly(begin: Positions, target: Positions, most: int) -> list[Replay
 
 
 def join_steps(
-    job: Job, types: Mapping[str, str], steps: Sequence[ReplayStep], begin: Positions, most: int
+    job: Job,
+    types: Mapping[str, str],
+    steps: Sequence[ReplayStep],
+    begin: Positions,
+    most: int,
 ) -> list[ReplayStep]:
     """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
 

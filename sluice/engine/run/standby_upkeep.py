@@ -9,7 +9,11 @@ import structlog
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.remote.standby_copies import FailedRefresh, promote_lost_standbys, refresh_standbys
+from sluice.state.remote.standby_copies import (
+    FailedRefresh,
+    promote_lost_standbys,
+    refresh_standbys,
+)
 
 log = structlog.get_logger()
 
@@ -38,10 +42,21 @@ class StandbyCopies:
         try:
             for done in refresh_standbys(self._ledger, ref, self._lease.epoch, only_behind=True):
                 if isinstance(done, FailedRefresh):
-                    log.warning("standby not refreshed", **of, worker=done.worker, why=str(done.error))
+                    log.warning(
+                        "standby not refreshed",
+                        **of,
+                        worker=done.worker,
+                        why=str(done.error),
+                    )
                     continue
                 snapshot = f"{ref.generation}.{done.batch}"
-                log.info("standby refreshed", **of, worker=done.worker, snapshot=snapshot, versions=done.copied)
+                log.info(
+                    "standby refreshed",
+                    **of,
+                    worker=done.worker,
+                    snapshot=snapshot,
+                    versions=done.copied,
+                )
                 if done.why_whole:
                     log.warning("standby copied anew", **of, worker=done.worker, why=done.why_whole)
         except (StateError, LeaseError) as error:

@@ -58,7 +58,7 @@ class JobQuery:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
         self.frames = Frames(
-            self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked
+            self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked,
         )  # fmt: skip
         self.rows = self.frames.state_rows()
 

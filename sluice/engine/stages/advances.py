@@ -48,7 +48,13 @@ class Advances:
     batches: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     """Operator → its rows."""
 
-    def add_rows(self, operator: PlannedOperator, side: int, complete: Mask, columns: Mapping[str, pa.Array]) -> None:
+    def add_rows(
+        self,
+        operator: PlannedOperator,
+        side: int,
+        complete: Mask,
+        columns: Mapping[str, pa.Array],
+    ) -> None:
         """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
 
         Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
@@ -63,17 +69,35 @@ class Advances:
         if count:
             *chosen, headers = chosen
             sides = pa.repeat(pa.scalar(side, pa.int8()), count)
-            batch = pa.RecordBatch.from_arrays([*chosen, sides, pa.array(complete), headers], schema=ADVANCES)
+            batch = pa.RecordBatch.from_arrays(
+                [*chosen, sides, pa.array(complete), headers],
+                schema=ADVANCES,
+            )
             self.batches.setdefault(operator.number, []).append(batch)
 
-    def reports(self, operators: Iterable[PlannedOperator], workers: int) -> Iterator[pa.RecordBatch]:
+    def reports(
+        self,
+        operators: Iterable[PlannedOperator],
+        workers: int,
+    ) -> Iterator[pa.RecordBatch]:
         """Rows with a report of each operator for every worker; the report of an operator without rows is empty."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
-            table = _advancing_rows(in_position_order(added), is_stream_join=operator.is_stream_join)
+            table = _advancing_rows(
+                in_position_order(added),
+                is_stream_join=operator.is_stream_join,
+            )
             advances = pa.repeat(pa.scalar(pack_table(table), pa.binary()), workers)
-            columns = {"target": operator.number, "side": STREAM_TIME, "sequence": LAST, "origin": 0}
-            yield rows(workers, columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())})
+            columns = {
+                "target": operator.number,
+                "side": STREAM_TIME,
+                "sequence": LAST,
+                "origin": 0,
+            }
+            yield rows(
+                workers,
+                columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())},
+            )
 
 
 @dataclass(frozen=True)
@@ -106,12 +130,22 @@ class ReportAdvances:
         for operator, edge in edges:
             rows_of_edge = inputs.get((edge.target, edge.side))
             if rows_of_edge:
-                self._add_rows(advances, pa.Table.from_batches(rows_of_edge).combine_chunks(), operator, edge)
+                self._add_rows(
+                    advances,
+                    pa.Table.from_batches(rows_of_edge).combine_chunks(),
+                    operator,
+                    edge,
+                )
         with_rows = [operator for operator in self.operators if operator.number in advances.batches]
         yield from advances.reports(with_rows, self.workers)
 
     @staticmethod
-    def _add_rows(advances: Advances, rows: pa.Table, operator: PlannedOperator, edge: Edge) -> None:
+    def _add_rows(
+        advances: Advances,
+        rows: pa.Table,
+        operator: PlannedOperator,
+        edge: Edge,
+    ) -> None:
         has_key, has_value, is_old = (boolean_mask(rows.column(name)) for name in ("has_key", "has_value", "old"))
         # A table's change advances stream time once. Its old value directly precedes the new one and has the same time.
         # A deleted row has only the old value.
@@ -130,8 +164,14 @@ class ReportAdvances:
 
 def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns on which advances depend, of the batch's rows for an edge's target."""
-    is_input = pc.and_(pc.equal(batch.column("target"), edge.target), pc.equal(batch.column("side"), edge.side))
-    columns = {"has_key": batch.column("key").is_valid(), "has_value": batch.column("value").is_valid()}
+    is_input = pc.and_(
+        pc.equal(batch.column("target"), edge.target),
+        pc.equal(batch.column("side"), edge.side),
+    )
+    columns = {
+        "has_key": batch.column("key").is_valid(),
+        "has_value": batch.column("value").is_valid(),
+    }
     for name in ("old", "foreign", *SORT_KEY, "time", "headers"):
         columns[name] = batch.column(name)
     return pa.RecordBatch.from_pydict(columns).filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))

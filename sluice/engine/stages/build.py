@@ -37,14 +37,21 @@ Make = Callable[[], Operator[Any]]
 
 
 def stage_operator(
-    operator: PlannedOperator, arguments: Mapping[int, list[str]], *, is_read: bool, only_last: bool
+    operator: PlannedOperator,
+    arguments: Mapping[int, list[str]],
+    *,
+    is_read: bool,
+    only_last: bool,
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit the resolved types.
     `only_last` is true if only a key's last result in a batch matters.
     """
-    return StageOperator(operator, _make(operator, arguments.get(operator.number, []), is_read, only_last))
+    return StageOperator(
+        operator,
+        _make(operator, arguments.get(operator.number, []), is_read, only_last),
+    )
 
 
 def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
@@ -58,7 +65,13 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             if action.subtracts and action.window is None:
                 return partial(_table_aggregate, calculation, retracts=retracts)
-            return partial(_aggregate, calculation, action.window, retracts=retracts, only_last=only_last)
+            return partial(
+                _aggregate,
+                calculation,
+                action.window,
+                retracts=retracts,
+                only_last=only_last,
+            )
         case plan.Merge():
             return Merge
         case plan.Latest():
@@ -72,7 +85,11 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.TableJoin(kind="stream-table"):
             return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
         case plan.TableJoin(kind="foreign-key"):
-            return partial(ForeignKeyJoin, _left_or_inner(action), right_filtered=action.filtered[RIGHT])
+            return partial(
+                ForeignKeyJoin,
+                _left_or_inner(action),
+                right_filtered=action.filtered[RIGHT],
+            )
         case plan.TableJoin(how=how, filtered=filtered):
             return partial(TableJoin, how, retracts=retracts, filtered=filtered)
         case plan.Process():
@@ -103,7 +120,11 @@ def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) 
 
 
 def _aggregate(
-    calculation: Callable[[], Calculation], window: AnyWindow | None, *, retracts: bool, only_last: bool
+    calculation: Callable[[], Calculation],
+    window: AnyWindow | None,
+    *,
+    retracts: bool,
+    only_last: bool,
 ) -> Operator[Any]:
     match window:
         case None:
@@ -117,7 +138,9 @@ def _aggregate(
 
 
 def _calculation(
-    action: plan.Aggregate | plan.PythonAggregate, arguments: list[str], is_read: bool
+    action: plan.Aggregate | plan.PythonAggregate,
+    arguments: list[str],
+    is_read: bool,
 ) -> Callable[[], Calculation]:
     if isinstance(action, plan.PythonAggregate):
         return partial(_custom, action)
@@ -130,12 +153,22 @@ def _calculation(
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
 
 
-def _function(name: str, argument: str | None, parameters: tuple[float, ...], bigint: bool) -> Function:
+def _function(
+    name: str,
+    argument: str | None,
+    parameters: tuple[float, ...],
+    bigint: bool,
+) -> Function:
     if argument is None:
         return Function(name, bigint=bigint)
     if name in OF_PAIRS:
         fields = struct_fields(argument)
-        return Function(name, _python_type(fields["x"]), parameters, second=_python_type(fields["y"]))
+        return Function(
+            name,
+            _python_type(fields["x"]),
+            parameters,
+            second=_python_type(fields["y"]),
+        )
     return Function(name, _python_type(argument), parameters, bigint, _has_maps(argument))
 
 

@@ -49,7 +49,12 @@ class ForeignKeyMoves:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA))
+            held.append(
+                pa.RecordBatch.from_arrays(
+                    [batch.column(name) for name in SCHEMA.names],
+                    schema=SCHEMA,
+                )
+            )
             table = pa.Table.from_batches(held)
             indices = {join: self._indices(table, join) for join in self.joins}
             olds = boolean_mask(table.column("old"))
@@ -58,12 +63,18 @@ class ForeignKeyMoves:
                 held = []
         if held:
             table = pa.Table.from_batches(held)
-            yield from self._marked(table, {join: self._indices(table, join) for join in self.joins})
+            yield from self._marked(
+                table,
+                {join: self._indices(table, join) for join in self.joins},
+            )
 
     @staticmethod
     def _indices(table: pa.Table, join: int) -> Indices:
         """The indices of the rows of a join's left table."""
-        is_input = pc.and_(pc.equal(table.column("target"), join), pc.equal(table.column("side"), LEFT))
+        is_input = pc.and_(
+            pc.equal(table.column("target"), join),
+            pc.equal(table.column("side"), LEFT),
+        )
         return np.flatnonzero(boolean_mask(pc.and_(is_input, pc.invert(table.column("emitted")))))
 
     @staticmethod
@@ -73,7 +84,7 @@ class ForeignKeyMoves:
             if len(of_join):
                 sides[of_join[_is_moved(table.take(pa.array(of_join)))]] = MOVED
         number = table.schema.get_field_index("side")
-        yield from table.set_column(number, SCHEMA.field("side"), pa.array(sides)).combine_chunks().to_batches()
+        yield from (table.set_column(number, SCHEMA.field("side"), pa.array(sides)).combine_chunks().to_batches())
 
 
 def _is_moved(rows: pa.Table) -> Mask:

@@ -62,7 +62,13 @@ class Ingest:
     workers: int
 
     @classmethod
-    def of(cls, job: Job, totals: Totals, side_outputs: SideOutputs, partitions: Mapping[str, int]) -> Self:
+    def of(
+        cls,
+        job: Job,
+        totals: Totals,
+        side_outputs: SideOutputs,
+        partitions: Mapping[str, int],
+    ) -> Self:
         """The ingest of a job. `partitions`: topic → number of partitions."""
         stream_times = StreamTimeReader.of(job, partitions)
         sinks = RecordSinks.of(job, side_outputs)
@@ -102,7 +108,9 @@ class Ingest:
     def _new_task(self, start: BatchStart) -> _TaskResults:
         before = self.stream_times.before(start)
         return _TaskResults(
-            before=before, windowing=Windowing(self.groups, before), windowed=WindowedRecords(self.totals)
+            before=before,
+            windowing=Windowing(self.groups, before),
+            windowed=WindowedRecords(self.totals),
         )
 
     def _rows(self, batch: pa.RecordBatch, task: _TaskResults) -> Iterator[pa.RecordBatch]:
@@ -121,11 +129,20 @@ class Ingest:
             for side in operator.edges_from_records:
                 indices = np.flatnonzero(boolean_mask(batch.column(side.column)))
                 if len(indices):
-                    yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
+                    yield self._operator_rows(
+                        batch,
+                        operator,
+                        side,
+                        indices,
+                        parts,
+                        positions,
+                        task,
+                    )
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
         """The sequence and origin of every record. Raises EngineError if a record's place does not fit an origin."""
-        sources, partitions = batch.column("_source").to_numpy(), batch.column("_partition").to_numpy()
+        sources = batch.column("_source").to_numpy()
+        partitions = batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)
         for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
@@ -151,7 +168,10 @@ class Ingest:
     ) -> pa.RecordBatch:
         """Rows for one side of an operator."""
         taken = pa.array(indices)
-        columns: dict[str, pa.Array | int | bool | str | bytes] = {"target": operator.number, "side": side.side}
+        columns: dict[str, pa.Array | int | bool | str | bytes] = {
+            "target": operator.number,
+            "side": side.side,
+        }
         columns["key"] = batch.column(side.key_column).take(taken)
         columns["value"] = batch.column(side.value_column).take(taken)
         if side.foreign is not None:
@@ -177,7 +197,10 @@ class Ingest:
     def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
         """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
         advancing = boolean_mask(batch.column(side.column))
-        for is_needed, column in ((side.requires_key, side.key_column), (side.requires_value, side.value_column)):
+        for is_needed, column in (
+            (side.requires_key, side.key_column),
+            (side.requires_value, side.value_column),
+        ):
             if is_needed:
                 advancing = advancing & boolean_mask(batch.column(column).is_valid())
         return advancing
@@ -199,7 +222,11 @@ class Ingest:
             in_part = np.ones(len(times), bool) if mask is None else mask
             # Stream time is never earlier than the closed time, even if an idle partition has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
-            before, after = advance(times, advancing & in_part, max(task.time(operator.clock, part), closed))
+            before, after = advance(
+                times,
+                advancing & in_part,
+                max(task.time(operator.clock, part), closed),
+            )
             all_before[in_part], all_after[in_part] = before[in_part], after[in_part]
             if (advancing & in_part).any():
                 task.parts[part].times[f"{operator.clock}/{part[0]}/{part[1]}"] = int(after[-1])

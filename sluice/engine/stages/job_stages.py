@@ -19,7 +19,14 @@ from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
-from sluice.plan.operator_parameters import Aggregate, Merge, Process, PythonAggregate, StreamJoin, TableJoin
+from sluice.plan.operator_parameters import (
+    Aggregate,
+    Merge,
+    Process,
+    PythonAggregate,
+    StreamJoin,
+    TableJoin,
+)
 from sluice.plan.planned_operators import STORE, result_column
 from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
@@ -88,7 +95,13 @@ class Stages:
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
             columns.append(Column(edge.value_column, value, edge.target))
             if edge.foreign is not None:
-                columns.append(Column(edge.foreign_column, f"IF({edge.column}, {edge.foreign}, NULL)", edge.target))
+                columns.append(
+                    Column(
+                        edge.foreign_column,
+                        f"IF({edge.column}, {edge.foreign}, NULL)",
+                        edge.target,
+                    )
+                )
         return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
 
     def operators(self, number: int) -> list[PlannedOperator]:
@@ -105,7 +118,10 @@ class Stages:
             self.storage.locations,
             tuple(
                 stage_operator(
-                    each, self.arguments, is_read=each.result in each.columns_read, only_last=each.number in only_stored
+                    each,
+                    self.arguments,
+                    is_read=each.result in each.columns_read,
+                    only_last=each.number in only_stored,
                 )
                 for each in operators
             ),
@@ -124,7 +140,8 @@ class Stages:
 
     def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
         """The tasks after a stage's results have become rows for their targets."""
-        report_advances, moves = ReportAdvances.of(self.job, number), ForeignKeyMoves.of(self.job, number)
+        report_advances = ReportAdvances.of(self.job, number)
+        moves = ForeignKeyMoves.of(self.job, number)
         needed: list[BatchTask] = [report_advances] if report_advances.operators else []
         needed += [moves] if moves.joins else []
         return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
@@ -162,7 +179,10 @@ class Stages:
                 yield operator.result, self._aggregate_type(operator, aggregate)
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
-                yield operator.result, f"struct<left:{left},right:{right}>" if left and right else ""
+                yield (
+                    operator.result,
+                    f"struct<left:{left},right:{right}>" if left and right else "",
+                )
             case Merge():
                 kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)

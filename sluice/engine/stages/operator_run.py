@@ -132,7 +132,9 @@ class OperatorRun:
         assert self.releases is not None
         position, due, key = due_key
         # As in Kafka Streams, the results have the headers of the record that has advanced stream time.
-        output.operator, output.row, output.headers = self.spec, None, self.releases.timeline.headers.get(position)
+        output.operator = self.spec
+        output.row = None
+        output.headers = self.releases.timeline.headers.get(position)
         output.start_row(position, due, Released(due, key, self.releases.before_row))
         self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
@@ -204,7 +206,13 @@ class OperatorRun:
         position, closed = output.position, self.closed
 
         def start_timer(timer: Timer, cause: int) -> None:
-            released = Released(timer.time, timer.key, before_row=False, timer=timer.name, cause=cause)
+            released = Released(
+                timer.time,
+                timer.key,
+                before_row=False,
+                timer=timer.name,
+                cause=cause,
+            )
             output.start_row(position, closed, released)
 
         for key, state in self._states.items():
@@ -233,7 +241,14 @@ class OperatorRun:
             digest_before = self._digests.get(key, 0)
             if not operator.is_empty(state):
                 wall = operator.wall_due(state) if isinstance(operator, Process) else None
-                yield State(number, key, encode_state(state), operator.due(state), wall, replaces=digest_before)
+                yield State(
+                    number,
+                    key,
+                    encode_state(state),
+                    operator.due(state),
+                    wall,
+                    replaces=digest_before,
+                )
             elif key in self._digests:
                 yield State(number, key, None, replaces=digest_before)
         if (shared := getattr(operator, "shared", None)) is not None:

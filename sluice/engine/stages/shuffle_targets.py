@@ -53,7 +53,15 @@ class ShuffleTarget:
         foreign = None if edge.foreign is None else edge.foreign_column
         path = edge.path_column or row_order.bytes_around_base(edge.path, rekeyed=edge.rekeyed)
         assert path is not None, "an edge whose path differs from row to row has a column for it"
-        return cls(edge.target, edge.side, edge.column, edge.key_column, edge.value_column, foreign, path)
+        return cls(
+            edge.target,
+            edge.side,
+            edge.column,
+            edge.key_column,
+            edge.value_column,
+            foreign,
+            path,
+        )
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
@@ -108,7 +116,14 @@ class ShuffleTargets:
             if not stages.types[column]:
                 raise NeedsSparkError(f"{operator.step} has results of an unknown type")
             types[column] = canonical(stages.types[column])
-            results.append(StageResult(operator.number, column, arrow_type(types[column]), operator.output_of(column)))
+            results.append(
+                StageResult(
+                    operator.number,
+                    column,
+                    arrow_type(types[column]),
+                    operator.output_of(column),
+                )
+            )
         layers, before = job.later_layers.get(number, ()), types
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))

@@ -57,7 +57,10 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *(f"{sql} AS {backticked(name)}" for name, sql in step.inputs))
+    argument = frame.selectExpr(
+        f"struct(*) AS {_ROW}",
+        *(f"{sql} AS {backticked(name)}" for name, sql in step.inputs),
+    )
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -86,7 +89,10 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"{ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(f"{_ROW}.*", *(f"{backticked(name)} AS {column}" for name, column, _ in step.outputs))
+    return result.selectExpr(
+        f"{_ROW}.*",
+        *(f"{backticked(name)} AS {column}" for name, column, _ in step.outputs),
+    )
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
@@ -102,7 +108,9 @@ def _operations(frame: DataFrame) -> list[str]:
 
 def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
     """The row batches after a stage, computed from the row batches before the stage."""
-    task, last, side_outputs = stages.task(number), stages.last_tasks(number), stages.storage.side_outputs
+    task = stages.task(number)
+    last = stages.last_tasks(number)
+    side_outputs = stages.storage.side_outputs
     read_rows = RowBatchReader(side_outputs)
     shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
@@ -113,7 +121,10 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
     frame = rows.selectExpr("*", *typed) if typed else rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
-    return _rows_for_targets(stages.job, number, frame).mapInArrow(Chain(last).__call__, ROW_BATCH_DDL)
+    return _rows_for_targets(stages.job, number, frame).mapInArrow(
+        Chain(last).__call__,
+        ROW_BATCH_DDL,
+    )
 
 
 def kinds_in(frame: DataFrame) -> Kinds:

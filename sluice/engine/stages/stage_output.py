@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from sluice.engine.batch.rejections import Rejected, describe_error, run_ending_error, step_error, subject_of
+from sluice.engine.batch.rejections import (
+    Rejected,
+    describe_error,
+    run_ending_error,
+    step_error,
+    subject_of,
+)
 from sluice.engine.batch.row_schemas import (
     LAST,
     REJECTED,
@@ -123,9 +129,17 @@ class StageOutput:
             return origin
         return hash_of(repr((path, self.released)).encode())
 
-    def start_row(self, position: Position, stream_time: int, released: Released | None = None) -> None:
+    def start_row(
+        self,
+        position: Position,
+        stream_time: int,
+        released: Released | None = None,
+    ) -> None:
         """Start the results of the next row or release."""
-        self.position, self.stream_time, self.released, self._results = position, stream_time, released, 0
+        self.position = position
+        self.stream_time = stream_time
+        self.released = released
+        self._results = 0
 
     def emit(
         self,
@@ -147,13 +161,27 @@ class StageOutput:
             self._pass_to_listeners(key, value, time, window, old)
 
     def _pass_to_listeners(
-        self, key: str | None, value: str | None, time: int, window: Bounds | None, old: bool
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        window: Bounds | None,
+        old: bool,
     ) -> None:
         # As in Kafka Streams, listeners process a result and send their own results before the operator's next result.
         operator, headers = self.operator, self.headers
         assert operator is not None
         for listener in self.listeners.get(operator.number, ()):
-            row = Row(key, value, time, BEFORE_ALL, BEFORE_ALL, old=old, window=window, headers=headers)
+            row = Row(
+                key,
+                value,
+                time,
+                BEFORE_ALL,
+                BEFORE_ALL,
+                old=old,
+                window=window,
+                headers=headers,
+            )
             listener.process(row, self)
             self.operator, self.headers = operator, headers
 
@@ -185,7 +213,21 @@ class StageOutput:
             path = row_order.after_rekeying(path)
         start, end = window or _NO_BOUNDS
         # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add 0.5 µs to the 0.7 µs of a result.
-        row = (target, emitted, old, to, key, value, self.headers, time, start, end, sequence, origin, path)
+        row = (
+            target,
+            emitted,
+            old,
+            to,
+            key,
+            value,
+            self.headers,
+            time,
+            start,
+            end,
+            sequence,
+            origin,
+            path,
+        )
         self._rows.append(row)
         self._results += 1
 
@@ -216,18 +258,36 @@ class StageOutput:
             for key, value, time, window, old, to, rank in held:
                 self.emit(key, value, time, window=window, old=old, to=to, rank=rank)
 
-    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+    def reject(
+        self,
+        error: BaseException,
+        key: str | None,
+        value: str | None,
+        time: int,
+        timer: str = "",
+    ) -> None:
         assert self.operator is not None
         del self._rows[self._rows_before_hold :]
         self._held = None
         if not rejects_record(error):
-            raise run_ending_error(str(self.operator.plan.step), error, subject_of(key, timer)) from error
+            raise run_ending_error(
+                str(self.operator.plan.step),
+                error,
+                subject_of(key, timer),
+            ) from error
         detail = describe_error(error)
         if self.operator.plan.step.on_error == "fail":
             raise step_error(str(self.operator.plan.step), key, detail, timer) from error
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         window = None if timer or self.row is None else self.row.window
-        self._append(REJECTED, key, msgspec.json.encode(rejected).decode(), time, window, emitted=False)
+        self._append(
+            REJECTED,
+            key,
+            msgspec.json.encode(rejected).decode(),
+            time,
+            window,
+            emitted=False,
+        )
 
     def count(self, reason: str, number: int = 1) -> None:
         assert self.operator is not None
@@ -241,7 +301,14 @@ class StageOutput:
         assert self.operator is not None
         if self.operator.late_sink is not None and self.row is not None:
             row = self.row
-            self._append(self.operator.late_sink, row.key, row.foreign, row.time, None, emitted=False)
+            self._append(
+                self.operator.late_sink,
+                row.key,
+                row.foreign,
+                row.time,
+                None,
+                emitted=False,
+            )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All results as rows of Arrow."""

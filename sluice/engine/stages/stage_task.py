@@ -16,7 +16,14 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.row_schemas import END, LAST, SORT_KEY, STREAM_TIME, Position, sorted_indices
+from sluice.engine.batch.row_schemas import (
+    END,
+    LAST,
+    SORT_KEY,
+    STREAM_TIME,
+    Position,
+    sorted_indices,
+)
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
@@ -55,7 +62,10 @@ class Stage:
             return
         table = pa.Table.from_batches(batches_with_rows)
         targets = pa.array([operator.number for operator in self.operators], pa.int32())
-        of_stage = pc.and_(pc.is_in(table.column("target"), targets), pc.invert(table.column("emitted")))
+        of_stage = pc.and_(
+            pc.is_in(table.column("target"), targets),
+            pc.invert(table.column("emitted")),
+        )
         yield from table.filter(pc.invert(of_stage)).to_batches()
         rows = table.filter(of_stage)
         if rows.num_rows:

@@ -13,7 +13,15 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, StreamTimes, Times, advance, advance_joint
+from sluice.engine.batch.stream_time import (
+    BEFORE_ALL,
+    CLOSED,
+    Mask,
+    StreamTimes,
+    Times,
+    advance,
+    advance_joint,
+)
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
 from sluice.plan import PlannedOperator
@@ -62,15 +70,22 @@ class Timeline:
     closed, is the smallest stream time of all partition numbers that are not idle.
     """
 
-    def __init__(self, operator: PlannedOperator, reports: Iterable[bytes], before: StreamTimes) -> None:
+    def __init__(
+        self,
+        operator: PlannedOperator,
+        reports: Iterable[bytes],
+        before: StreamTimes,
+    ) -> None:
         self._operator = operator
         self._before = before
         tables = [pa.ipc.open_stream(report).read_all() for report in reports]
         self._table = in_position_order(pa.concat_tables([*tables, ADVANCES.empty_table()]))
-        self._times, self._numbers = self._table.column("time").to_numpy(), partition_numbers(self._table)
+        self._times = self._table.column("time").to_numpy()
+        self._numbers = partition_numbers(self._table)
         self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
         self._paths = self._table.column("path")
-        sides, complete = self._table.column("side").to_numpy(), boolean_mask(self._table.column("complete"))
+        sides = self._table.column("side").to_numpy()
+        complete = boolean_mask(self._table.column("complete"))
         closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
         """The closed time before the batch. It never decreases, even if an idle partition has records again."""
@@ -111,7 +126,13 @@ class Timeline:
             clock = _Clock(before["closed"], after_each)
             return _PartitionClocks(clock, clock, clock, clock)
         counted = of_number & complete
-        _, all_rows, closed = advance_joint(times, of_number, counted, before["all_rows"], before["closed"])
+        _, all_rows, closed = advance_joint(
+            times,
+            of_number,
+            counted,
+            before["all_rows"],
+            before["closed"],
+        )
         _, left = advance(times, counted & (sides == LEFT), before["left"])
         _, right = advance(times, counted & (sides == RIGHT), before["right"])
         after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
@@ -122,7 +143,11 @@ class Timeline:
         operator = self._operator
         return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
 
-    def _searches(self, sides: npt.NDArray[np.int8], complete: Mask) -> tuple[tuple[_Indices, Times], ...]:
+    def _searches(
+        self,
+        sides: npt.NDArray[np.int8],
+        complete: Mask,
+    ) -> tuple[tuple[_Indices, Times], ...]:
         # Kafka Streams searches for unmatched records with a record that is not out of order.
         is_in_order = complete & (self._times == self._partitions[0].all_rows.after_each)
         indices = [np.flatnonzero(is_in_order & (sides == side)) for side in (LEFT, RIGHT)]
@@ -162,7 +187,11 @@ class Timeline:
 
     def position(self, advance: int) -> Position:
         """The position of an advance."""
-        return int(self._sequences[advance]), int(self._origins[advance]), self._paths[advance].as_py()
+        return (
+            int(self._sequences[advance]),
+            int(self._origins[advance]),
+            self._paths[advance].as_py(),
+        )
 
     @cached_property
     def headers(self) -> Mapping[Position, str]:
@@ -191,11 +220,17 @@ class Timeline:
         """For each row, the number of advances before its position, and up to and including its position."""
         # Each row is sorted into the advances twice: before those at its own position, and after them.
         parts = [
-            part.select(SORT_KEY).append_column("place", pa.repeat(pa.scalar(place, pa.int8()), len(part)))
+            part.select(SORT_KEY).append_column(
+                "place",
+                pa.repeat(pa.scalar(place, pa.int8()), len(part)),
+            )
             for part, place in ((self._table, 1), (table, 0), (table, 2))
         ]
         order = np.asarray(
-            pc.sort_indices(pa.concat_tables(parts), [(name, "ascending") for name in (*SORT_KEY, "place")])
+            pc.sort_indices(
+                pa.concat_tables(parts),
+                [(name, "ascending") for name in (*SORT_KEY, "place")],
+            )
         )
         count = len(self._times)
         advances_up_to = np.empty(len(order), np.intp)

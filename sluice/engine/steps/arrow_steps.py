@@ -47,7 +47,12 @@ class ArrowSteps:
 
     @classmethod
     def of(
-        cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers, by_spark: pa.Schema
+        cls,
+        job: Job,
+        read: pa.Schema,
+        columns: Mapping[str, str],
+        more: Layers,
+        by_spark: pa.Schema,
     ) -> Self | None:
         """The steps that compute these columns, like `giving`; None if Spark must compute the steps.
 
@@ -61,7 +66,8 @@ class ArrowSteps:
             import structlog  # Python workers import this module, and structlog takes 0.1 seconds
 
             structlog.get_logger().warning(
-                "Spark and Arrow give columns different types; Spark computes the steps", columns=different
+                "Spark and Arrow give columns different types; Spark computes the steps",
+                columns=different,
             )
             return None
         return steps
@@ -82,11 +88,17 @@ class ArrowSteps:
         for batch in batches:
             if batch.num_rows:
                 columns = self.columns(batch)
-                yield pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+                yield pa.RecordBatch.from_arrays(
+                    [columns[name] for name in self.schema.names],
+                    schema=self.schema,
+                )
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """All columns by name, including the batch's."""
-        return self.columns_from(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+        return self.columns_from(
+            dict(zip(batch.schema.names, batch.columns, strict=True)),
+            batch.num_rows,
+        )
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns, of `count` rows, and the columns of all layers."""
@@ -116,7 +128,10 @@ def _column(name: str, result: Result, count: int) -> pa.Array:
 
 
 def _exploded(
-    explosion: TypedExplosion, columns: Mapping[str, pa.Array], made: Mapping[str, pa.Array], count: int
+    explosion: TypedExplosion,
+    columns: Mapping[str, pa.Array],
+    made: Mapping[str, pa.Array],
+    count: int,
 ) -> dict[str, pa.Array]:
     """All columns with a row per element of the array, like Spark's `posexplode_outer`."""
     lists = array_of(evaluate(explosion.array, columns, count).values, count)
@@ -143,7 +158,9 @@ def _comparable(kind: pa.DataType) -> str:
 
 
 def _fallible_columns(
-    fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], count: int
+    fallible: TypedFallibleExpression,
+    columns: Mapping[str, pa.Array],
+    count: int,
 ) -> dict[str, pa.Array]:
     """The columns of a fallible expression: its results, the text of its key, and its error.
 
@@ -165,9 +182,16 @@ def _fallible_columns(
     key = fallible.planned.key
     keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
     errors = _errors(fallible, passed_columns, values, keys, failed)
-    results = pa.StructArray.from_arrays(values, [f"c{place}" for place in range(len(values))], mask=pa.array(failed))
+    results = pa.StructArray.from_arrays(
+        values,
+        [f"c{place}" for place in range(len(values))],
+        mask=pa.array(failed),
+    )
     places = pa.array(np.cumsum(passed) - 1, mask=~passed)
-    fallible_columns = {fallible.planned.name: results.take(places), fallible.planned.error: errors.take(places)}
+    fallible_columns = {
+        fallible.planned.name: results.take(places),
+        fallible.planned.error: errors.take(places),
+    }
     if keys is not None:
         keys_of_results = pc.if_else(pa.array(failed), pa.scalar(None, pa.string()), keys)
         fallible_columns[fallible.planned.key_text] = keys_of_results.take(places)
@@ -195,7 +219,11 @@ def _errors(
     return pa.array(errors, pa.string())
 
 
-def _causes(fallible: TypedFallibleExpression, columns: Mapping[str, pa.Array], rows: Any) -> list[str]:
+def _causes(
+    fallible: TypedFallibleExpression,
+    columns: Mapping[str, pa.Array],
+    rows: Any,
+) -> list[str]:
     """For each of the failed rows, the error of the first part of the expression that fails for it."""
     texts = np.full(len(rows), NO_RESULT, object)
     failed_columns = {name: values.take(pa.array(rows)) for name, values in columns.items()}

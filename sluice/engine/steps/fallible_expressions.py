@@ -34,7 +34,11 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     spark.conf.set(_SHARING, usual if shared else "false")
 
 
-def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[FallibleExpression]) -> DataFrame:
+def with_columns(
+    frame: DataFrame,
+    plain: Sequence[Plain],
+    fallibles: Sequence[FallibleExpression],
+) -> DataFrame:
     """Add the plain columns and, for each fallible expression, a struct of results, the key text and the error text.
 
     The error text is null unless the expression fails. No column may read another one. All columns are added at once,
@@ -64,11 +68,19 @@ def with_columns(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[F
         raise
 
 
-def _with_structs(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[FallibleExpression]) -> DataFrame:
+def _with_structs(
+    frame: DataFrame,
+    plain: Sequence[Plain],
+    fallibles: Sequence[FallibleExpression],
+) -> DataFrame:
     """The frame with the plain columns, and a struct for each fallible expression, null where it fails."""
     structs = [_null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles]
     try:
-        return frame.select("*", *(F.expr(column.sql).alias(column.name) for column in plain), *structs)
+        return frame.select(
+            "*",
+            *(F.expr(column.sql).alias(column.name) for column in plain),
+            *structs,
+        )
     except PySparkException:
         select(frame, plain)
         for fallible, struct in zip(fallibles, structs, strict=True):
@@ -80,7 +92,9 @@ def _with_structs(frame: DataFrame, plain: Sequence[Plain], fallibles: Sequence[
 
 
 def _with_errors(
-    frame: DataFrame, fallibles: Sequence[FallibleExpression], parts: Sequence[Sequence[tuple[Column, str]]]
+    frame: DataFrame,
+    fallibles: Sequence[FallibleExpression],
+    parts: Sequence[Sequence[tuple[Column, str]]],
 ) -> DataFrame:
     """The frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
@@ -118,7 +132,9 @@ def _types_of(fallible: FallibleExpression, schema: spark.StructType) -> list[sp
 
 
 def _error_column(
-    fallible: FallibleExpression, parts: Sequence[tuple[Column, str]], schema: spark.StructType
+    fallible: FallibleExpression,
+    parts: Sequence[tuple[Column, str]],
+    schema: spark.StructType,
 ) -> Column:
     """The column with the expression's error text. `schema` contains the type of the expression's struct."""
     message = F.when(F.expr(f"NOT ({fallible.passed})"), F.lit(None))
@@ -155,7 +171,10 @@ def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     return text
 
 
-def _resolved_parts(frame: DataFrame, parts: Sequence[tuple[Column, str]]) -> list[tuple[Column, str]]:
+def _resolved_parts(
+    frame: DataFrame,
+    parts: Sequence[tuple[Column, str]],
+) -> list[tuple[Column, str]]:
     return [(column, cause) for column, cause in parts if _is_resolved(frame, column)]
 
 

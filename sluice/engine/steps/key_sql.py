@@ -65,14 +65,20 @@ def _plain(sql: str, kind: spark.DataType) -> str:
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
         case spark.YearMonthIntervalType() | spark.DayTimeIntervalType() | spark.CalendarIntervalType():
-            raise NoKeyError("an interval cannot be a key", "Convert it to a number, such as a number of seconds.")
+            raise NoKeyError(
+                "an interval cannot be a key",
+                "Convert it to a number, such as a number of seconds.",
+            )
         case (
             spark.BooleanType() | spark.IntegralType() | spark.DecimalType() | spark.BinaryType() | spark.NullType()
             | spark.DateType() | spark.TimestampType() | spark.TimestampNTZType()
         ):  # fmt: skip
             return f"CAST({sql} AS STRING)"
         case _:
-            raise NoKeyError(f"a value of type {kind.simpleString()} cannot be a key", "Convert it to a text.")
+            raise NoKeyError(
+                f"a value of type {kind.simpleString()} cannot be a key",
+                "Convert it to a text.",
+            )
 
 
 def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
@@ -108,7 +114,10 @@ def _string(sql: str) -> str:
 def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
     numbers = Counter(field.name.lower() for field in kind.fields)
     if twice := [name for name, number in numbers.items() if number > 1]:
-        raise NoKeyError(f"a key has two fields named {twice[0]}", "Name them apart: struct(a.id AS a, b.id AS b).")
+        raise NoKeyError(
+            f"a key has two fields named {twice[0]}",
+            "Name them apart: struct(a.id AS a, b.id AS b).",
+        )
     parts: list[str] = []
     for field in sorted(kind.fields, key=lambda field: field.name):
         parts.append(literal(f"{',' if parts else ''}{json_string(field.name)}:"))
@@ -124,7 +133,10 @@ def _list(sql: str, kind: spark.ArrayType, depth: int, marked: bool) -> str:
 
 def _map(sql: str, kind: spark.MapType, depth: int, marked: bool) -> str:
     if isinstance(kind.keyType, spark.BinaryType) or _has_doubles(kind.keyType):
-        raise NoKeyError("a map from doubles or bytes cannot be a key", "Cast the map's keys to STRING.")
+        raise NoKeyError(
+            "a map from doubles or bytes cannot be a key",
+            "Cast the map's keys to STRING.",
+        )
     entry, pair = f"e{depth}", f"p{depth}"
     name = _text(f"{entry}.key", kind.keyType, depth + 1)
     value = _json(f"{entry}.value", kind.valueType, depth + 1, marked=marked)

@@ -33,7 +33,10 @@ _META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
 
 def register() -> None:
     """Register picklers for a plan's references and for constraints such as Digits."""
-    copyreg.pickle(msgspec.Meta, lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)))
+    copyreg.pickle(
+        msgspec.Meta,
+        lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)),
+    )
     copyreg.pickle(Reference, _reduce)
 
 

@@ -42,7 +42,12 @@ class Call:
     def _decode(self) -> Callable[[str], Any]:
         return msgspec.json.Decoder(self.planned.takes.value if self.planned.takes else Any).decode
 
-    def call(self, passed: bool | None, key: str | None, value: str | None) -> dict[str, Any] | None:
+    def call(
+        self,
+        passed: bool | None,
+        key: str | None,
+        value: str | None,
+    ) -> dict[str, Any] | None:
         if not passed:
             return None
         # Loaded outside of the `try`: an error in loading the function or the decoder must not reject the record.

@@ -50,7 +50,10 @@ def _alias(column: Column) -> str:
 def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
     step = None if unresolved.step is None else job.pipeline.steps[unresolved.step]
     if isinstance(unresolved.error, NoKeyError):
-        return TopologyError(f"{_where(job, step)} {unresolved.error}.", next_step=unresolved.error.next_step)
+        return TopologyError(
+            f"{_where(job, step)} {unresolved.error}.",
+            next_step=unresolved.error.next_step,
+        )
     return TopologyError(f"{_where(job, step)} Spark says: {_plain(job, str(unresolved.error))}")
 
 

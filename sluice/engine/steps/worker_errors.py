@@ -10,7 +10,10 @@ from sluice.plan import Job
 
 _RAISED = re.compile(r"sluice\.errors\.(EngineError|RecordFailed): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
-_TRACEBACK = re.compile(r"Fatal Python error: [^\n]*\n(.*?)\n\n(?:Extension modules|\s+at )", re.DOTALL)
+_TRACEBACK = re.compile(
+    r"Fatal Python error: [^\n]*\n(.*?)\n\n(?:Extension modules|\s+at )",
+    re.DOTALL,
+)
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 
 
