@@ -106,7 +106,14 @@ class Output(Protocol):
     def release(self) -> None:
         """Send the results buffered since `hold`."""
 
-    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+    def reject(
+        self,
+        error: BaseException,
+        key: str | None,
+        value: str | None,
+        time: int,
+        timer: str = "",
+    ) -> None:
         """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
 
         `value` is the step's input. Raises EngineError if the error or the step's `on_error` ends the run.
@@ -136,7 +143,12 @@ class Operator(Protocol[S]):
         """Stream time at which this state needs `close`; None if it never does."""
 
     def close(
-        self, state: S, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: S,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
@@ -154,6 +166,11 @@ class Timeless:
         return None
 
     def close(
-        self, state: Any, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: Any,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         pass

@@ -36,7 +36,12 @@ class Deduplicate:
         return forgotten_at(min(state), self.within_ms) if state else None
 
     def close(
-        self, state: list[int], key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: list[int],
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         last = last_forgotten(closed, self.within_ms)
         state[:] = [passed for passed in state if passed > last]

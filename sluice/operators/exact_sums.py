@@ -56,7 +56,8 @@ class Exact:
         zeros = (mantissa & -mantissa).bit_length() - 1
         mantissa >>= zeros
         size = (mantissa.bit_length() >> 3) + 1
-        return (exponent + zeros).to_bytes(_EXPONENT_BYTES, signed=True) + mantissa.to_bytes(size, signed=True)
+        exponent_bytes = (exponent + zeros).to_bytes(_EXPONENT_BYTES, signed=True)
+        return exponent_bytes + mantissa.to_bytes(size, signed=True)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -37,7 +37,11 @@ class WindowLateness:
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
     @overload
-    def is_late(self, end: npt.NDArray[np.int64], stream_time: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]: ...
+    def is_late(
+        self,
+        end: npt.NDArray[np.int64],
+        stream_time: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]: ...
     def is_late(self, end: Any, stream_time: Any) -> Any:
         """Whether a record is late for a window that ends at `end`."""
         return end <= self.last_late_end(stream_time)
@@ -78,7 +82,10 @@ class JoinLateness:
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
         """How many ms after a record its match may be, for a record of the left side and for one of the right side."""
-        self._sent_after_ms = window.after_ms + window.grace_ms + 1, window.before_ms + window.grace_ms + 1
+        self._sent_after_ms = (
+            window.after_ms + window.grace_ms + 1,
+            window.before_ms + window.grace_ms + 1,
+        )
         self._reach_ms = window.reach_ms
 
     def expires_at(self, time: int) -> int:

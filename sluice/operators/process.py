@@ -9,7 +9,16 @@ import msgspec
 
 from sluice.operators.base import Output, Row, require_run
 from sluice.operators.encoding import to_json
-from sluice.operators.processor import Context, KeyState, Processor, Record, Schedule, StoreOptions, Timer, field_of
+from sluice.operators.processor import (
+    Context,
+    KeyState,
+    Processor,
+    Record,
+    Schedule,
+    StoreOptions,
+    Timer,
+    field_of,
+)
 
 
 class Process:
@@ -83,7 +92,12 @@ class Process:
         return min(times) if times else None
 
     def close(
-        self, state: KeyState, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: KeyState,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Fire event timers and remove expired entries."""
         if key is None:
@@ -111,7 +125,11 @@ class Process:
             # As in Kafka Streams, a timer fires once for all periods that have passed.
             if schedule.every:
                 passed = (now - schedule.time) // schedule.every + 1
-                state.wall[name] = Schedule(schedule.time + passed * schedule.every, schedule.every, schedule.cause)
+                state.wall[name] = Schedule(
+                    schedule.time + passed * schedule.every,
+                    schedule.every,
+                    schedule.cause,
+                )
             else:
                 del state.wall[name]
             timer = Timer(key, name, "wall", schedule.time)

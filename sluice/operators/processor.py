@@ -198,7 +198,11 @@ class Context:
     """A processor's stores, timers and outputs, for the key of the current record or timer."""
 
     def __init__(
-        self, stores: Mapping[str, StoreOptions], outputs: Mapping[str, Any] | None = None, *, timers: bool = True
+        self,
+        stores: Mapping[str, StoreOptions],
+        outputs: Mapping[str, Any] | None = None,
+        *,
+        timers: bool = True,
     ) -> None:
         self._journal = Journal()
         self._stores: dict[str, Store[Any]] = {
@@ -207,7 +211,8 @@ class Context:
         self._fields = [(store, field_of(number)) for number, store in enumerate(self._stores.values())]
         self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
-        self.keep_changes, self.undo_changes = self._journal.keep_changes, self._journal.undo_changes
+        self.keep_changes = self._journal.keep_changes
+        self.undo_changes = self._journal.undo_changes
         self._state: KeyState
         self._out: Output
         self.key: str | None = ""
@@ -226,7 +231,14 @@ class Context:
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
             ) from None
 
-    def forward(self, key: Any, value: Any, *, to: str = DEFAULT_OUTPUT, time: int | None = None) -> None:
+    def forward(
+        self,
+        key: Any,
+        value: Any,
+        *,
+        to: str = DEFAULT_OUTPUT,
+        time: int | None = None,
+    ) -> None:
         """Send a record to an output; a key that is not a str becomes its text.
 
         `time`, in epoch ms, defaults to the time of the current record or timer.
@@ -279,7 +291,14 @@ class Context:
             self._journal.change(timers, name)
             del timers[name]
 
-    def turn_to(self, kept: KeyState, key: str | None, time: int, stream_time: int, out: Output) -> None:
+    def turn_to(
+        self,
+        kept: KeyState,
+        key: str | None,
+        time: int,
+        stream_time: int,
+        out: Output,
+    ) -> None:
         """Switch to another key, record or timer; called by the engine."""
         self._state, self._out = kept, out
         self.key, self.time, self.stream_time = key, time, stream_time

@@ -149,7 +149,10 @@ class Suppress:
             # The time limit starts with the first update that is held back; later updates do not prolong it.
             since = row.window[1] if self.until_close and row.window else row.time
             state[window] = waiting = Waiting(since, None, row.time)
-        waiting.value, waiting.time, waiting.old, waiting.headers = row.value, row.time, replaced, row.headers
+        waiting.value = row.value
+        waiting.time = row.time
+        waiting.old = replaced
+        waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)

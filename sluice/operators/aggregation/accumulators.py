@@ -189,13 +189,21 @@ class DecimalSum(Accumulator):
         return accumulator[0] + 1, _in_digits(_SUMS.add, accumulator[1], value)
 
     @override
-    def subtract(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
+    def subtract(
+        self,
+        accumulator: tuple[int, Decimal],
+        value: Decimal | None,
+    ) -> tuple[int, Decimal]:
         if value is None:
             return accumulator
         return accumulator[0] - 1, _in_digits(_SUMS.subtract, accumulator[1], value)
 
     @override
-    def merge(self, earlier: tuple[int, Decimal], later: tuple[int, Decimal]) -> tuple[int, Decimal]:
+    def merge(
+        self,
+        earlier: tuple[int, Decimal],
+        later: tuple[int, Decimal],
+    ) -> tuple[int, Decimal]:
         return earlier[0] + later[0], _in_digits(_SUMS.add, earlier[1], later[1])
 
     @override

@@ -36,7 +36,13 @@ class BaseAggregation:
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     """
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
+    def __init__(
+        self,
+        calculation: Calculation,
+        *,
+        retracts: bool = False,
+        only_last: bool = False,
+    ) -> None:
         self.calculation = calculation
         self.retracts = retracts
         self.only_last = only_last
@@ -44,7 +50,13 @@ class BaseAggregation:
         """The windows to which the current row has been added, if `only_last`."""
 
     def _add_to_window(
-        self, state: Windows, start: int, window: Bounds | None, row: Row, out: Output, copied: Any = None
+        self,
+        state: Windows,
+        start: int,
+        window: Bounds | None,
+        row: Row,
+        out: Output,
+        copied: Any = None,
     ) -> None:
         """Add the row's value to the window's aggregate and send the result.
 
@@ -80,7 +92,13 @@ class BaseAggregation:
 class Aggregation(BaseAggregation):
     """An aggregation of a stream. A row that fails does not change the state."""
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
+    def __init__(
+        self,
+        calculation: Calculation,
+        *,
+        retracts: bool = False,
+        only_last: bool = False,
+    ) -> None:
         super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, int], None] = {}
@@ -183,7 +201,13 @@ class TableAggregate(Timeless, BaseAggregation):
             out.release()
 
     def _update(
-        self, state: Windows, key: str, time: int, subtracted: str | None, added: str | None, out: Output
+        self,
+        state: Windows,
+        key: str,
+        time: int,
+        subtracted: str | None,
+        added: str | None,
+        out: Output,
     ) -> None:
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
         calculation = self.calculation
@@ -225,7 +249,12 @@ class WindowedAggregate(Aggregation):
     """
 
     def __init__(
-        self, calculation: Calculation, window: Window, *, retracts: bool = False, only_last: bool = False
+        self,
+        calculation: Calculation,
+        window: Window,
+        *,
+        retracts: bool = False,
+        only_last: bool = False,
     ) -> None:
         super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.window = window
@@ -258,7 +287,12 @@ class WindowedAggregate(Aggregation):
         return self.lateness.closes_at(min(state) + self.window.size_ms) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: Windows,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         last_closed = self.lateness.last_closed_end(closed) - self.window.size_ms
         for start in [start for start in state if start <= last_closed]:

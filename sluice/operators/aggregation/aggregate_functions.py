@@ -27,7 +27,10 @@ _NUMBERS = (int, float, Decimal)
 _ORDERED = (*_NUMBERS, str, bool)
 
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("sum", "avg", "percentile", "percentiles", "approx_percentile", "approx_percentiles"), _NUMBERS),
+    **dict.fromkeys(
+        ("sum", "avg", "percentile", "percentiles", "approx_percentile", "approx_percentiles"),
+        _NUMBERS,
+    ),
     **dict.fromkeys(STATISTICS_OF_ONE, _NUMBERS),
     **dict.fromkeys(("min", "max", "top"), _ORDERED),
     **dict.fromkeys(("bool_and", "bool_or"), (bool,)),
@@ -58,7 +61,8 @@ class Function:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise TopologyError(
-                f"Unknown aggregate function {self.name}.", next_step=f"Use {', '.join(sorted(NAMES))}."
+                f"Unknown aggregate function {self.name}.",
+                next_step=f"Use {', '.join(sorted(NAMES))}.",
             )
         _require(self.name, self.argument, _ARGUMENTS.get(self.name))
         if self.name in ("min_by", "max_by"):
@@ -85,7 +89,8 @@ class Function:
 
 def _require(what: str, argument: type | None, allowed: tuple[type, ...] | None) -> None:
     if allowed and argument not in allowed:
-        needed, given = " or ".join(kind.__name__ for kind in allowed), _NAMES_OF_TYPES.get(argument, str(argument))
+        needed = " or ".join(kind.__name__ for kind in allowed)
+        given = _NAMES_OF_TYPES.get(argument, str(argument))
         raise TopologyError(
             f"{what} needs {needed}, not {given}.",
             next_step="Aggregate another field or one of its fields, convert it with CAST, or use Python functions.",
@@ -100,7 +105,10 @@ _NAMES_OF_TYPES: dict[type | None, str] = {
 }
 
 
-_SUMS: dict[Any, Callable[[], Accumulator]] = {float: accumulators.ExactSum, Decimal: accumulators.DecimalSum}
+_SUMS: dict[Any, Callable[[], Accumulator]] = {
+    float: accumulators.ExactSum,
+    Decimal: accumulators.DecimalSum,
+}
 _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
     float: accumulators.ExactAverage,
     Decimal: accumulators.DecimalAverage,
@@ -117,13 +125,20 @@ def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case pe
         case "count":
             return accumulators.Count(kind is None)
         case "sum":
-            return _SUMS.get(kind, accumulators.BigintSum if function.bigint else accumulators.Sum)()
+            return _SUMS.get(
+                kind,
+                accumulators.BigintSum if function.bigint else accumulators.Sum,
+            )()
         case "avg":
             return _AVERAGES.get(kind, accumulators.Average)()
         case "min" | "max":
             return accumulators.Extreme(kind, operator.lt if name == "min" else operator.gt)
         case "min_by" | "max_by":
-            return accumulators.ByOrder(kind, function.second, operator.lt if name == "min_by" else operator.gt)
+            return accumulators.ByOrder(
+                kind,
+                function.second,
+                operator.lt if name == "min_by" else operator.gt,
+            )
         case "first":
             return accumulators.First(kind | None)
         case "last":
@@ -143,7 +158,11 @@ def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case pe
         case "percentile" | "percentiles":
             return accumulators.Percentile(kind, parameters, many=name == "percentiles")
         case "approx_percentile" | "approx_percentiles":
-            return accumulators.ApproximatePercentile(kind, parameters, many=name == "approx_percentiles")
+            return accumulators.ApproximatePercentile(
+                kind,
+                parameters,
+                many=name == "approx_percentiles",
+            )
         case "bool_and" | "bool_or":
             return accumulators.Truths(all_true=name == "bool_and")
         case "bit_and" | "bit_or" | "bit_xor":

@@ -70,7 +70,11 @@ class Functions:
     """
 
     def __init__(
-        self, *functions: Function, subtracts: bool = False, fields: tuple[str, ...] = (), scalar: bool = False
+        self,
+        *functions: Function,
+        subtracts: bool = False,
+        fields: tuple[str, ...] = (),
+        scalar: bool = False,
     ) -> None:
         for function in functions:
             if subtracts and function.name not in SUBTRACTABLE:

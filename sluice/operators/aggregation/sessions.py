@@ -19,7 +19,13 @@ class SessionAggregate(Aggregation):
     the merged session. Results have no headers, as in Kafka Streams.
     """
 
-    def __init__(self, calculation: Calculation, window: SessionWindow, *, retracts: bool = False) -> None:
+    def __init__(
+        self,
+        calculation: Calculation,
+        window: SessionWindow,
+        *,
+        retracts: bool = False,
+    ) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
         self.lateness = WindowLateness(window)
@@ -48,7 +54,13 @@ class SessionAggregate(Aggregation):
             session_end, session_aggregate = state.pop(session)
             window = session, session_end
             if self.retracts:
-                out.emit(key, self.calculation.result(session_aggregate), session_end, window=window, old=True)
+                out.emit(
+                    key,
+                    self.calculation.result(session_aggregate),
+                    session_end,
+                    window=window,
+                    old=True,
+                )
             # A result's key includes the session's bounds: if the bounds change, a tombstone deletes the old key.
             if window != (start, end):
                 out.emit(key, None, session_end, window=window)
@@ -59,7 +71,10 @@ class SessionAggregate(Aggregation):
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
-        earliest_end = max(row.time - self.window.gap_ms, self.lateness.last_closed_end(row.before) + 1)
+        earliest_end = max(
+            row.time - self.window.gap_ms,
+            self.lateness.last_closed_end(row.before) + 1,
+        )
         latest_start = row.time + self.window.gap_ms
         return sorted(start for start in state if start <= latest_start and state[start][0] >= earliest_end)
 
@@ -67,7 +82,12 @@ class SessionAggregate(Aggregation):
         return self.lateness.closes_at(min(end for end, _ in state.values())) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: Windows,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the sessions that no later record can join."""
         last_closed_end = self.lateness.last_closed_end(closed)

@@ -147,7 +147,14 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
                 self.counts, self.bins = {}, _binned(self.counts)
         return undo
 
-    def _restore(self, counts: dict[T, int], bins: dict[int, int], value: T, least: T | None, most: T | None) -> None:
+    def _restore(
+        self,
+        counts: dict[T, int],
+        bins: dict[int, int],
+        value: T,
+        least: T | None,
+        most: T | None,
+    ) -> None:
         self.counts, self.bins, self.least, self.most = counts, bins, least, most
         if bins:
             _count(bins, _bin(value), -1)

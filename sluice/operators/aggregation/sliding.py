@@ -19,7 +19,13 @@ class SlidingAggregate(Aggregation):
     an existing window with the same records. A window for which the record is late is neither created nor changed.
     """
 
-    def __init__(self, calculation: Calculation, window: SlidingWindow, *, retracts: bool = False) -> None:
+    def __init__(
+        self,
+        calculation: Calculation,
+        window: SlidingWindow,
+        *,
+        retracts: bool = False,
+    ) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
         self.lateness = WindowLateness(window)
@@ -36,7 +42,10 @@ class SlidingAggregate(Aggregation):
             out.send_late()
             return
         # Windows that contain the record, or a record that shares a window with it; the latest first.
-        starts = sorted((start for start in state if time - 2 * size <= start <= time + 1), reverse=True)
+        starts = sorted(
+            (start for start in state if time - 2 * size <= start <= time + 1),
+            reverse=True,
+        )
         next_window = self._next_window(state, starts, time)
         if time < size:
             is_counted = self._add_to_first(state, starts, row, out, next_window)
@@ -59,13 +68,24 @@ class SlidingAggregate(Aggregation):
             return None
         return latest, self.calculation.copy(aggregate)
 
-    def _create_next(self, state: Windows, row: Row, out: Output, next_window: tuple[int, Any] | None) -> None:
+    def _create_next(
+        self,
+        state: Windows,
+        row: Row,
+        out: Output,
+        next_window: tuple[int, Any] | None,
+    ) -> None:
         """Create the window right after the record, if `_next_window` has returned it."""
         if next_window is not None:
             start = row.time + 1
             state[start] = next_window
             latest, aggregate = next_window
-            out.emit(row.key, self.calculation.result(aggregate), latest, window=(start, start + self.window.size_ms))
+            out.emit(
+                row.key,
+                self.calculation.result(aggregate),
+                latest,
+                window=(start, start + self.window.size_ms),
+            )
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record that has a window of its own, which ends at the record. Returns whether any window was open.
@@ -83,7 +103,12 @@ class SlidingAggregate(Aggregation):
             # The row's own window also contains the records of the preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
-        is_counted = self._add_to_each(state, [start for start in starts if own <= start <= row.time], row, out)
+        is_counted = self._add_to_each(
+            state,
+            [start for start in starts if own <= start <= row.time],
+            row,
+            out,
+        )
         # The window right after the previous record does not exist yet: the row is the first record in it.
         if previous is not None and own <= previous < row.time and previous + 1 not in state:
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
@@ -93,11 +118,21 @@ class SlidingAggregate(Aggregation):
             # visible to a later step that counts updates.
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
-                out.emit(row.key, self.calculation.result(aggregate), time, window=(own, own + self.window.size_ms))
+                out.emit(
+                    row.key,
+                    self.calculation.result(aggregate),
+                    time,
+                    window=(own, own + self.window.size_ms),
+                )
         return is_counted
 
     def _add_to_first(
-        self, state: Windows, starts: list[int], row: Row, out: Output, next_window: tuple[int, Any] | None
+        self,
+        state: Windows,
+        starts: list[int],
+        row: Row,
+        out: Output,
+        next_window: tuple[int, Any] | None,
     ) -> bool:
         """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
@@ -110,7 +145,14 @@ class SlidingAggregate(Aggregation):
         is_first_in_next = previous < row.time and previous + 1 not in state
         return self._add_to_each(state, [previous + 1, 0] if is_first_in_next else [0], row, out) or is_counted
 
-    def _add_to_each(self, state: Windows, starts: list[int], row: Row, out: Output, copied: Any | None = None) -> bool:
+    def _add_to_each(
+        self,
+        state: Windows,
+        starts: list[int],
+        row: Row,
+        out: Output,
+        copied: Any | None = None,
+    ) -> bool:
         """Add the value to the windows for which it is not late. Returns whether there was such a window."""
         size = self.window.size_ms
         last_late = self.lateness.last_late_end(row.after) - size
@@ -125,7 +167,12 @@ class SlidingAggregate(Aggregation):
         return self.lateness.late_at(self._last_use(min(state))) if state else None
 
     def close(
-        self, state: Windows, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: Windows,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the windows that can no longer be changed or copied to a new one."""
         for start in [start for start in state if self.lateness.is_late(self._last_use(start), closed)]:

@@ -38,7 +38,13 @@ class TableJoin(Timeless):
 
     state_type: Any = TablePair
 
-    def __init__(self, how: How, *, retracts: bool = False, filtered: tuple[bool, bool] = (False, False)) -> None:
+    def __init__(
+        self,
+        how: How,
+        *,
+        retracts: bool = False,
+        filtered: tuple[bool, bool] = (False, False),
+    ) -> None:
         self.how = how
         self.retracts = retracts
         self.filtered = filtered
@@ -141,7 +147,11 @@ class StreamTableJoin(Timeless):
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
-            out.emit(row.foreign if self.mapped else row.key, joined(row.value, state.value), row.time)
+            out.emit(
+                row.foreign if self.mapped else row.key,
+                joined(row.value, state.value),
+                row.time,
+            )
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None

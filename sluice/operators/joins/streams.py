@@ -146,7 +146,8 @@ class StreamJoin:
             return False
         lateness = self.lateness
         earliest = max(
-            row.time - lateness.ahead[other_side], lateness.last_expired(row.latest_of_sides[other_side]) + 1
+            row.time - lateness.ahead[other_side],
+            lateness.last_expired(row.latest_of_sides[other_side]) + 1,
         )
         first = bisect_left(records, earliest, key=_TIME)
         last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
@@ -233,7 +234,12 @@ class StreamJoin:
         return None if due == _NEVER else due
 
     def close(
-        self, state: Sides, key: str | None, closed: int, out: Output, latest_of_sides: tuple[int, int] = (-1, -1)
+        self,
+        state: Sides,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
         # The engine selects the keys to close by `closed` alone. If records were forgotten up to a later time, it would
@@ -243,7 +249,10 @@ class StreamJoin:
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
-        for side, latest in ((state.left, latest_of_sides[LEFT]), (state.right, latest_of_sides[RIGHT])):
+        for side, latest in (
+            (state.left, latest_of_sides[LEFT]),
+            (state.right, latest_of_sides[RIGHT]),
+        ):
             records, last = side.records, self.lateness.last_expired(latest)
             if not records or records[0].time > last:
                 continue
