@@ -5,7 +5,14 @@ into stages, `groups` plans all other aggregates, `scopes` and `job_columns` add
 `job`, `steps`, `layers`, `aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
 """
 
-from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Combinable, Lookup, Select, StoreColumn
+from sluice.plan.aggregation_groups import (
+    AggregationGroup,
+    ChangeSink,
+    Combinable,
+    Lookup,
+    Select,
+    StoreColumn,
+)
 from sluice.plan.explain import explain
 from sluice.plan.job import Job, Plan, PlannedPipeline, PlanOf
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation

@@ -95,7 +95,10 @@ def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[s
 
 
 @lru_cache(maxsize=256)
-def _typed_layer(layer: tuple[Column | FallibleExpression, ...], before: frozenset[tuple[str, str]]) -> TypedLayer:
+def _typed_layer(
+    layer: tuple[Column | FallibleExpression, ...],
+    before: frozenset[tuple[str, str]],
+) -> TypedLayer:
     """The layer with the types of its expressions; `before` has the names and types of the columns before the layer.
 
     The result is cached, because several parts of a query need it.
@@ -160,7 +163,12 @@ def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFal
         if number == fallible.key and (problem := key_problem(column.type)):
             raise NeedsSparkError(problem)
     causes = tuple((on_arrow(sql, types), text) for sql, text in fallible.causes)
-    return TypedFallibleExpression(fallible, on_arrow(fallible.passed, types, "BOOLEAN"), columns, causes)
+    return TypedFallibleExpression(
+        fallible,
+        on_arrow(fallible.passed, types, "BOOLEAN"),
+        columns,
+        causes,
+    )
 
 
 def why_spark(job: Job) -> str:

@@ -45,7 +45,10 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     kind = type_of(argument, types)
     if is_integer(kind):
         # A sum of type BIGINT could overflow in one order of the records and not in another.
-        return CombinableFunction(name, f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument)
+        return CombinableFunction(
+            name,
+            f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument,
+        )
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
         # Spark shortens the scale of a decimal with too many digits, so a type with the most digits is only a guess.
@@ -57,5 +60,8 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
 def why_not_combinable(node: nodes.Aggregate) -> str:
     """The reason why the functions of an aggregate are not combinable; an empty text if they are."""
     types = types_after(node.parent) | METADATA
-    text = next((text for text in node.columns.values() if combinable_function(text, types) is None), None)
+    text = next(
+        (text for text in node.columns.values() if combinable_function(text, types) is None),
+        None,
+    )
     return "" if text is None else f"{text} is computed record by record"

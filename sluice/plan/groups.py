@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Combinable, Lookup, Select, StoreColumn
+from sluice.plan.aggregation_groups import (
+    AggregationGroup,
+    ChangeSink,
+    Combinable,
+    Lookup,
+    Select,
+    StoreColumn,
+)
 from sluice.plan.combinable import CombinableFunction, combinable_function
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.job_columns import JobColumns
@@ -23,12 +30,20 @@ from sluice.values.windows import Window
 
 
 def plan_groups(
-    scopes: Scopes, aggregates: Sequence[nodes.Aggregate], late_sinks: LateSinks
+    scopes: Scopes,
+    aggregates: Sequence[nodes.Aggregate],
+    late_sinks: LateSinks,
 ) -> tuple[AggregationGroup, ...]:
     """The groups of these combinable aggregates."""
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in aggregates:
-        state_rows_shared = (node.parent.number, node.key, node.window, node.late, node.retention_ms)
+        state_rows_shared = (
+            node.parent.number,
+            node.key,
+            node.window,
+            node.late,
+            node.retention_ms,
+        )
         # A record that fails in one store must still count in others, so a group has only stores that fail together.
         failing_together = (node.on_error, _fallible_arguments(node))
         groups.setdefault((*state_rows_shared, *failing_together), []).append(node)
@@ -62,12 +77,22 @@ def _fallible_arguments(node: nodes.Aggregate) -> tuple[str, ...]:
     return tuple(sql for sql in _arguments([node]) if may_fail(sql, types))
 
 
-def _group(scopes: Scopes, members: list[nodes.Aggregate], late_sinks: LateSinks) -> AggregationGroup:
+def _group(
+    scopes: Scopes,
+    members: list[nodes.Aggregate],
+    late_sinks: LateSinks,
+) -> AggregationGroup:
     first, columns = members[0], scopes.columns
     parent = first.parent.number
     scope = scopes.after(first.parent)
     arguments = {f"argument{number}": sql for number, sql in enumerate(_arguments(members))}
-    scope, sqls = columns.guard(scope, first, first.parent, {"key": first.key} | arguments, key="key")
+    scope, sqls = columns.guard(
+        scope,
+        first,
+        first.parent,
+        {"key": first.key} | arguments,
+        key="key",
+    )
     condition = columns.row_condition(scope)
 
     def output_column(letter: str, sql: str) -> str:
@@ -88,7 +113,13 @@ def _group(scopes: Scopes, members: list[nodes.Aggregate], late_sinks: LateSinks
     return group
 
 
-def _add_late_columns(columns: JobColumns, scope: Scope, group: AggregationGroup, condition: str, step: int) -> None:
+def _add_late_columns(
+    columns: JobColumns,
+    scope: Scope,
+    group: AggregationGroup,
+    condition: str,
+    step: int,
+) -> None:
     columns.add_output_column(group.late_key, columns.read(scope, "_key"), step)
     columns.add_output_column(group.late_value, columns.json(scope, condition), step)
 
@@ -123,7 +154,13 @@ def change_sink(
         elif isinstance(node, nodes.Select):
             steps.append(_select(node, columns))
             columns = shape_columns(shape_after(node), "v")
-    return ChangeSink(sink_of(sink), group, store_column, tuple(steps), scalar=aggregate.scalar and not steps)
+    return ChangeSink(
+        sink_of(sink),
+        group,
+        store_column,
+        tuple(steps),
+        scalar=aggregate.scalar and not steps,
+    )
 
 
 def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]:

@@ -91,7 +91,12 @@ class Job:
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
-        return (*self.stream_sinks, *(table.sink for table in self.change_sinks), *late, *self.operator_sinks)
+        return (
+            *self.stream_sinks,
+            *(table.sink for table in self.change_sinks),
+            *late,
+            *self.operator_sinks,
+        )
 
     @property
     def outputs(self) -> tuple[str, ...]:

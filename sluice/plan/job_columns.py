@@ -236,7 +236,13 @@ class JobColumns:
     # -- Expressions that can fail
 
     def guard(
-        self, scope: Scope, node: nodes.Node, before: nodes.Node, texts: Mapping[str, str], *, key: str = ""
+        self,
+        scope: Scope,
+        node: nodes.Node,
+        before: nodes.Node,
+        texts: Mapping[str, str],
+        *,
+        key: str = "",
     ) -> tuple[Scope, dict[str, str]]:
         """SQL of a step's expressions, and the scope after it, which passes records for which no expression failed.
 
@@ -244,7 +250,14 @@ class JobColumns:
         the returned SQL of this expression computes the key's text.
         """
         types = types_after(before) | METADATA | CHANGE_METADATA
-        return self.guard_if(self.evaluation_condition(scope, before), scope, node, types, texts, key=key)
+        return self.guard_if(
+            self.evaluation_condition(scope, before),
+            scope,
+            node,
+            types,
+            texts,
+            key=key,
+        )
 
     def guard_if(
         self,
@@ -282,17 +295,35 @@ class JobColumns:
             fallible.index(key) if key in fallible else None,
             tuple((self.sql(scope, part), why) for name in fallible for part, why in failure_causes(texts[name])),
         )
-        after, expression = self._add_fallible(scope, node, expression, reported_with=scope if reported else None)
+        after, expression = self._add_fallible(
+            scope,
+            node,
+            expression,
+            reported_with=scope if reported else None,
+        )
         for number, name in enumerate(fallible):
             sqls[name] = expression.key_text if name == key else expression.result(number)
         return after, sqls
 
-    def guard_results(self, scope: Scope, node: nodes.Node, columns: Sequence[str], before: Scope) -> Scope:
+    def guard_results(
+        self,
+        scope: Scope,
+        node: nodes.Node,
+        columns: Sequence[str],
+        before: Scope,
+    ) -> Scope:
         """The scope of the records for which a step's results in these columns can be written as JSON.
 
         A dead letter has the value of `before`, the scope before the step.
         """
-        expression = FallibleExpression(self._fallible_name(node), node.number, scope.passed, tuple(columns), None, ())
+        expression = FallibleExpression(
+            self._fallible_name(node),
+            node.number,
+            scope.passed,
+            tuple(columns),
+            None,
+            (),
+        )
         after, _ = self._add_fallible(scope, node, expression, reported_with=before)
         return after
 
@@ -326,14 +357,22 @@ class JobColumns:
         return f"t{node.number}_{sum(expression.step == node.number for expression in self._fallible)}"
 
     def _add_fallible(
-        self, scope: Scope, node: nodes.Node, expression: FallibleExpression, *, reported_with: Scope | None
+        self,
+        scope: Scope,
+        node: nodes.Node,
+        expression: FallibleExpression,
+        *,
+        reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
         """The scope after an expression, and the expression, or an equal expression that the node already has.
 
         A failure is reported with the value of the scope `reported_with`.
         """
         # A node can have several edges with the same expressions, which are computed and reported once.
-        same = next((other for other in self._fallible if replace(expression, name=other.name) == other), None)
+        same = next(
+            (other for other in self._fallible if replace(expression, name=other.name) == other),
+            None,
+        )
         if same is None:
             self._fallible.append(expression)
             self.add(scope.stage, scope.depth + 1, expression)
@@ -369,7 +408,11 @@ def _is_first_row(explosion: int) -> str:
 def column_name(prefix: str, field_name: str) -> str:
     """The name of the job's column for a field, which needs no quotes in SQL."""
     # An underscore that looks like the start of an escape is escaped, too, so that two fields never share a column.
-    escaped = re.sub("[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)", lambda sign: f"_x{ord(sign[0]):x}_", field_name)
+    escaped = re.sub(
+        "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)",
+        lambda sign: f"_x{ord(sign[0]):x}_",
+        field_name,
+    )
     return f"{prefix}_{escaped}"
 
 

@@ -14,7 +14,14 @@ from sluice.values.references import Reference, reference
 
 def step_of(node: nodes.Node) -> Step:
     """A node's number, name and description, for messages and counts."""
-    return Step(node.number, node.name, drawing.title(node), drawing.detail(node), node.at, node.on_error)
+    return Step(
+        node.number,
+        node.name,
+        drawing.title(node),
+        drawing.detail(node),
+        node.at,
+        node.on_error,
+    )
 
 
 def topics_of(node: nodes.Node) -> tuple[str, ...]:

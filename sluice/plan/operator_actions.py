@@ -47,7 +47,15 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
             table = nodes.is_table(node.parent)
-            return Aggregate(node.window, functions, tuple(node.columns), node.scalar, plain, table, node.retention_ms)
+            return Aggregate(
+                node.window,
+                functions,
+                tuple(node.columns),
+                node.scalar,
+                plain,
+                table,
+                node.retention_ms,
+            )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
@@ -82,11 +90,26 @@ def _process(node: nodes.Process) -> Process:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
-        stores[name] = ProcessorStore(Reference(kind), ttl_ms, f"map<string,{declared(kind)}>", group_id)
+        stores[name] = ProcessorStore(
+            Reference(kind),
+            ttl_ms,
+            f"map<string,{declared(kind)}>",
+            group_id,
+        )
     outputs = {}
     for number, (name, kind) in enumerate(node.returns.items()):
-        outputs[name] = ProcessorOutput(reference(kind), result_column(node.number, number), shape_of(kind))
-    return Process(Reference(node.processor), stores, reference(node.takes), outputs, node.queryable)
+        outputs[name] = ProcessorOutput(
+            reference(kind),
+            result_column(node.number, number),
+            shape_of(kind),
+        )
+    return Process(
+        Reference(node.processor),
+        stores,
+        reference(node.takes),
+        outputs,
+        node.queryable,
+    )
 
 
 def waits_for_close(node: nodes.Node) -> bool:

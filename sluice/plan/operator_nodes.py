@@ -41,7 +41,10 @@ def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
 
 def why_operator(pipeline: Graph, node: nodes.Node) -> str:
     """The reason why a node is an operator, for `sluice explain`."""
-    return _operators(pipeline).reasons.get(node.number, "merges streams from before and after a stateful step")
+    return _operators(pipeline).reasons.get(
+        node.number,
+        "merges streams from before and after a stateful step",
+    )
 
 
 @dataclass(frozen=True)

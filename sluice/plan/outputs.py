@@ -46,7 +46,10 @@ class Outputs:
         return cls(of_records, of_groups, of_operators, peeks_at_records, peeks_at_results)
 
 
-def _chain_from_group(sink: nodes.Sink, combinable: Collection[nodes.Aggregate]) -> Sequence[nodes.Node] | None:
+def _chain_from_group(
+    sink: nodes.Sink,
+    combinable: Collection[nodes.Aggregate],
+) -> Sequence[nodes.Node] | None:
     """The nodes from a combinable aggregate to the sink; None if the sink does not follow one."""
     chain: list[nodes.Node] = [sink.parent]
     while nodes.parents(chain[0]) and chain[0] not in combinable:

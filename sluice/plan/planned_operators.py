@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.operators.base import DEFAULT_OUTPUT
-from sluice.plan.operator_parameters import Action, Aggregate, Process, ProcessorStore, PythonAggregate, StreamJoin
+from sluice.plan.operator_parameters import (
+    Action,
+    Aggregate,
+    Process,
+    ProcessorStore,
+    PythonAggregate,
+    StreamJoin,
+)
 from sluice.plan.steps import Sink, Step
 from sluice.values import row_order
 from sluice.values.windows import AnyWindow
@@ -135,7 +142,10 @@ class PlannedOperator:
     def output_of(self, column: str) -> str:
         """The name of the output whose results are in a column."""
         outputs = self.action.outputs if isinstance(self.action, Process) else {}
-        return next((name for name, output in outputs.items() if output.column == column), DEFAULT_OUTPUT)
+        return next(
+            (name for name, output in outputs.items() if output.column == column),
+            DEFAULT_OUTPUT,
+        )
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:

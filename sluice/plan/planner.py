@@ -21,7 +21,10 @@ from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
 from sluice.values.sql_text import value_if
 
-_DEPENDS_ON_CLOCK = re.compile(r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_", re.IGNORECASE)
+_DEPENDS_ON_CLOCK = re.compile(
+    r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
+    re.IGNORECASE,
+)
 """Matches functions that depend on the time of the batch. (Functions that also vary within a batch are errors.)"""
 
 
@@ -43,7 +46,12 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     return Plan(planned, _job(pipeline, planned))
 
 
-def load_plan(folder: Path, name: str, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
+def load_plan(
+    folder: Path,
+    name: str,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Plan:
     """Load the pipeline with this name from a folder of pipelines' files, and plan it, or a part of it: see `plan`."""
     return plan(load_pipeline(folder, name), only, without)
 
@@ -138,7 +146,11 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     """The global tables. A table's group number is its source node's number, whatever steps follow the source."""
     return tuple(
-        GlobalTableInput(source_of(source), source.number, contracts.sql_type(source.serde.contract))
+        GlobalTableInput(
+            source_of(source),
+            source.number,
+            contracts.sql_type(source.serde.contract),
+        )
         for source in _sources(pipeline)
         if source.kind == "global_table"
     )

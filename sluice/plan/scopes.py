@@ -60,7 +60,13 @@ class Scopes:
             self._scopes[node.number, old] = self._made(node, old=old)
         return self._scopes[node.number, old]
 
-    def for_branch(self, scope: Scope, parent: nodes.Node, child: nodes.Node, side: int = 0) -> Scope:
+    def for_branch(
+        self,
+        scope: Scope,
+        parent: nodes.Node,
+        child: nodes.Node,
+        side: int = 0,
+    ) -> Scope:
         """The scope of the parent's output as input number `side` of one of its children."""
         inputs = []
         for node in self.pipeline.whole.nodes:
@@ -70,7 +76,11 @@ class Scopes:
         if len(inputs) <= 1:
             return scope
         turn = inputs.index((child.number, side))
-        return replace(scope, path=(*scope.path, row_order.turn_sql(turn)), turns=(*scope.turns, turn))
+        return replace(
+            scope,
+            path=(*scope.path, row_order.turn_sql(turn)),
+            turns=(*scope.turns, turn),
+        )
 
     def null_as_missing(self, scope: Scope) -> Scope:
         """The scope in which a value that is not an object, and is null, counts as a missing value."""
@@ -81,7 +91,10 @@ class Scopes:
         else:
             is_null = f"{self.columns.read(scope, TEXT_FIELD)} IS NULL"
         before = self.columns.read_null(scope)
-        return replace(scope, is_null=f"({is_null})" if before == "false" else f"({before} OR {is_null})")
+        return replace(
+            scope,
+            is_null=f"({is_null})" if before == "false" else f"({before} OR {is_null})",
+        )
 
     def _made(self, node: nodes.Node, *, old: bool) -> Scope:
         if isinstance(node, nodes.ToTable) and not old:
@@ -97,7 +110,10 @@ class Scopes:
                     scopes.append(self.for_branch(self.after(stream), stream, node, side))
                 return self._merged(node, scopes)
             case nodes.Branch(parent=process):
-                return self._processor_output(node, self.for_branch(self.after(process), process, node))
+                return self._processor_output(
+                    node,
+                    self.for_branch(self.after(process), process, node),
+                )
             case _:
                 (parent,) = nodes.parents(node)
                 return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
@@ -143,7 +159,10 @@ class Scopes:
         """The scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
         # Kafka Streams drops a table's records that have no key, and counts them.
-        return replace(scope, passed=f"({scope.passed} AND {self.columns.read(scope, '_key')} IS NOT NULL)")
+        return replace(
+            scope,
+            passed=f"({scope.passed} AND {self.columns.read(scope, '_key')} IS NOT NULL)",
+        )
 
     # -- Results of operators
 
@@ -151,14 +170,26 @@ class Scopes:
         """The scope after an operator. The value is a single column, whose type the engine determines."""
         passed = f"(emitted AND target <=> {node.number})"
         results_of = frozenset({node.number})
-        scope = Scope(self.operator_stages[node.number], 0, passed, _RESULT_METADATA, results_of=results_of)
+        scope = Scope(
+            self.operator_stages[node.number],
+            0,
+            passed,
+            _RESULT_METADATA,
+            results_of=results_of,
+        )
         column = result_column(node.number)
         producer = node
         while producer.number in self.chained:
             (producer,) = nodes.parents(producer)
         expressions = result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
         if isinstance(producer, nodes.Aggregate) and expressions is not None:
-            scope = self._aggregate_columns(producer, scope, column, expressions, is_chained=producer is not node)
+            scope = self._aggregate_columns(
+                producer,
+                scope,
+                column,
+                expressions,
+                is_chained=producer is not node,
+            )
         else:
             scope = _with_value_in(column, scope, self._result_shape(producer))
             scope = self.columns.register_results(replace(scope, unchanged_result=column), column)
@@ -175,12 +206,20 @@ class Scopes:
     ) -> Scope:
         """The scope after an aggregate whose columns are computed from the results of its functions."""
         results = {call: f"{column}.a{number}" for number, call in enumerate(expressions.functions)}
-        scope = self.columns.register_results(replace(scope, columns=results | _RESULT_METADATA), column)
+        scope = self.columns.register_results(
+            replace(scope, columns=results | _RESULT_METADATA),
+            column,
+        )
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
         # A chained suppress step sends results that have been computed once before. Failures were reported then.
         scope, columns = self.columns.guard_if(
-            condition, scope, node, expressions.types, dict(expressions.columns), reported=not is_chained
+            condition,
+            scope,
+            node,
+            expressions.types,
+            dict(expressions.columns),
+            reported=not is_chained,
         )
         if node.scalar:
             columns = {TEXT_FIELD: next(iter(columns.values()))}
@@ -227,7 +266,10 @@ class Scopes:
         if nodes.is_table(node):
             # A row that no longer passes the filter is deleted from the filtered table.
             sql = f"({self.columns.read_null(scope)} OR NOT coalesce({condition}, false))"
-            scope = replace(self._next_layer_with(scope, Column(name, sql, node.number)), is_null=name)
+            scope = replace(
+                self._next_layer_with(scope, Column(name, sql, node.number)),
+                is_null=name,
+            )
             return self.columns.null_removed_rows(scope)
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
@@ -237,7 +279,12 @@ class Scopes:
         scope = self._next_layer_with(scope, Column(name, sql, node.number))
         return replace(scope, columns={**scope.columns, "_key": name}, rekeyed=True)
 
-    def _mapped(self, node: nodes.Select | nodes.MapValues, scope: Scope, texts: Mapping[str, str]) -> Scope:
+    def _mapped(
+        self,
+        node: nodes.Select | nodes.MapValues,
+        scope: Scope,
+        texts: Mapping[str, str],
+    ) -> Scope:
         columns = scope.metadata
         scope, sqls = self.columns.guard(scope, node, node.parent, texts)
         # Spark need not compute the expressions for records that an earlier filter removed.
@@ -252,7 +299,12 @@ class Scopes:
         # Mapping turns a stream's null value into an object; in a table, a null value remains a deletion.
         is_null = scope.is_null if nodes.is_table(node) else "false"
         return replace(
-            scope, depth=scope.depth + 1, columns=columns, scalar=False, is_null=is_null, unchanged_result=None
+            scope,
+            depth=scope.depth + 1,
+            columns=columns,
+            scalar=False,
+            is_null=is_null,
+            unchanged_result=None,
         )
 
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
@@ -284,7 +336,10 @@ class Scopes:
             case "nothing":
                 return after
             case "condition":
-                return replace(after, passed=f"coalesce({after.passed} AND {name}.value = 'true', false)")
+                return replace(
+                    after,
+                    passed=f"coalesce({after.passed} AND {name}.value = 'true', false)",
+                )
             case "key":
                 return self._rekeyed(node, after, f"{name}.key")
             case "values" | "records":
@@ -296,7 +351,10 @@ class Scopes:
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
         """The scope after a function, with the returned value and, if the function returns it, the key."""
         name = result_column(node.number)
-        scope = self._next_layer_with(scope, Column(name, node.shape.value_sql(f"{result}.value"), node.number))
+        scope = self._next_layer_with(
+            scope,
+            Column(name, node.shape.value_sql(f"{result}.value"), node.number),
+        )
         metadata = scope.metadata
         scope = _with_value_in(name, scope, node.shape)
         fields = {field: scope.columns[field] for field in scope.fields}
@@ -311,10 +369,21 @@ class Scopes:
         inputs = [(name, value_if(scope.passed, self.columns.read(scope, name))) for name in scope.fields]
         columns = {name: column_name(f"n{node.number}", name) for name in node.fields}
         outputs = [(name, columns[name], kind) for name, kind in node.fields.items()]
-        transformation = Transformation(node.number, Reference(node.function), node.at, tuple(inputs), tuple(outputs))
+        transformation = Transformation(
+            node.number,
+            Reference(node.function),
+            node.at,
+            tuple(inputs),
+            tuple(outputs),
+        )
         self.columns.add_transformation(scope.stage, depth, transformation)
         after = replace(
-            scope, depth=depth, columns=scope.metadata | columns, scalar=False, is_null="false", unchanged_result=None
+            scope,
+            depth=depth,
+            columns=scope.metadata | columns,
+            scalar=False,
+            is_null="false",
+            unchanged_result=None,
         )
         # A DataFrame can compute NaN and infinity, which JSON cannot express.
         doubles = [columns[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
@@ -332,13 +401,27 @@ class Scopes:
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)
         any_rekeyed = any(scope.rekeyed for scope in scopes)
-        record = replace(first, depth=depth, passed="true", exploded=(), path=(), rekeyed=any_rekeyed)
+        record = replace(
+            first,
+            depth=depth,
+            passed="true",
+            exploded=(),
+            path=(),
+            rekeyed=any_rekeyed,
+        )
         rows = self._elements(node, record, streams, Shape.single())
         number = f"x{node.number}"  # the array has the numbers of streams, so each row gets the number of one stream
         columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
         is_null = f"null{node.number}"
-        nulls = _by_stream(number, {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)})
-        self.columns.add(first.stage, rows.depth + 1, Column(is_null, f"coalesce({nulls}, false)", node.number))
+        nulls = _by_stream(
+            number,
+            {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)},
+        )
+        self.columns.add(
+            first.stage,
+            rows.depth + 1,
+            Column(is_null, f"coalesce({nulls}, false)", node.number),
+        )
         exploded: dict[int, None] = {}
         results_of: frozenset[int] = frozenset()
         paths = {}
@@ -353,7 +436,13 @@ class Scopes:
             results_of=results_of,
         )  # fmt: skip
 
-    def _columns_by_stream(self, node: nodes.Node, scopes: Sequence[Scope], number: str, depth: int) -> dict[str, str]:
+    def _columns_by_stream(
+        self,
+        node: nodes.Node,
+        scopes: Sequence[Scope],
+        number: str,
+        depth: int,
+    ) -> dict[str, str]:
         """The columns of merged streams. A row has the values of the stream whose number is in the column `number`."""
         first = scopes[0]
         columns = {}

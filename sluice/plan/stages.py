@@ -15,7 +15,12 @@ from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, LEFT, RIGHT
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.node_steps import LateSinks, topics_of
-from sluice.plan.operator_actions import action_of, needs_retractions, requires_value, waits_for_close
+from sluice.plan.operator_actions import (
+    action_of,
+    needs_retractions,
+    requires_value,
+    waits_for_close,
+)
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
 from sluice.plan.operator_parameters import Process
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
@@ -190,7 +195,10 @@ class StagePlanner:
         return None if node.late is None else self.columns.json(before)
 
     def _edge_values(
-        self, scope: Scope, sqls: Mapping[str, str], functions: Sequence[AggregateFunction] | None
+        self,
+        scope: Scope,
+        sqls: Mapping[str, str],
+        functions: Sequence[AggregateFunction] | None,
     ) -> tuple[str, ...]:
         """SQL of an edge's values: the arguments of an aggregate's functions, or the value."""
         if functions is not None:
