@@ -10,7 +10,10 @@ from sluice.errors import TopologyError
 def require_choice(where: str, name: str, value: Any, literal: Any) -> None:
     """Raise TopologyError unless `value` is one of the choices of `literal`, a Literal type."""
     if value not in (choices := get_args(literal)):
-        raise TopologyError(f"{where}: unknown {name}={value!r}.", next_step=f"Choose {', '.join(map(repr, choices))}.")
+        raise TopologyError(
+            f"{where}: unknown {name}={value!r}.",
+            next_step=f"Choose {', '.join(map(repr, choices))}.",
+        )
 
 
 def require_instance(where: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:

@@ -16,7 +16,13 @@ from sluice.values.function_wrappers import WithoutKey
 Function: TypeAlias = Callable[..., Any]
 
 
-def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any, may_yield: bool = False) -> Function:
+def with_key(
+    where: str,
+    function: Any,
+    *arguments: str,
+    value_type: Any = Any,
+    may_yield: bool = False,
+) -> Function:
     """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
     Raises TopologyError if the function takes other arguments, if it is async, or if it is a generator without
@@ -31,7 +37,8 @@ def with_key(where: str, function: Any, *arguments: str, value_type: Any = Any, 
         return function  # type: ignore[no-any-return]
     taken = ", ".join(arguments)
     raise TopologyError(
-        f"{where}: {_signature(function)} must take ({taken}) or (key, {taken}).", next_step="Change its parameters."
+        f"{where}: {_signature(function)} must take ({taken}) or (key, {taken}).",
+        next_step="Change its parameters.",
     )
 
 
@@ -39,7 +46,8 @@ def require_callable(where: str, function: Any, *arguments: str) -> None:
     """Raise TopologyError if `function` does not take these arguments, is async, or is a generator."""
     if not _accepts(where, function, arguments):
         raise TopologyError(
-            f"{where}: {_signature(function)} must take ({', '.join(arguments)}).", next_step="Change its parameters."
+            f"{where}: {_signature(function)} must take ({', '.join(arguments)}).",
+            next_step="Change its parameters.",
         )
 
 
@@ -77,7 +85,13 @@ def _value_in(declared: Any) -> Any:
     return present[0] if get_origin(declared) in (Union, UnionType) and len(present) == 1 else declared
 
 
-def _accepts(where: str, function: Any, arguments: tuple[str, ...], *, may_yield: bool = False) -> bool:
+def _accepts(
+    where: str,
+    function: Any,
+    arguments: tuple[str, ...],
+    *,
+    may_yield: bool = False,
+) -> bool:
     if not callable(function):
         raise TopologyError(
             f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}.",
@@ -87,7 +101,10 @@ def _accepts(where: str, function: Any, arguments: tuple[str, ...], *, may_yield
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     for each in (function, called):
         if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
-            raise TopologyError(f"{where}: {_name(function)} is async.", next_step="Define it without async.")
+            raise TopologyError(
+                f"{where}: {_name(function)} is async.",
+                next_step="Define it without async.",
+            )
         if inspect.isgeneratorfunction(each) and not may_yield:
             raise TopologyError(
                 f"{where}: {_name(function)} is a generator, whose code does not run when it is called.",

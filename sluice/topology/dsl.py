@@ -18,7 +18,12 @@ from sluice.errors import TopologyError
 from sluice.operators.processor import Processor
 from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
 from sluice.topology import arguments, nodes
-from sluice.topology.author_functions import Function, require_callable, require_value_type, with_key
+from sluice.topology.author_functions import (
+    Function,
+    require_callable,
+    require_value_type,
+    with_key,
+)
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
@@ -55,7 +60,13 @@ class Handle(Generic[V]):
     `contract` is the type of the values that Python functions get; None for plain JSON data.
     """
 
-    def __init__(self, pipeline: Graph, node: nodes.Node, shape: Shape, contract: type | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Graph,
+        node: nodes.Node,
+        shape: Shape,
+        contract: type | None = None,
+    ) -> None:
         self.pipeline = pipeline
         self.node = node
         self.shape = shape
@@ -83,10 +94,18 @@ class Handle(Generic[V]):
         try:
             return shape_of(returns)
         except TopologyError as error:
-            raise TopologyError(f"{self._where(step)}: {argument}={error.detail}", next_step=error.next_step) from None
+            raise TopologyError(
+                f"{self._where(step)}: {argument}={error.detail}",
+                next_step=error.next_step,
+            ) from None
 
     def _require_expression(
-        self, text: str, step: str, need: expression_checks.Need = "", *, aggregate: bool = False
+        self,
+        text: str,
+        step: str,
+        need: expression_checks.Need = "",
+        *,
+        aggregate: bool = False,
     ) -> None:
         """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
         readable = self.fields | self.metadata
@@ -104,17 +123,26 @@ class Handle(Generic[V]):
                 aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
             if advice := parsed_expression.backticks_for(text, readable):
-                raise TopologyError(error.detail, next_step=f"{advice} {error.next_step}".strip()) from None
+                raise TopologyError(
+                    error.detail,
+                    next_step=f"{advice} {error.next_step}".strip(),
+                ) from None
             raise
 
     def _columns(
-        self, step: str, picked: tuple[str | Mapping[str, Column], ...], named: Mapping[str, Column]
+        self,
+        step: str,
+        picked: tuple[str | Mapping[str, Column], ...],
+        named: Mapping[str, Column],
     ) -> tuple[dict[str, str], dict[str, str]]:
         """The SQL of every column, and its type. Nested mappings become structs."""
         columns: dict[str, Column] = {}
         for names in (*picked, named):
             arguments.require_instance(
-                self._where(step), names, (str, Mapping), "the name of a field (str), or a mapping"
+                self._where(step),
+                names,
+                (str, Mapping),
+                "the name of a field (str), or a mapping",
             )
             columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
         if not columns:
@@ -159,7 +187,13 @@ class Handle(Generic[V]):
                 next_step="Rename one of them.",
             )
 
-    def _sink(self, to: str | OutputTable, value: Value[Any] | None, key: Function | None, **options: Any) -> None:
+    def _sink(
+        self,
+        to: str | OutputTable,
+        value: Value[Any] | None,
+        key: Function | None,
+        **options: Any,
+    ) -> None:
         if isinstance(to, OutputTable):
             self._table_sink(to, value, key, **options)
             return
@@ -171,7 +205,14 @@ class Handle(Generic[V]):
                 require_callable(where, function, name)
         arguments.require_choice(where, "delivery", options["delivery"], Delivery)
         arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
-        self.pipeline.add(nodes.Sink, parent=self.node, topic=to, encode=encode, encode_key=key, **options)
+        self.pipeline.add(
+            nodes.Sink,
+            parent=self.node,
+            topic=to,
+            encode=encode,
+            encode_key=key,
+            **options,
+        )
 
     def _table_sink(
         self,
@@ -298,9 +339,19 @@ class Stream(Handle[V]):
         return self
 
     @overload
-    def filter(self, where: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter(
+        self,
+        where: str | Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     @overload
-    def filter(self, where: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter(
+        self,
+        where: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Keep the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
@@ -309,9 +360,19 @@ class Stream(Handle[V]):
         return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
 
     @overload
-    def filter_not(self, where: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter_not(
+        self,
+        where: str | Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     @overload
-    def filter_not(self, where: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def filter_not(
+        self,
+        where: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Drop the records for which an SQL condition, or a Python function, is true."""
         if not isinstance(where, str):
@@ -321,7 +382,10 @@ class Stream(Handle[V]):
         return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
-        self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
+        self,
+        *picked: str | Mapping[str, Column],
+        on_error: OnError | None = None,
+        **named: Column,
     ) -> Stream[dict[str, Any]]:
         """Build a new value from the picked fields and from columns `name="SQL expression"`.
 
@@ -339,32 +403,59 @@ class Stream(Handle[V]):
             name += "_"
         both = self._select({**columns, name: key}, {**types, name: ""}, on_error)
         rekeyed = both.select_key(name, on_error=on_error)
-        return rekeyed._select({name: parsed_expression.reference(name) for name in columns}, types, on_error)
+        return rekeyed._select(
+            {name: parsed_expression.reference(name) for name in columns},
+            types,
+            on_error,
+        )
 
     def _select(
-        self, columns: dict[str, str], types: Mapping[str, str], on_error: OnError | None
+        self,
+        columns: dict[str, str],
+        types: Mapping[str, str],
+        on_error: OnError | None,
     ) -> Stream[dict[str, Any]]:
         node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
         return self._next(node, Shape({name: types[name] for name in columns}))
 
     @overload
     def map_values(
-        self, function: str | Callable[[V], object], *, returns: None = None, on_error: OnError | None = None
+        self,
+        function: str | Callable[[V], object],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def map_values(
-        self, function: Callable[[Key, V], object], *, returns: None = None, on_error: OnError | None = None
+        self,
+        function: Callable[[Key, V], object],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def map_values(
-        self, function: Callable[[V], R | None], *, returns: type[R], on_error: OnError | None = None
+        self,
+        function: Callable[[V], R | None],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     @overload
     def map_values(
-        self, function: Callable[[Key, V], R | None], *, returns: type[R], on_error: OnError | None = None
+        self,
+        function: Callable[[Key, V], R | None],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     def map_values(
-        self, function: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+        self,
+        function: str | Function,
+        *,
+        returns: type | None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Replace the value with the result of a Python function or an SQL expression; keep the key.
 
@@ -376,7 +467,12 @@ class Stream(Handle[V]):
             return self._apply("map_values", function, "value", shape, returns, on_error=on_error)
         self._require_no_returns("map_values", returns)
         self._require_expression(function, "map_values")
-        node = self.pipeline.add(nodes.MapValues, parent=self.node, value=function, on_error=on_error)
+        node = self.pipeline.add(
+            nodes.MapValues,
+            parent=self.node,
+            value=function,
+            on_error=on_error,
+        )
         return self._next(node, Shape.single(self.fields.get(function, "")))
 
     def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
@@ -390,57 +486,112 @@ class Stream(Handle[V]):
         shape = self._result_shape("transform", returns)
         if shape.scalar:
             raise TopologyError(
-                f"{self._where('transform')}: returns={returns!r} has no columns.", next_step="Give a Struct."
+                f"{self._where('transform')}: returns={returns!r} has no columns.",
+                next_step="Give a Struct.",
             )
         if any(name.lower() == "_row" for name in (*self.fields, *shape.fields)):
             raise TopologyError(
                 f"{self._where('transform')}: the frame's column _row is Sluice's own.",
                 next_step="Give the field another name with select(...) first.",
             )
-        node = self.pipeline.add(nodes.Transform, parent=self.node, function=function, fields=shape.fields)
+        node = self.pipeline.add(
+            nodes.Transform,
+            parent=self.node,
+            function=function,
+            fields=shape.fields,
+        )
         return self._next(node, shape, returns)
 
     @overload
     def map(
-        self, function: Callable[[V], tuple[Any, object]], *, returns: None = None, on_error: OnError | None = None
+        self,
+        function: Callable[[V], tuple[Any, object]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def map(
-        self, function: Callable[[Key, V], tuple[Any, object]], *, returns: None = None, on_error: OnError | None = None
+        self,
+        function: Callable[[Key, V], tuple[Any, object]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def map(
-        self, function: Callable[[V], tuple[Any, R | None]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        function: Callable[[V], tuple[Any, R | None]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     @overload
     def map(
-        self, function: Callable[[Key, V], tuple[Any, R | None]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        function: Callable[[Key, V], tuple[Any, R | None]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
-    def map(self, function: Function, *, returns: type | None = None, on_error: OnError | None = None) -> Stream[Any]:
+    def map(
+        self,
+        function: Function,
+        *,
+        returns: type | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[Any]:
         """Replace key and value with the pair that a Python function returns; `returns` is the type of the value.
 
         The SQL equivalent is `select(_key="...", ...)`.
         """
-        return self._apply("map", function, "record", self._result_shape("map", returns), returns, on_error=on_error)
+        return self._apply(
+            "map",
+            function,
+            "record",
+            self._result_shape("map", returns),
+            returns,
+            on_error=on_error,
+        )
 
     @overload
     def flat_map_values(
-        self, items: str | Callable[[V], Iterable[object]], *, returns: None = None, on_error: OnError | None = None
+        self,
+        items: str | Callable[[V], Iterable[object]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def flat_map_values(
-        self, items: Callable[[Key, V], Iterable[object]], *, returns: None = None, on_error: OnError | None = None
+        self,
+        items: Callable[[Key, V], Iterable[object]],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]: ...
     @overload
     def flat_map_values(
-        self, items: Callable[[V], Iterable[R]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        items: Callable[[V], Iterable[R]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     @overload
     def flat_map_values(
-        self, items: Callable[[Key, V], Iterable[R]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        items: Callable[[Key, V], Iterable[R]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     def flat_map_values(
-        self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+        self,
+        items: str | Function,
+        *,
+        returns: type | None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Emit a record for each element of an SQL array or each item that a Python function returns; keep the key.
 
@@ -449,7 +600,14 @@ class Stream(Handle[V]):
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map_values", returns)
-            return self._apply("flat_map_values", items, "values", shape, returns, on_error=on_error)
+            return self._apply(
+                "flat_map_values",
+                items,
+                "values",
+                shape,
+                returns,
+                on_error=on_error,
+            )
         self._require_no_returns("flat_map_values", returns)
         self._require_expression(items, "flat_map_values", "array")
         element = element_type(self.fields.get(items, ""))
@@ -474,14 +632,26 @@ class Stream(Handle[V]):
     ) -> Stream[Any]: ...
     @overload
     def flat_map(
-        self, items: Callable[[V], Iterable[tuple[Any, R]]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        items: Callable[[V], Iterable[tuple[Any, R]]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     @overload
     def flat_map(
-        self, items: Callable[[Key, V], Iterable[tuple[Any, R]]], *, returns: type[R], on_error: OnError | None = None
+        self,
+        items: Callable[[Key, V], Iterable[tuple[Any, R]]],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
     ) -> Stream[R]: ...
     def flat_map(
-        self, items: str | Function, *, returns: type | None = None, on_error: OnError | None = None
+        self,
+        items: str | Function,
+        *,
+        returns: type | None = None,
+        on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
 
@@ -496,9 +666,19 @@ class Stream(Handle[V]):
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
 
     @overload
-    def select_key(self, key: str | Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def select_key(
+        self,
+        key: str | Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     @overload
-    def select_key(self, key: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def select_key(
+        self,
+        key: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     def select_key(self, key: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Replace the key with the value of an SQL expression, as text, or with a Python function's result."""
         if not isinstance(key, str):
@@ -507,9 +687,19 @@ class Stream(Handle[V]):
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
     @overload
-    def peek(self, function: Callable[[V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def peek(
+        self,
+        function: Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     @overload
-    def peek(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> Stream[V]: ...
+    def peek(
+        self,
+        function: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Stream[V]: ...
     def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Call a Python function for every record for its side effect, in Spark's tasks, and pass the record on.
 
@@ -518,9 +708,19 @@ class Stream(Handle[V]):
         return self._apply("peek", function, "nothing", on_error=on_error)
 
     @overload
-    def foreach(self, function: Callable[[V], object], *, on_error: OnError | None = None) -> None: ...
+    def foreach(
+        self,
+        function: Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> None: ...
     @overload
-    def foreach(self, function: Callable[[Key, V], object], *, on_error: OnError | None = None) -> None: ...
+    def foreach(
+        self,
+        function: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> None: ...
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
         """Call a Python function for every record, like `peek`, as the stream's last step."""
         self._apply("foreach", function, "nothing", on_error=on_error)
@@ -555,13 +755,21 @@ class Stream(Handle[V]):
                     f"{', '.join(other.fields)}.",
                     next_step="Give the streams the same fields with select or map_values.",
                 )
-        node = self.pipeline.add(nodes.Merge, streams=(self.node, *(other.node for other in others)))
+        node = self.pipeline.add(
+            nodes.Merge,
+            streams=(self.node, *(other.node for other in others)),
+        )
         # A function declares one type of values; values of several contracts are passed as plain data.
         same = all(other.contract is self.contract for other in others)
         return self._next(node, self.shape, self.contract if same else None)
 
     def split(
-        self, branches: Mapping[str, str] | None = None, /, *, on_error: OnError | None = None, **named: str
+        self,
+        branches: Mapping[str, str] | None = None,
+        /,
+        *,
+        on_error: OnError | None = None,
+        **named: str,
     ) -> dict[str, Stream[V]]:
         """Split the stream by named SQL conditions. A record goes to the first branch whose condition is true, if any.
 
@@ -597,11 +805,21 @@ class Stream(Handle[V]):
 
     @overload
     def join(
-        self, other: Stream[Any], window: JoinWindow, *, how: How = "inner", on_error: OnError | None = None
+        self,
+        other: Stream[Any],
+        window: JoinWindow,
+        *,
+        how: How = "inner",
+        on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
     @overload
     def join(
-        self, other: Table[Any], *, how: How = "inner", on: str | None = None, on_error: OnError | None = None
+        self,
+        other: Table[Any],
+        *,
+        how: How = "inner",
+        on: str | None = None,
+        on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
     def join(
         self,
@@ -637,16 +855,27 @@ class Stream(Handle[V]):
         if on is not None:
             if not isinstance(other, GlobalTable):
                 raise TopologyError(
-                    f"{where}: on= needs a global table.", next_step="Change the stream's key with select_key first."
+                    f"{where}: on= needs a global table.",
+                    next_step="Change the stream's key with select_key first.",
                 )
             self._require_expression(on, "join")
         return self._joined(other, "stream-table", how, on=on, on_error=on_error)
 
-    def left_join(self, other: Stream[Any] | Table[Any], *window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
+    def left_join(
+        self,
+        other: Stream[Any] | Table[Any],
+        *window: JoinWindow,
+        **options: Any,
+    ) -> Stream[dict[str, Any]]:
         """`join` with `how="left"`: `right` is null without a match."""
         return self.join(other, *window, how="left", **options)
 
-    def outer_join(self, other: Stream[Any], window: JoinWindow, **options: Any) -> Stream[dict[str, Any]]:
+    def outer_join(
+        self,
+        other: Stream[Any],
+        window: JoinWindow,
+        **options: Any,
+    ) -> Stream[dict[str, Any]]:
         """`join` with `how="outer"`: either side is null without a match."""
         return self.join(other, window, how="outer", **options)
 
@@ -711,7 +940,13 @@ class Stream(Handle[V]):
         )  # fmt: skip
         return Processed(self.pipeline, node)
 
-    def deduplicate(self, by: str, *, within: Duration, on_error: OnError | None = None) -> Stream[V]:
+    def deduplicate(
+        self,
+        by: str,
+        *,
+        within: Duration,
+        on_error: OnError | None = None,
+    ) -> Stream[V]:
         """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id.
 
         An id is forgotten `within` after its first record, in stream time. The next record with this id then
@@ -720,15 +955,40 @@ class Stream(Handle[V]):
         self._require_expression(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.require_at_least(self._where("deduplicate"), "within", within_ms, 0)
-        node = self.pipeline.add(nodes.Deduplicate, parent=self.node, by=by, within_ms=within_ms, on_error=on_error)
+        node = self.pipeline.add(
+            nodes.Deduplicate,
+            parent=self.node,
+            by=by,
+            within_ms=within_ms,
+            on_error=on_error,
+        )
         return self._next(node)
 
-    def _joined(self, other: Handle[Any], kind: str, how: How, **options: Any) -> Stream[dict[str, Any]]:
-        node = self.pipeline.add(nodes.Join, left=self.node, right=other.node, how=how, kind=kind, **options)
+    def _joined(
+        self,
+        other: Handle[Any],
+        kind: str,
+        how: How,
+        **options: Any,
+    ) -> Stream[dict[str, Any]]:
+        node = self.pipeline.add(
+            nodes.Join,
+            left=self.node,
+            right=other.node,
+            how=how,
+            kind=kind,
+            **options,
+        )
         return self._next(node, _joined_shape(self, other))
 
     def _elements(self, items: str, shape: Shape, on_error: OnError | None) -> Stream[Any]:
-        node = self.pipeline.add(nodes.FlatMapValues, parent=self.node, items=items, shape=shape, on_error=on_error)
+        node = self.pipeline.add(
+            nodes.FlatMapValues,
+            parent=self.node,
+            items=items,
+            shape=shape,
+            on_error=on_error,
+        )
         return self._next(node, shape)
 
     def _apply(
@@ -743,11 +1003,21 @@ class Stream(Handle[V]):
     ) -> Stream[Any]:
         """Call a function for each record. Without a `shape`, the value stays as it is."""
         keyed = self._function(
-            step, function, is_sql_allowed=gives not in ("record", "nothing"), may_yield=gives in ("records", "values")
+            step,
+            function,
+            is_sql_allowed=gives not in ("record", "nothing"),
+            may_yield=gives in ("records", "values"),
         )
         return self._add_function(keyed, gives, shape, returns, on_error=on_error)
 
-    def _function(self, step: str, function: Any, *, is_sql_allowed: bool = True, may_yield: bool = False) -> Function:
+    def _function(
+        self,
+        step: str,
+        function: Any,
+        *,
+        is_sql_allowed: bool = True,
+        may_yield: bool = False,
+    ) -> Function:
         """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
         where = self._where(step)
         if is_sql_allowed and not callable(function):
@@ -781,7 +1051,12 @@ class Stream(Handle[V]):
         if returns is not None:
             raise TopologyError(f"{self._where(step)}: returns= is only allowed with a Python function.")
 
-    def _next(self, node: nodes.Node, shape: Shape | None = None, contract: type | None = None) -> Stream[Any]:
+    def _next(
+        self,
+        node: nodes.Node,
+        shape: Shape | None = None,
+        contract: type | None = None,
+    ) -> Stream[Any]:
         """The stream after a node. Without a `shape`, its values have the same shape and contract as before."""
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
@@ -870,7 +1145,10 @@ class Table(Handle[V]):
         return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
     def select(
-        self, *picked: str | Mapping[str, Column], on_error: OnError | None = None, **named: Column
+        self,
+        *picked: str | Mapping[str, Column],
+        on_error: OnError | None = None,
+        **named: Column,
     ) -> Table[dict[str, Any]]:
         """Build a new value from the picked fields and from columns `name="SQL expression"`, like `Stream.select`."""
         columns, types = self._columns("select", picked, named)
@@ -895,7 +1173,12 @@ class Table(Handle[V]):
         return GroupedTable(self, key, None)
 
     def join(
-        self, other: Table[Any], *, how: How = "inner", on: str | None = None, on_error: OnError | None = None
+        self,
+        other: Table[Any],
+        *,
+        how: How = "inner",
+        on: str | None = None,
+        on_error: OnError | None = None,
     ) -> Table[dict[str, Any]]:
         """Join rows of the same key; the value has the fields `left` and `right`.
 
@@ -917,13 +1200,23 @@ class Table(Handle[V]):
             kind = "lookup"
         # Kafka Streams has outer joins only of two tables by their keys.
         if how == "outer" and kind != "table-table":
-            raise TopologyError(f"{where}: how='outer' needs two tables joined by key.", next_step="Use inner or left.")
+            raise TopologyError(
+                f"{where}: how='outer' needs two tables joined by key.",
+                next_step="Use inner or left.",
+            )
         if kind == "lookup" and on is not None:
             raise TopologyError(
-                f"{where}: on= does not work with a global table.", next_step="Read the topic with table() instead."
+                f"{where}: on= does not work with a global table.",
+                next_step="Read the topic with table() instead.",
             )
         node: nodes.Node = self.pipeline.add(
-            nodes.Join, left=self.node, right=other.node, how=how, kind=kind, on=on, on_error=on_error
+            nodes.Join,
+            left=self.node,
+            right=other.node,
+            how=how,
+            kind=kind,
+            on=on,
+            on_error=on_error,
         )
         # The join stores a row's old and new value under different foreign keys, so it cannot know the old result.
         if kind == "foreign-key":
@@ -938,7 +1231,12 @@ class Table(Handle[V]):
         """`join` with `how="outer"`: either side is null without a match."""
         return self.join(other, how="outer", **options)
 
-    def suppress_until_window_closes(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Table[V]:
+    def suppress_until_window_closes(
+        self,
+        *,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Table[V]:
         """Emit only the final result of each window, once the window has closed.
 
         The run ends with an error if the results held back exceed `max_records` or `max_bytes`.
@@ -1006,7 +1304,12 @@ class Grouped(Generic[V]):
         columns = {"count": "count(*)"}
         return self._add_store(store, columns, Shape.single("BIGINT"), on_error=on_error)
 
-    def _aggregate_sql(self, store: str, columns: Mapping[str, str], on_error: OnError | None) -> Table[dict[str, Any]]:
+    def _aggregate_sql(
+        self,
+        store: str,
+        columns: Mapping[str, str],
+        on_error: OnError | None,
+    ) -> Table[dict[str, Any]]:
         step = f"aggregate into {store!r}"
         if not columns:
             raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
@@ -1014,7 +1317,12 @@ class Grouped(Generic[V]):
         self.parent._refuse_reserved_names(step, columns)
         for text in columns.values():
             self.parent._require_expression(text, step, aggregate=True)
-        return self._add_store(store, dict(columns), Shape(dict.fromkeys(columns, "")), on_error=on_error)
+        return self._add_store(
+            store,
+            dict(columns),
+            Shape(dict.fromkeys(columns, "")),
+            on_error=on_error,
+        )
 
     def _aggregate_python(
         self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
@@ -1024,7 +1332,10 @@ class Grouped(Generic[V]):
         step = f"aggregate into {store!r}"
         where = self.parent._where(step)
         if columns:
-            raise TopologyError(f"{where} has both Python functions and SQL.", next_step="Use a store for each.")
+            raise TopologyError(
+                f"{where} has both Python functions and SQL.",
+                next_step="Use a store for each.",
+            )
         called = {}
         for name, function in functions.items():
             if function is None:
@@ -1035,7 +1346,10 @@ class Grouped(Generic[V]):
             else:
                 value_type = Any if name == "merger" else self.parent.contract
                 called[name] = with_key(
-                    f"{where}: {name}", function, *_AGGREGATE_ARGUMENTS[name], value_type=value_type
+                    f"{where}: {name}",
+                    function,
+                    *_AGGREGATE_ARGUMENTS[name],
+                    value_type=value_type,
                 )
         shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
@@ -1044,7 +1358,13 @@ class Grouped(Generic[V]):
         )  # fmt: skip
         return self._add_store(store, {}, shape, returns, python=python, on_error=on_error)
 
-    def _reduce(self, store: str, reducer: Function, subtractor: Function | None, on_error: OnError | None) -> Table[V]:
+    def _reduce(
+        self,
+        store: str,
+        reducer: Function,
+        subtractor: Function | None,
+        on_error: OnError | None,
+    ) -> Table[V]:
         where = self.parent._where(f"reduce into {store!r}")
         contract = self.parent.contract
         add = with_key(where, reducer, "aggregate", "value", value_type=contract)
@@ -1058,7 +1378,12 @@ class Grouped(Generic[V]):
         return self._add_store(store, {}, shape, contract, python=python, on_error=on_error)
 
     def _add_store(
-        self, store: str, columns: dict[str, str], shape: Shape, contract: type | None = None, **options: Any
+        self,
+        store: str,
+        columns: dict[str, str],
+        shape: Shape,
+        contract: type | None = None,
+        **options: Any,
     ) -> Table[Any]:
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
@@ -1081,7 +1406,11 @@ class GroupedStream(Grouped[V]):
     """Records grouped by a key. Every aggregation creates a store that can be queried by name."""
 
     def windowed_by(
-        self, window: AnyWindow, *, late: str | None = None, retention: Duration | None = None
+        self,
+        window: AnyWindow,
+        *,
+        late: str | None = None,
+        retention: Duration | None = None,
     ) -> WindowedStream[V]:
         """Aggregate each window of event time separately.
 
@@ -1090,18 +1419,33 @@ class GroupedStream(Grouped[V]):
         past its end; without `retention`, forever.
         """
         where = self.parent._where("windowed_by")
-        arguments.require_instance(where, window, get_args(AnyWindow), 'a window, such as tumbling("1 minute")')
+        arguments.require_instance(
+            where,
+            window,
+            get_args(AnyWindow),
+            'a window, such as tumbling("1 minute")',
+        )
         windowed = WindowedStream(self.parent, self.key, window)
         if retention is not None:
             windowed.retention_ms = retention_in_ms(window, retention)
         if late is not None:
             self.parent.pipeline.claim("topic", late)
-            windowed.late = self.parent.pipeline.add(nodes.Late, parent=self.parent.node, topic=late)
+            windowed.late = self.parent.pipeline.add(
+                nodes.Late,
+                parent=self.parent.node,
+                topic=late,
+            )
         return windowed
 
     @overload
     def aggregate(
-        self, columns: Mapping[str, str] = ..., /, *, store: str, on_error: OnError | None = None, **named: str
+        self,
+        columns: Mapping[str, str] = ...,
+        /,
+        *,
+        store: str,
+        on_error: OnError | None = None,
+        **named: str,
     ) -> Table[dict[str, Any]]: ...
     @overload
     def aggregate(
@@ -1153,9 +1497,21 @@ class GroupedStream(Grouped[V]):
         return self._aggregate_python(store, functions, returns, columns, on_error)
 
     @overload
-    def reduce(self, reducer: Callable[[V, V], V], *, store: str, on_error: OnError | None = None) -> Table[V]: ...
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V],
+        *,
+        store: str,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
     @overload
-    def reduce(self, reducer: Callable[[str, V, V], V], *, store: str, on_error: OnError | None = None) -> Table[V]: ...
+    def reduce(
+        self,
+        reducer: Callable[[str, V, V], V],
+        *,
+        store: str,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
     def reduce(self, reducer: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
         """Combine each group's values in order: `reducer(aggregate, value)` returns a value of the same type."""
         return self._reduce(store, reducer, None, on_error)
@@ -1170,7 +1526,13 @@ class GroupedTable(Grouped[V]):
 
     @overload
     def aggregate(
-        self, columns: Mapping[str, str] = ..., /, *, store: str, on_error: OnError | None = None, **named: str
+        self,
+        columns: Mapping[str, str] = ...,
+        /,
+        *,
+        store: str,
+        on_error: OnError | None = None,
+        **named: str,
     ) -> Table[dict[str, Any]]: ...
     @overload
     def aggregate(
@@ -1233,7 +1595,14 @@ class GroupedTable(Grouped[V]):
         store: str,
         on_error: OnError | None = None,
     ) -> Table[V]: ...
-    def reduce(self, adder: Function, subtractor: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
+    def reduce(
+        self,
+        adder: Function,
+        subtractor: Function,
+        *,
+        store: str,
+        on_error: OnError | None = None,
+    ) -> Table[V]:
         """Combine each group's values with `adder(aggregate, value)`; `subtractor(aggregate, value)` removes a row."""
         return self._reduce(store, adder, subtractor, on_error)
 

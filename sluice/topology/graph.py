@@ -39,7 +39,12 @@ class Graph:
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
         """Create a node with these values and append it."""
         policy = self.on_error if on_error is None else on_error
-        arguments.require_choice(f"{self.name} at {source_line()}", "on_error", policy, nodes.OnError)
+        arguments.require_choice(
+            f"{self.name} at {source_line()}",
+            "on_error",
+            policy,
+            nodes.OnError,
+        )
         node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
         self.nodes.append(node)
         return node

@@ -181,7 +181,14 @@ class Pipeline(Graph):
         `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
         """
         source = self._source(
-            topic, "stream", value, key, event_time=event_time, nulls=nulls, on_time=invalid_time, on_error=on_error
+            topic,
+            "stream",
+            value,
+            key,
+            event_time=event_time,
+            nulls=nulls,
+            on_time=invalid_time,
+            on_error=on_error,
         )
         return Stream(self, source, source.shape, source.serde.contract)
 
@@ -251,7 +258,8 @@ class Pipeline(Graph):
         for name in (key_field, None if is_timed_by_clock else time_field):
             if name is not None and name not in fields:
                 raise TopologyError(
-                    f"{where}: {serde.name} has no field {name!r}.", next_step=f"Its fields: {', '.join(fields)}."
+                    f"{where}: {serde.name} has no field {name!r}.",
+                    next_step=f"Its fields: {', '.join(fields)}.",
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])
@@ -283,17 +291,22 @@ def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> 
             f'write event_time=epoch_ms("{field}"), epoch_s or epoch_us.'
         )
     wanted = "an int" if is_number else "a datetime or an int"
-    raise TopologyError(f"{where}: event_time={event_time!r} is {kind}, not {wanted}.", next_step=next_step)
+    raise TopologyError(
+        f"{where}: event_time={event_time!r} is {kind}, not {wanted}.",
+        next_step=next_step,
+    )
 
 
 def _require_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TopologyError(
-            f"{name!r} at {source_line()} is not a valid pipeline name.", next_step="Use letters, digits, '_', '-'."
+            f"{name!r} at {source_line()} is not a valid pipeline name.",
+            next_step="Use letters, digits, '_', '-'.",
         )
     if name in RESERVED:
         raise TopologyError(
-            f"{name!r} at {source_line()} is the name of one of Sluice's own DAGs.", next_step="Use another name."
+            f"{name!r} at {source_line()} is the name of one of Sluice's own DAGs.",
+            next_step="Use another name.",
         )
 
 
@@ -312,7 +325,8 @@ def _valid_zone(where: str, zone: str) -> str:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError):
         raise TopologyError(
-            f"{where}: {zone!r} is not a time zone.", next_step='Write for example "Europe/Berlin".'
+            f"{where}: {zone!r} is not a time zone.",
+            next_step='Write for example "Europe/Berlin".',
         ) from None
     return zone
 

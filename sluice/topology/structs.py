@@ -24,7 +24,10 @@ def struct(fields: Mapping[str, Column]) -> str:
             try:
                 parse(column)  # so that an error names the field's own expression
             except TopologyError as error:
-                raise TopologyError(f"struct at {source_line()}: {error.detail}", next_step=error.next_step) from None
+                raise TopologyError(
+                    f"struct at {source_line()}: {error.detail}",
+                    next_step=error.next_step,
+                ) from None
     return named_struct({name: column_sql(column) for name, column in fields.items()})
 
 

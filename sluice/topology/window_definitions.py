@@ -45,7 +45,11 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
 
 
 def within(
-    size: Duration = "0 s", *, before: Duration | None = None, after: Duration | None = None, grace: Duration = "0 s"
+    size: Duration = "0 s",
+    *,
+    before: Duration | None = None,
+    after: Duration | None = None,
+    grace: Duration = "0 s",
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 

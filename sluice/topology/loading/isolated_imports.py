@@ -121,7 +121,11 @@ def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> 
         return Outcome(error=error.detail, next_step=error.next_step)
 
 
-def _import_all(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
+def _import_all(
+    files: Sequence[Path],
+    seconds: float,
+    load: Callable[[Path, float], str],
+) -> dict[Path, Outcome]:
     waiting = [_Child(file, seconds, load) for file in files]
     running: dict[int, _Child] = {}
     results: dict[Path, Outcome] = {}

@@ -40,7 +40,8 @@ def pipeline_files(folder: Path) -> list[Path]:
     """The files in `folder` that should define a pipeline, sorted by name."""
     if not folder.is_dir():
         raise TopologyError(
-            f"{folder} is not a folder.", next_step="Set SLUICE_PIPELINES to the folder of your pipelines."
+            f"{folder} is not a folder.",
+            next_step="Set SLUICE_PIPELINES to the folder of your pipelines.",
         )
     named = (file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
     # Pipes are left out, because opening a pipe waits for its writer. Broken links stay, so that loading reports them.
@@ -86,7 +87,8 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
             raise TopologyError(outcome.error, next_step=outcome.next_step)
     names = sorted({*chain.from_iterable(declared.values()), *(outcome.name for outcome in results.values())})
     raise TopologyError(
-        f"There is no pipeline {name!r} in {folder}.", next_step=f"Known pipelines: {', '.join(filter(None, names))}."
+        f"There is no pipeline {name!r} in {folder}.",
+        next_step=f"Known pipelines: {', '.join(filter(None, names))}.",
     )
 
 
@@ -119,7 +121,10 @@ def _require_usable(outcome: Outcome, results: dict[Path, Outcome], names: Count
     if outcome.error:
         raise TopologyError(outcome.error, next_step=outcome.next_step)
     if names[outcome.name] > 1:
-        raise _same_name([file for file, other in results.items() if other.name == outcome.name], outcome.name)
+        raise _same_name(
+            [file for file, other in results.items() if other.name == outcome.name],
+            outcome.name,
+        )
 
 
 def _same_name(files: list[Path], name: str) -> TopologyError:

@@ -63,7 +63,8 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
         raise TopologyError(
-            f"{_place(file, error)} cannot be imported: {cause}.", next_step=import_next_step(error, file)
+            f"{_place(file, error)} cannot be imported: {cause}.",
+            next_step=import_next_step(error, file),
         ) from error
 
 
@@ -91,7 +92,11 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begun), 0.001), interval)
+            signal.setitimer(
+                signal.ITIMER_REAL,
+                max(left - (time.monotonic() - begun), 0.001),
+                interval,
+            )
 
 
 def _place(file: Path, error: BaseException) -> str:
