@@ -37,7 +37,11 @@ def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
     match value:
         case functools.partial():
             yield "partial"
-            for part in (value.func, *value.args, *(item for pair in sorted(value.keywords.items()) for item in pair)):
+            for part in (
+                value.func,
+                *value.args,
+                *(item for pair in sorted(value.keywords.items()) for item in pair),
+            ):
                 yield from _descriptions(part, seen)
         case Wrapper():
             yield type(value).__name__
@@ -104,7 +108,10 @@ def _syntax_text(value: FunctionType | type) -> str:
         name = value.__qualname__
         if not isinstance(value, FunctionType):
             return "\n".join(
-                [name, *(_syntax_text(member) for member in vars(value).values() if isinstance(member, FunctionType))]
+                [
+                    name,
+                    *(_syntax_text(member) for member in vars(value).values() if isinstance(member, FunctionType)),
+                ]
             )
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"

@@ -14,7 +14,9 @@ from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER
 
 
-def quote_counter(contract: type[msgspec.Struct]) -> Callable[[Sequence[msgspec.Struct]], int] | None:
+def quote_counter(
+    contract: type[msgspec.Struct],
+) -> Callable[[Sequence[msgspec.Struct]], int] | None:
     """Return a function that counts the quotation marks in the JSON of values, including nested values.
 
     The JSON of a value never has fewer quotation marks. JSON with exactly this number has no duplicate field, no
@@ -39,7 +41,12 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
         case inspect.StructType():
             if kind.tag_field or any(not field.required for field in kind.fields):
                 return None
-            return _total([str(len(kind.fields)), *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields)])
+            return _total(
+                [
+                    str(len(kind.fields)),
+                    *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields),
+                ]
+            )
         case inspect.ListType() | inspect.VarTupleType():
             per_item = _strings(kind.item_type, "i")
             if per_item is None or per_item == "0":
@@ -112,7 +119,12 @@ def parts_of(kind: Any) -> list[ContractPart]:
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
                 visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
             case inspect.DictType():
-                visit(kind.value_type, f"{path}[...]", name, f"{loops} for {name} in {item}.values()")
+                visit(
+                    kind.value_type,
+                    f"{path}[...]",
+                    name,
+                    f"{loops} for {name} in {item}.values()",
+                )
             case inspect.UnionType():
                 for member in kind.types:
                     visit(member, path, item, f"{loops} if {item} is not None")
@@ -161,7 +173,10 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
             for field in kind.fields:
                 part = value.get(field.encode_name) if isinstance(value, dict) else getattr(value, field.name, None)
                 yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
-        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(value, list | tuple | set):
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(
+            value,
+            list | tuple | set,
+        ):
             for element in value:
                 yield from _amounts_as_text(kind.item_type, element, f"{path}[...]")
         case inspect.DictType() if isinstance(value, dict):

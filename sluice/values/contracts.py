@@ -63,7 +63,10 @@ def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
 
 def struct_info(contract: type[msgspec.Struct]) -> inspect.StructType:
     if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
-        raise TopologyError(f"{contract!r} is not a contract.", next_step="Declare the value as a msgspec.Struct.")
+        raise TopologyError(
+            f"{contract!r} is not a contract.",
+            next_step="Declare the value as a msgspec.Struct.",
+        )
     info = _info(contract, contract.__name__)
     assert isinstance(info, inspect.StructType)
     return info
@@ -74,7 +77,8 @@ def _info(kind: Any, name: str) -> inspect.Type:
         return inspect.type_info(kind)
     except (TypeError, NameError) as error:
         raise TopologyError(
-            f"{name} is not a contract: {error}.", next_step="Declare the value as a msgspec.Struct, or as str."
+            f"{name} is not a contract: {error}.",
+            next_step="Declare the value as a msgspec.Struct, or as str.",
         ) from None
 
 
@@ -104,7 +108,10 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         )
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    raise TopologyError(f"{where}: {type(kind).__name__} has no Spark SQL type.", next_step=_instead(kind))
+    raise TopologyError(
+        f"{where}: {type(kind).__name__} has no Spark SQL type.",
+        next_step=_instead(kind),
+    )
 
 
 def _instead(kind: inspect.Type) -> str:
@@ -151,19 +158,26 @@ def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
                 next_step="Leave one out, or give the values a Serde whose decoder renames it.",
             )
         if not field.encode_name:
-            raise TopologyError(f"{name}: the field has an empty name in JSON.", next_step="Rename it.")
+            raise TopologyError(
+                f"{name}: the field has an empty name in JSON.",
+                next_step="Rename it.",
+            )
         types[field.encode_name] = _sql_type(field.type, name)
         # msgspec.inspect leaves UNSET out of types and defaults.
         if not field.required and field.default is field.default_factory is msgspec.NODEFAULT:
             raise TopologyError(
-                f"{name}: SQL has no UNSET.", next_step="Declare a default of another type, such as None."
+                f"{name}: SQL has no UNSET.",
+                next_step="Declare a default of another type, such as None.",
             )
     return types
 
 
 def _map_type(kind: inspect.DictType, where: str) -> str:
     if not isinstance(kind.key_type, inspect.StrType):
-        raise TopologyError(f"{where}: an object's keys must be str.", next_step="Declare it as dict[str, ...].")
+        raise TopologyError(
+            f"{where}: an object's keys must be str.",
+            next_step="Declare it as dict[str, ...].",
+        )
     return f"MAP<STRING, {_sql_type(kind.value_type, where)}>"
 
 

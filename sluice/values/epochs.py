@@ -27,7 +27,11 @@ class Unit(Enum):
     @property
     def function(self) -> str:
         """The name of the function that declares an event time in this unit."""
-        return {Unit.SECONDS: "epoch_s", Unit.MILLISECONDS: "epoch_ms", Unit.MICROSECONDS: "epoch_us"}[self]
+        return {
+            Unit.SECONDS: "epoch_s",
+            Unit.MILLISECONDS: "epoch_ms",
+            Unit.MICROSECONDS: "epoch_us",
+        }[self]
 
 
 def _annotation(unit: Unit) -> msgspec.Meta:

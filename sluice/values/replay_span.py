@@ -48,7 +48,10 @@ class Point:
         try:
             return cls(time_ms=_milliseconds(text)) if "/" not in text else cls(offsets=_offsets(text))
         except (ValueError, OverflowError):
-            raise QueryError(f"{name} is not a point in the topics.", next_step=_NEXT_STEP) from None
+            raise QueryError(
+                f"{name} is not a point in the topics.",
+                next_step=_NEXT_STEP,
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,21 @@ class Span:
     @classmethod
     def parse(cls, begin: str | None, until: str | None) -> Span:
         """The span between two points, given as texts; None or an empty text for no point. Raises QueryError."""
-        span = cls(Point.parse("from", begin) if begin else None, Point.parse("until", until) if until else None)
+        span = cls(
+            Point.parse("from", begin) if begin else None,
+            Point.parse("until", until) if until else None,
+        )
         if span.until is not None and span.until.is_beginning:
-            raise QueryError("until is the beginning: the replay would read nothing.", next_step=_NEXT_STEP)
+            raise QueryError(
+                "until is the beginning: the replay would read nothing.",
+                next_step=_NEXT_STEP,
+            )
         times = [point.time_ms for point in (span.begin, span.until) if point is not None and point.time_ms is not None]
         if len(times) == 2 and times[0] >= times[1]:
-            raise QueryError("from is not before until: the replay would read nothing.", next_step=_NEXT_STEP)
+            raise QueryError(
+                "from is not before until: the replay would read nothing.",
+                next_step=_NEXT_STEP,
+            )
         return span
 
 

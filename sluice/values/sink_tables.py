@@ -171,7 +171,13 @@ OutputTable: TypeAlias = PostgresTable | DeltaTable
 """A table outside Kafka to which a pipeline writes."""
 
 
-def _require_match(table: OutputTable, what: str, value: str | None, pattern: re.Pattern[str], example: str) -> None:
+def _require_match(
+    table: OutputTable,
+    what: str,
+    value: str | None,
+    pattern: re.Pattern[str],
+    example: str,
+) -> None:
     if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
         raise TopologyError(
             f"{type(table).__name__}: {value!r} is not a valid name of a {what}.",
