@@ -11,7 +11,12 @@ from sqlglot import exp
 from sluice.errors import TopologyError
 from sluice.sql.calls import Call, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
-from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, AggregateFunction
+from sluice.values.aggregate_calls import (
+    OF_PAIRS,
+    STATISTICS_OF_ONE,
+    STATISTICS_OF_TWO,
+    AggregateFunction,
+)
 from sluice.values.sql_text import all_of, named_struct, value_if
 from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fields
 
@@ -55,7 +60,13 @@ _FUNCTIONS: dict[type[exp.Expr], str] = {
     exp.ArgMax: "max_by", exp.ArgMin: "min_by", exp.Corr: "corr", exp.CovarPop: "covar_pop",
     exp.CovarSamp: "covar_samp", exp.Quantile: "percentile", exp.ApproxQuantile: "approx_percentile",
 }  # fmt: skip
-_NAMED_FUNCTIONS = {"std": "stddev_samp", "mean": "avg", "every": "bool_and", "some": "bool_or", "top": "top"}
+_NAMED_FUNCTIONS = {
+    "std": "stddev_samp",
+    "mean": "avg",
+    "every": "bool_and",
+    "some": "bool_or",
+    "top": "top",
+}
 """Name of a function that sqlglot does not know → the name of the same function in Sluice."""
 
 
@@ -94,7 +105,11 @@ def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
     return named_struct({"x": pair[0], "y": pair[1]})
 
 
-def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tuple[str, str, tuple[float, ...]] | None:
+def _function_of_one(
+    name: str,
+    arguments: Sequence[str],
+    quantifier: str,
+) -> tuple[str, str, tuple[float, ...]] | None:
     """The name, argument and parameters of Sluice's function for a function of one column; None if it has none."""
     first, *more = arguments
     match name:
@@ -111,7 +126,11 @@ def _function_of_one(name: str, arguments: Sequence[str], quantifier: str) -> tu
             return None
         case "count" if more and not quantifier:
             # `count` with several arguments counts the rows in which none of them is null.
-            return name, value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"), ()
+            return (
+                name,
+                value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"),
+                (),
+            )
         case "count_if" if not more:
             return "count", value_if(first, "TRUE"), ()
         case _:
@@ -139,7 +158,10 @@ def require_supported(text: str, where: str) -> None:
     call = split_aggregate(text)
     if isinstance(call, str):
         name = call.partition("(")[0].strip().lower()
-        raise TopologyError(f"{where}: {call} is not supported.", next_step=_INSTEAD.get(name, _USE))
+        raise TopologyError(
+            f"{where}: {call} is not supported.",
+            next_step=_INSTEAD.get(name, _USE),
+        )
 
 
 _USE = (
@@ -160,8 +182,14 @@ _INSTEAD = {
     **dict.fromkeys(("listagg", "string_agg"), "Use array_join(collect_list(x), ',')."),
     **dict.fromkeys(("percentile", "percentile_cont", "percentile_disc"), _PERCENTILE),
     **dict.fromkeys(("approx_percentile", "percentile_approx", "histogram_numeric"), _PERCENTILE),
-    **dict.fromkeys(("approx_count_distinct", "hll_sketch_agg", "hll_union_agg"), "Use approx_count_distinct(x)."),
-    **dict.fromkeys(("regr_slope", "regr_intercept", "regr_r2"), "Compute it with corr, covar_samp, var_samp and avg."),
+    **dict.fromkeys(
+        ("approx_count_distinct", "hll_sketch_agg", "hll_union_agg"),
+        "Use approx_count_distinct(x).",
+    ),
+    **dict.fromkeys(
+        ("regr_slope", "regr_intercept", "regr_r2"),
+        "Compute it with corr, covar_samp, var_samp and avg.",
+    ),
 }
 """Name of a function that Sluice does not have, or not in all its forms → what to use instead."""
 

@@ -76,7 +76,11 @@ def _times_from_seconds(seconds: pa.Array) -> pa.Array:
     """Times from seconds since 1970. As in Spark, seconds outside the possible times give the first or last time."""
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
-    limited = pc.max_element_wise(pc.min_element_wise(seconds, most, skip_nulls=False), -most, skip_nulls=False)
+    limited = pc.max_element_wise(
+        pc.min_element_wise(seconds, most, skip_nulls=False),
+        -most,
+        skip_nulls=False,
+    )
     micros = pc.multiply(limited, 10**6)
     extremes = pc.case_when(pc.make_struct(is_late, is_early), 2**63 - 1, -(2**63), micros)
     return extremes.cast(arrow_type("TIMESTAMP"))
@@ -116,7 +120,10 @@ def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     is_date = pa.types.is_date(values.type)
     numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
     far_text = _far_date if is_date else _far_time
-    return pa.array([None if number is None else far_text(number) for number in numbers], pa.string())
+    return pa.array(
+        [None if number is None else far_text(number) for number in numbers],
+        pa.string(),
+    )
 
 
 def _has_usual_years(values: pa.Array) -> bool:
@@ -141,9 +148,15 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
     """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
     if _has_usual_years(values):
-        return pc.strftime(seconds, "".join(_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)))
+        return pc.strftime(
+            seconds,
+            "".join(_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)),
+        )
     numbers = seconds.cast(pa.int64()).to_pylist()
-    return pa.array([None if number is None else _far_format(number, pattern) for number in numbers], pa.string())
+    return pa.array(
+        [None if number is None else _far_format(number, pattern) for number in numbers],
+        pa.string(),
+    )
 
 
 _STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
@@ -178,12 +191,21 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         try:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
         except pa.ArrowInvalid:
-            return map_rows(lambda number: _in_range(int(number), to), [values], wanted, len(values))
+            return map_rows(
+                lambda number: _in_range(int(number), to),
+                [values],
+                wanted,
+                len(values),
+            )
     if of == "DOUBLE":
         least, most = _RANGES[to]
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
         fits = (np.floor(numbers) <= most) & (np.ceil(numbers) >= least)
-        return _number_result(java_longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted), values, ~fits)
+        return _number_result(
+            java_longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted),
+            values,
+            ~fits,
+        )
     if of == "TIMESTAMP":
         micros = values.cast(pa.int64())
         return Result(pa.array(np.floor_divide(_numbers(micros), 10**6), mask=_nulls(values)))
@@ -210,13 +232,22 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
             return Result(wide.cast(wanted))
     except pa.ArrowInvalid:
         pass
-    return map_rows(lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
+    return map_rows(
+        lambda number: _decimal_in(Decimal(number), precision, scale),
+        [values],
+        wanted,
+        len(values),
+    )
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
     """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
     # Spark rounds a quotient to 39 decimals before it rounds it to the scale of the type.
-    return _decimal_in(_EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)), precision, scale)
+    return _decimal_in(
+        _EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)),
+        precision,
+        scale,
+    )
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
@@ -280,7 +311,12 @@ def _to_whole(values: pa.Array, to: str) -> Result:
     try:
         integers = numbers.cast(arrow_type(to))
     except pa.ArrowInvalid:
-        return map_rows(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
+        return map_rows(
+            lambda text: _in_range(_whole(text), to),
+            [texts],
+            arrow_type(to),
+            len(values),
+        )
     return Result(integers, _failures(values, is_number))
 
 
@@ -345,7 +381,10 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
     slow = map_rows(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
     failed = np.zeros(len(values), bool)
     failed[others] = False if slow.failed is None else slow.failed
-    return Result(pc.replace_with_mask(decimals, pa.array(others), slow.values), failed if failed.any() else None)
+    return Result(
+        pc.replace_with_mask(decimals, pa.array(others), slow.values),
+        failed if failed.any() else None,
+    )
 
 
 _TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
@@ -359,7 +398,10 @@ def _to_boolean(values: pa.Array, to: str) -> Result:
     return Result(booleans, _failures(values, is_known))
 
 
-_DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
+_DATE = re.compile(
+    r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?",
+    re.ASCII | re.DOTALL,
+)
 _ISO_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
 
@@ -396,7 +438,8 @@ def _plain_times(values: pa.Array, to: str) -> Result:
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
     """The rows that have a text for which `passed` is not true."""
     failed = valid_rows(values, len(values)) & ~np.asarray(
-        pc.fill_null(passed, False).to_numpy(zero_copy_only=False), bool
+        pc.fill_null(passed, False).to_numpy(zero_copy_only=False),
+        bool,
     )
     return failed if failed.any() else None
 

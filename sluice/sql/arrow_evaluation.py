@@ -57,7 +57,10 @@ Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
 def evaluate(
-    expression: TypedExpression, columns: Columns, count: int, functions: Functions = MappingProxyType({})
+    expression: TypedExpression,
+    columns: Columns,
+    count: int,
+    functions: Functions = MappingProxyType({}),
 ) -> Result:
     """The values of an expression for `count` rows, given the columns and the Python functions that it reads."""
     return _Evaluation(columns, count, functions).result(expression)
@@ -97,11 +100,22 @@ class _Evaluation:
 
     def _call(self, expression: TypedExpression) -> Result:
         arguments = self.arguments(expression)
-        result = _FUNCTIONS[expression.key](expression, [argument.values for argument in arguments], self.count)
+        result = _FUNCTIONS[expression.key](
+            expression,
+            [argument.values for argument in arguments],
+            self.count,
+        )
         assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, expression.node
-        return Result(result.values, any_of(self._failed_arguments(expression, arguments), result.failed))
+        return Result(
+            result.values,
+            any_of(self._failed_arguments(expression, arguments), result.failed),
+        )
 
-    def _failed_arguments(self, expression: TypedExpression, arguments: list[Result]) -> Mask | None:
+    def _failed_arguments(
+        self,
+        expression: TypedExpression,
+        arguments: list[Result],
+    ) -> Mask | None:
         """The rows in which an argument fails, and Spark would compute it."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
@@ -123,7 +137,10 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        values = pc.struct_field(values, [name])  # a list of one name, because Arrow would read the text `.a` as a path
+        values = pc.struct_field(
+            values,
+            [name],
+        )  # a list of one name, because Arrow would read the text `.a` as a path
     return Result(values)
 
 
@@ -146,7 +163,11 @@ def _or(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _condition(
-    evaluation: _Evaluation, expression: TypedExpression, function: Callable[..., Value], *, until: bool
+    evaluation: _Evaluation,
+    expression: TypedExpression,
+    function: Callable[..., Value],
+    *,
+    until: bool,
 ) -> Result:
     """AND or OR. Where the left side decides, Spark does not compute the right one."""
     left, right = evaluation.arguments(expression)
@@ -161,10 +182,20 @@ def _if(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     kind, is_true = expression.type, evaluation.result(condition)
     if not otherwise or isinstance(otherwise[0].node, exp.Null):
         return _value_where(evaluation, is_true, true, kind)
-    return _choose(evaluation, is_true, evaluation.convert(true, kind), evaluation.convert(otherwise[0], kind))
+    return _choose(
+        evaluation,
+        is_true,
+        evaluation.convert(true, kind),
+        evaluation.convert(otherwise[0], kind),
+    )
 
 
-def _value_where(evaluation: _Evaluation, condition: Result, true: TypedExpression, kind: str) -> Result:
+def _value_where(
+    evaluation: _Evaluation,
+    condition: Result,
+    true: TypedExpression,
+    kind: str,
+) -> Result:
     """The value in rows where a condition is true, else null. The value is computed only for these rows."""
     passed = mask_of(condition.values, evaluation.count)
     if passed.all() or not true.parts:
@@ -189,7 +220,12 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
-        chosen = _choose(evaluation, evaluation.result(condition), evaluation.convert(result, kind), chosen)
+        chosen = _choose(
+            evaluation,
+            evaluation.result(condition),
+            evaluation.convert(result, kind),
+            chosen,
+        )
     return chosen
 
 
@@ -219,7 +255,10 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     is_equal, failed = pa.scalar(False), value.failed
     for option in options:
         if option.failed is not None:
-            is_computed = valid_rows(value.values, evaluation.count) & ~mask_of(is_equal, evaluation.count)
+            is_computed = valid_rows(value.values, evaluation.count) & ~mask_of(
+                is_equal,
+                evaluation.count,
+            )
             failed = any_of(failed, option.failed & is_computed)
         is_equal = pc.or_kleene(is_equal, pc.equal(value.values, option.values))
     return Result(is_equal, failed)
@@ -308,7 +347,10 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
         return divide(values[0], values[1], count)
     digits = precision_and_scale(expression.type)
     return map_rows(
-        lambda left, right: decimal_quotient(left, right, *digits), values, arrow_type(expression.type), count
+        lambda left, right: decimal_quotient(left, right, *digits),
+        values,
+        arrow_type(expression.type),
+        count,
     )
 
 
@@ -334,12 +376,21 @@ def _shift(function: Callable[..., Value]) -> Function:
 
 def _round(expression: TypedExpression, values: list[Value], count: int) -> Result:
     places = expression.node.args.get("decimals")
-    return round_decimals(values[0], 0 if places is None else int(places.name), expression.type, count)
+    return round_decimals(
+        values[0],
+        0 if places is None else int(places.name),
+        expression.type,
+        count,
+    )
 
 
 def _rounding_to_whole(function: Callable[[Value], Value]) -> Function:
     return lambda expression, values, count: round_to_whole(
-        function, values[0], expression.operands[0], expression.type, count
+        function,
+        values[0],
+        expression.operands[0],
+        expression.type,
+        count,
     )
 
 
@@ -395,7 +446,12 @@ def _array_function(function: Callable[..., Value]) -> Function:
 
 def _row_function(function: Callable[..., Any]) -> Function:
     """A Python function of each row's values."""
-    return lambda expression, values, count: map_rows(function, values, arrow_type(expression.type), count)
+    return lambda expression, values, count: map_rows(
+        function,
+        values,
+        arrow_type(expression.type),
+        count,
+    )
 
 
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
@@ -458,7 +514,12 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Div: _divide,
     exp.SafeDivide: lambda expression, values, count: ignore_failures(_divide(expression, values, count)),
     exp.IntDiv: lambda expression, values, count: divide_whole(values[0], values[1], count),
-    exp.Mod: lambda expression, values, count: remainder(values[0], values[1], expression.type, count),
+    exp.Mod: lambda expression, values, count: remainder(
+        values[0],
+        values[1],
+        expression.type,
+        count,
+    ),
     exp.Neg: _negate,
     exp.Abs: lambda expression, values, count: absolute_value(values[0], expression.type, count),
     exp.Round: _round,
@@ -532,7 +593,12 @@ _FUNCTIONS: dict[RuleKey, Function] = {
         ),
         _part_of_time,
     ),
-    exp.TsOrDsToDate: lambda expression, values, count: cast(values[0], expression.operands[0], "DATE", count),
+    exp.TsOrDsToDate: lambda expression, values, count: cast(
+        values[0],
+        expression.operands[0],
+        "DATE",
+        count,
+    ),
     "date_format": lambda expression, values, count: Result(
         format_times(array_of(values[0], count), expression.node.expressions[1].name)
     ),

@@ -20,7 +20,10 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Values of a type from their JSON. A null text is a null."""
     convert = _conversion(kind)
-    return pa.array([None if text is None else convert(_decode(text)) for text in texts.to_pylist()], kind)
+    return pa.array(
+        [None if text is None else convert(_decode(text)) for text in texts.to_pylist()],
+        kind,
+    )
 
 
 @cache

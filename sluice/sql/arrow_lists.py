@@ -17,7 +17,10 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), elements.take(order))
+    return pa.ListArray.from_arrays(
+        pa.array(np.arange(count + 1, dtype=np.int32) * width),
+        elements.take(order),
+    )
 
 
 def sizes(values: pa.Array) -> pa.Array:

@@ -51,12 +51,18 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
     """A quotient of whole numbers, rounded towards zero."""
     result = _without_zero(_quotient, left, right, "BIGINT", count)
     overflows = np.asarray(
-        pc.fill_null(pc.and_(pc.equal(array_of(left, count), _LEAST["BIGINT"]), pc.equal(right, -1)), False)
+        pc.fill_null(
+            pc.and_(pc.equal(array_of(left, count), _LEAST["BIGINT"]), pc.equal(right, -1)),
+            False,
+        )
     ).astype(bool)
     if not overflows.any():
         return result
     failed = overflows if result.failed is None else result.failed | overflows
-    return Result(pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), result.values), failed)
+    return Result(
+        pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), result.values),
+        failed,
+    )
 
 
 def _quotient(left: Any, right: Any) -> Any:
@@ -85,7 +91,13 @@ def _positive_remainder(left: Any, right: Any) -> Any:
     return np.where(rest < 0, _remainder(rest + right, right), rest)
 
 
-def _without_zero(function: Callable[..., Any], left: Value, right: Value, kind: str, count: int) -> Result:
+def _without_zero(
+    function: Callable[..., Any],
+    left: Value,
+    right: Value,
+    kind: str,
+    count: int,
+) -> Result:
     """The results of a division, which fails where the divisor is 0."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = (
@@ -115,7 +127,10 @@ def _unsigned(function: Callable[..., Value], value: Value, kind: str, count: in
     least = np.asarray(pc.fill_null(array_of(pc.equal(value, _LEAST[kind]), count), False)).astype(bool)
     if not least.any():
         return Result(results)
-    return Result(pc.if_else(pa.array(least), pa.scalar(None, arrow_type(kind)), array_of(results, count)), least)
+    return Result(
+        pc.if_else(pa.array(least), pa.scalar(None, arrow_type(kind)), array_of(results, count)),
+        least,
+    )
 
 
 def round_decimals(value: Value, places: int, kind: str, count: int) -> Result:
@@ -125,7 +140,13 @@ def round_decimals(value: Value, places: int, kind: str, count: int) -> Result:
     return Result(pc.round(wide, places, "half_towards_infinity").cast(arrow_type(kind)))
 
 
-def round_to_whole(function: Callable[[Value], Value], value: Value, of: str, kind: str, count: int) -> Result:
+def round_to_whole(
+    function: Callable[[Value], Value],
+    value: Value,
+    of: str,
+    kind: str,
+    count: int,
+) -> Result:
     """Round numbers up or down to whole numbers."""
     if of == "INT" or of == kind == "BIGINT":
         return Result(value.cast(pa.int64()))
@@ -139,11 +160,18 @@ def round_to_whole(function: Callable[[Value], Value], value: Value, of: str, ki
 def java_longs(values: pa.Array) -> pa.Array:
     """Doubles as Java's longs: NaN becomes 0, and a number that is too large or too small the nearest long."""
     numbers = np.nan_to_num(
-        pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False), nan=0.0, posinf=_MOST, neginf=-_MOST
+        pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False),
+        nan=0.0,
+        posinf=_MOST,
+        neginf=-_MOST,
     )
     is_large = numbers >= _MOST
     integers = np.where(is_large, 0, np.maximum(numbers, -_MOST)).astype(np.int64)
-    return pa.array(np.where(is_large, 2**63 - 1, integers), pa.int64(), mask=~valid_rows(values, len(values)))
+    return pa.array(
+        np.where(is_large, 2**63 - 1, integers),
+        pa.int64(),
+        mask=~valid_rows(values, len(values)),
+    )
 
 
 _MOST = 2.0**63

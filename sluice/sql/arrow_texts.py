@@ -118,6 +118,10 @@ def digest(values: Value, name: str, count: int) -> Result:
     """A hash of each text or of its bytes, in hexadecimal."""
 
     def of_text(value: Any) -> str:
-        return hashlib.new(name, value.encode() if isinstance(value, str) else value, usedforsecurity=False).hexdigest()
+        return hashlib.new(
+            name,
+            value.encode() if isinstance(value, str) else value,
+            usedforsecurity=False,
+        ).hexdigest()
 
     return map_rows(of_text, [array_of(values, count)], pa.string(), count)

@@ -38,7 +38,13 @@ def truncate(values: pa.Array, unit: str) -> pa.Array:
     if unit in ("year", "quarter", "month", "week", "day"):
         days = values.cast(pa.timestamp("us"))
         return pc.floor_temporal(days, unit=unit).cast(pa.timestamp("us", tz="UTC"))
-    micros = {"hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000, "millisecond": 1_000, "microsecond": 1}
+    micros = {
+        "hour": 3_600_000_000,
+        "minute": 60_000_000,
+        "second": 1_000_000,
+        "millisecond": 1_000,
+        "microsecond": 1,
+    }
     return pc.multiply(units_since_epoch(values, micros[unit]), micros[unit]).cast(values.type)
 
 
@@ -46,7 +52,9 @@ def units_since_epoch(values: pa.Array, micros: int) -> pa.Array:
     """The number of whole units since 1970; a unit has `micros` microseconds."""
     numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return pa.array(
-        np.floor_divide(numbers, micros), pa.int64(), mask=~values.is_valid().to_numpy(zero_copy_only=False)
+        np.floor_divide(numbers, micros),
+        pa.int64(),
+        mask=~values.is_valid().to_numpy(zero_copy_only=False),
     )
 
 

@@ -40,9 +40,15 @@ def json_values(values: pa.Array) -> pa.Array:
         coded = [None if value is None else b64encode(value).decode() for value in values.to_pylist()]
         text = _quoted(pa.array(coded, pa.string()))
     elif pa.types.is_floating(kind):
-        text = pa.array([None if value is None else java_text(value) for value in values.to_pylist()], pa.string())
+        text = pa.array(
+            [None if value is None else java_text(value) for value in values.to_pylist()],
+            pa.string(),
+        )
     elif pa.types.is_decimal(kind) and kind.scale > PLAIN_SCALE:
-        text = pa.array([None if value is None else str(value) for value in values.to_pylist()], pa.string())
+        text = pa.array(
+            [None if value is None else str(value) for value in values.to_pylist()],
+            pa.string(),
+        )
     else:
         text = values.cast(pa.string())
     return pc.fill_null(text, "null")
@@ -64,7 +70,10 @@ def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
     """Objects of these fields as JSON."""
     parts: list[Any] = []
     for place, (name, values) in enumerate(fields.items()):
-        parts += [f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:", json_values(values)]
+        parts += [
+            f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:",
+            json_values(values),
+        ]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
@@ -75,7 +84,12 @@ def _json_list(values: pa.Array) -> pa.Array:
 def _json_map(values: pa.Array) -> pa.Array:
     lists = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
     names, items = lists.flatten().flatten()
-    return _joined(lists, pc.binary_join_element_wise(_quoted(names), json_values(items), ":"), "{", "}")
+    return _joined(
+        lists,
+        pc.binary_join_element_wise(_quoted(names), json_values(items), ":"),
+        "{",
+        "}",
+    )
 
 
 def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Array:
@@ -90,5 +104,8 @@ def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Arr
 def _quoted(texts: pa.Array) -> pa.Array:
     special = pc.match_substring_regex(texts, _NOT_PLAIN)
     if pc.any(special).as_py():
-        texts = pa.array([None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()], pa.string())
+        texts = pa.array(
+            [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()],
+            pa.string(),
+        )
     return pc.binary_join_element_wise('"', texts, '"', "")

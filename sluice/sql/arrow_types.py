@@ -7,7 +7,13 @@ from functools import cache
 import pyarrow as pa
 
 from sluice.sql.types import VOID, is_decimal
-from sluice.values.sql_types import element_type, map_key_type, map_value_type, precision_and_scale, struct_fields
+from sluice.values.sql_types import (
+    element_type,
+    map_key_type,
+    map_value_type,
+    precision_and_scale,
+    struct_fields,
+)
 
 _SIMPLE = {
     "TINYINT": pa.int8(),

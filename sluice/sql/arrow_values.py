@@ -46,7 +46,12 @@ def any_of(*masks: Mask | None) -> Mask | None:
     return np.logical_or.reduce(present) if present else None
 
 
-def map_rows(function: Callable[..., Any], arguments: Iterable[Value], kind: pa.DataType, count: int) -> Result:
+def map_rows(
+    function: Callable[..., Any],
+    arguments: Iterable[Value],
+    kind: pa.DataType,
+    count: int,
+) -> Result:
     """The results of a Python function for each row; null if an argument is null.
 
     A row fails if the function raises ArithmeticError or ValueError.

@@ -108,7 +108,10 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
         whole = _part(text, name.start, tokens[close].end + 1)
         if name.text.upper() == "STRING":
             casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close].start)))
-        elif name.text.upper() in ("CAST", "TRY_CAST") and _words(tokens, close - 2) == ["AS", "STRING"]:
+        elif name.text.upper() in ("CAST", "TRY_CAST") and _words(tokens, close - 2) == [
+            "AS",
+            "STRING",
+        ]:
             casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close - 2].start)))
     return tuple(casts)
 
@@ -176,7 +179,13 @@ def _word(token: Token) -> str:
     return "" if token.token_type is TokenType.IDENTIFIER else token.text.upper()
 
 
-def _arguments(text: str, tokens: list[Token], closing: dict[int, int], first: int, last: int) -> Iterator[TextPart]:
+def _arguments(
+    text: str,
+    tokens: list[Token],
+    closing: dict[int, int],
+    first: int,
+    last: int,
+) -> Iterator[TextPart]:
     start, i = first, first
     while i <= last and start < last:
         if i == last or tokens[i].token_type is TokenType.COMMA:

@@ -39,10 +39,22 @@ _BATCH_TIME = "Use current_timestamp(), which is the time when the batch began."
 _FROM_THE_RECORD = "Compute it from the record, for example with xxhash64(_key) or _partition and _offset."
 _VARYING: dict[str, str] = {
     **dict.fromkeys(
-        ("rand", "randn", "randstr", "uniform", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
+        (
+            "rand",
+            "randn",
+            "randstr",
+            "uniform",
+            "uuid",
+            "shuffle",
+            "monotonically_increasing_id",
+            "spark_partition_id",
+        ),
         _FROM_THE_RECORD,
     ),
-    **dict.fromkeys(("input_file_name", "input_file_block_start", "input_file_block_length"), _FROM_THE_RECORD),
+    **dict.fromkeys(
+        ("input_file_name", "input_file_block_start", "input_file_block_length"),
+        _FROM_THE_RECORD,
+    ),
     **dict.fromkeys(("reflect", "try_reflect", "java_method"), "Use a Python function."),
     **dict.fromkeys(("current_time", "localtimestamp", "now"), _BATCH_TIME),
 }
@@ -94,7 +106,8 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Write a comparison.")
     if need == "array" and kind and not kind.startswith("ARRAY"):
         raise TopologyError(
-            f"{where} is {kind}, not an array.", next_step="Make an array, for example with split(text, ' ')."
+            f"{where} is {kind}, not an array.",
+            next_step="Make an array, for example with split(text, ' ').",
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")
@@ -149,7 +162,8 @@ def _require_repeatable(node: exp.Func, where: str) -> None:
         instead = "" if mode.upper() == "ECB" else _WITH_RANDOM_BYTES
     if instead:
         raise TopologyError(
-            f"{where}: {name} would have another result if a batch is repeated after a crash.", next_step=instead
+            f"{where}: {name} would have another result if a batch is repeated after a crash.",
+            next_step=instead,
         )
 
 
@@ -185,7 +199,11 @@ def _require_function(node: exp.Anonymous, where: str) -> None:
     if name in _ADDED_BY_SLUICE:
         _require_top(node, where)
     elif name not in OF_SPARK_ALONE | UNTRANSLATED:
-        functions = [*OF_SPARK_ALONE, *_ADDED_BY_SLUICE, *(name.lower() for name in exp.FUNCTION_BY_NAME)]
+        functions = [
+            *OF_SPARK_ALONE,
+            *_ADDED_BY_SLUICE,
+            *(name.lower() for name in exp.FUNCTION_BY_NAME),
+        ]
         close = get_close_matches(name, functions)
         raise TopologyError(
             f"{where}: unknown Spark SQL function {node.name}.",
@@ -197,7 +215,8 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
     number = node.expressions[1] if len(node.expressions) == 2 else None
     if not (isinstance(number, exp.Literal) and number.name.isdigit() and int(number.name) > 0):
         raise TopologyError(
-            f"{where}: top takes a value and a number of values to keep.", next_step="Write top(amount, 3)."
+            f"{where}: top takes a value and a number of values to keep.",
+            next_step="Write top(amount, 3).",
         )
 
 
@@ -225,7 +244,8 @@ def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
         if kind == "BINARY":
             name = text_of(part)
             raise TopologyError(
-                f"{where} uses {name}, which is BINARY, as text.", next_step=f"Write CAST({name} AS STRING)."
+                f"{where} uses {name}, which is BINARY, as text.",
+                next_step=f"Write CAST({name} AS STRING).",
             )
 
 
@@ -265,5 +285,8 @@ def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) ->
         if name.lower() not in fields:
             known_fields = f"Its fields: {', '.join(struct_fields(kind))}." if fields else ""
             parent = first if fields else f"{first}, which is {kind}"
-            raise TopologyError(f"{where} reads the unknown field {name} of {parent}.", next_step=known_fields)
+            raise TopologyError(
+                f"{where} reads the unknown field {name} of {parent}.",
+                next_step=known_fields,
+            )
         first, kind = name, fields[name.lower()]

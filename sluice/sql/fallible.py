@@ -27,7 +27,10 @@ def with_utf8_checks(text: str, types: Types) -> str:
         if _may_be_bytes(argument.tree(), types):
             prefix = "try_" if cast.text.lower().startswith("try_") else ""
             insertions += [(cast.start, f"{prefix}validate_utf8("), (cast.stop, ")")]
-    return replace(text, [(TextPart("", place, place), added) for place, added in sorted(insertions)])
+    return replace(
+        text,
+        [(TextPart("", place, place), added) for place, added in sorted(insertions)],
+    )
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:

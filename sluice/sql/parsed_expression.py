@@ -90,7 +90,12 @@ def parse(text: str) -> ParsedExpression:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except RecursionError:
         raise _too_deep(text) from None
-    except (SqlglotError, LookupError, TypeError, ValueError) as error:  # a call like date_part() can raise any of them
+    except (
+        SqlglotError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # a call like date_part() can raise any of them
         raise _not_an_expression(text, error) from None
     if tree is None or more:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
@@ -98,8 +103,16 @@ def parse(text: str) -> ParsedExpression:
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
-    names = sorted((_position(column) for column in tree.find_all(exp.Column)), key=lambda name: name[1])
-    return ParsedExpression(text, tuple(names), any(map(aggregates, tree.walk())), dict(_namings(tree)))
+    names = sorted(
+        (_position(column) for column in tree.find_all(exp.Column)),
+        key=lambda name: name[1],
+    )
+    return ParsedExpression(
+        text,
+        tuple(names),
+        any(map(aggregates, tree.walk())),
+        dict(_namings(tree)),
+    )
 
 
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
@@ -193,7 +206,11 @@ def _in_backticks(text: str, names: Iterable[str]) -> str:
     # Longest names first, so that a name is not taken for a shorter name at its start.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
-    return re.sub(pattern, lambda match: match[0] if match[0].startswith("`") else reference(match[0]), text)
+    return re.sub(
+        pattern,
+        lambda match: match[0] if match[0].startswith("`") else reference(match[0]),
+        text,
+    )
 
 
 def _is_expression(text: str) -> bool:

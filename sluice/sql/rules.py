@@ -118,7 +118,11 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
-        return Signature(result, operands[: len(kinds)] if fit else None, fails or not (fit or of_any))
+        return Signature(
+            result,
+            operands[: len(kinds)] if fit else None,
+            fails or not (fit or of_any),
+        )
 
     return resolve
 
@@ -154,7 +158,10 @@ def _same(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _literal(node: exp.Expr, kinds: Kinds) -> Signature:
     of = _literal_type(node)
-    return Signature(of, () if of and (not is_decimal(of) or precision_and_scale(of)[0] <= MOST_DIGITS) else None)
+    return Signature(
+        of,
+        () if of and (not is_decimal(of) or precision_and_scale(of)[0] <= MOST_DIGITS) else None,
+    )
 
 
 def _literal_type(node: exp.Expr) -> str:
@@ -175,7 +182,10 @@ def _conditions(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _is_null(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature("BOOLEAN", kinds if isinstance(node.expression, exp.Null) and kinds[0] else None)
+    return Signature(
+        "BOOLEAN",
+        kinds if isinstance(node.expression, exp.Null) and kinds[0] else None,
+    )
 
 
 _COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
@@ -225,7 +235,11 @@ def _if(node: exp.Expr, kinds: Kinds) -> Signature:
         branches = [*branches, VOID]
     choice = _choice(node, tuple(branches))
     usable = condition == "BOOLEAN" and choice.operands is not None
-    return Signature(choice.type, ("BOOLEAN", *(choice.operands or ()))[: len(kinds)] if usable else None, choice.fails)
+    return Signature(
+        choice.type,
+        ("BOOLEAN", *(choice.operands or ()))[: len(kinds)] if usable else None,
+        choice.fails,
+    )
 
 
 def _case(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -234,7 +248,9 @@ def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     choice = _choice(node, results if len(results) > count else (*results, VOID))
     usable = set(conditions) == {"BOOLEAN"} and choice.operands is not None
     return Signature(
-        choice.type, (*conditions, *(choice.operands or ())[: len(results)]) if usable else None, choice.fails
+        choice.type,
+        (*conditions, *(choice.operands or ())[: len(results)]) if usable else None,
+        choice.fails,
     )
 
 
@@ -263,11 +279,17 @@ def _addition(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _product(node: exp.Expr, kinds: Kinds) -> Signature:
-    return _arithmetic(node, kinds, lambda left, right: (left[0] + right[0] + 1, left[1] + right[1]))
+    return _arithmetic(
+        node,
+        kinds,
+        lambda left, right: (left[0] + right[0] + 1, left[1] + right[1]),
+    )
 
 
 def _arithmetic(
-    node: exp.Expr, kinds: Kinds, of_decimals: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]]
+    node: exp.Expr,
+    kinds: Kinds,
+    of_decimals: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]],
 ) -> Signature:
     kind = _numbers(kinds)
     if not kind or not is_decimal(kind):
@@ -308,7 +330,11 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     (p1, s1), (p2, s2) = _operands_digits(node, kinds)
     # Spark's rule for quotients of decimals, which has at least 6 digits after the point.
     scale = max(6, s1 + p2 + 1)
-    return Signature(decimal(p1 - s1 + s2 + scale, scale), (decimal(p1, s1), decimal(p2, s2)), fails=True)
+    return Signature(
+        decimal(p1 - s1 + s2 + scale, scale),
+        (decimal(p1, s1), decimal(p2, s2)),
+        fails=True,
+    )
 
 
 def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -325,7 +351,11 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
     """The remainder with the sign of the divisor, of whole numbers only, because Spark may round others."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     fails = not (is_integer(kind) and _is_not_zero(_arguments_of(node)[-1]))
-    return Signature(kind if is_integer(kind) else "", (kind, kind) if is_integer(kind) else None, fails)
+    return Signature(
+        kind if is_integer(kind) else "",
+        (kind, kind) if is_integer(kind) else None,
+        fails,
+    )
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -333,7 +363,11 @@ def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = common_type(kinds)
     is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
     is_known = is_integer(kind) and not is_chain
-    return Signature(kind if is_known else "", (kind, kind) if is_known else None, fails=not is_known)
+    return Signature(
+        kind if is_known else "",
+        (kind, kind) if is_known else None,
+        fails=not is_known,
+    )
 
 
 def _shift(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -344,7 +378,11 @@ def _shift(node: exp.Expr, kinds: Kinds) -> Signature:
 def _integer_division(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _numbers(kinds)
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
-    return Signature("BIGINT" if kind else "", ("BIGINT", "BIGINT") if is_integer(kind) else None, fails)
+    return Signature(
+        "BIGINT" if kind else "",
+        ("BIGINT", "BIGINT") if is_integer(kind) else None,
+        fails,
+    )
 
 
 def _is_not_zero(node: exp.Expr) -> bool:
@@ -357,7 +395,11 @@ def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
         # Spark's parser takes the sign as a part of the number.
         kind = {str(2**31): "INT", str(2**63): "BIGINT"}.get(node.this.name, kind)
     operands = (kind,) if is_number(kind) else None
-    return Signature(kind, operands, fails=not isinstance(node.this, exp.Literal) and not _is_symmetric(kind))
+    return Signature(
+        kind,
+        operands,
+        fails=not isinstance(node.this, exp.Literal) and not _is_symmetric(kind),
+    )
 
 
 def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -397,7 +439,11 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     # Rounding up can need a digit more, as from 9.99 to 10.0.
     new_precision = min(precision - scale + 1 + new_scale, MOST_DIGITS)
     fits = precision < MOST_DIGITS
-    return Signature(decimal(new_precision, new_scale), (kind, *kinds[1:]) if fits else None, fails=not fits)
+    return Signature(
+        decimal(new_precision, new_scale),
+        (kind, *kinds[1:]) if fits else None,
+        fails=not fits,
+    )
 
 
 def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -439,7 +485,11 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
         # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
-        return Signature(to, kinds if is_known else None, fails=of in ("", "BINARY") and not is_tried)
+        return Signature(
+            to,
+            kinds if is_known else None,
+            fails=of in ("", "BINARY") and not is_tried,
+        )
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
         return Signature(to, kinds)
     pair = _family(of), _family(to)
@@ -531,7 +581,11 @@ def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
     choice = _choice(node, kinds)
-    return Signature(f"ARRAY<{choice.type}>" if choice.operands else "", choice.operands, choice.fails)
+    return Signature(
+        f"ARRAY<{choice.type}>" if choice.operands else "",
+        choice.operands,
+        choice.fails,
+    )
 
 
 _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
@@ -540,7 +594,12 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     problem = json_problem(kinds[0]) if is_known and kinds[0] else ""
-    return Signature("STRING", kinds if is_known and not problem else None, fails=True, problem=problem)
+    return Signature(
+        "STRING",
+        kinds if is_known and not problem else None,
+        fails=True,
+        problem=problem,
+    )
 
 
 def json_problem(kind: str) -> str:
@@ -606,7 +665,11 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
-    return Signature("BOOLEAN", kinds if is_known and set(kinds) == {"STRING"} else None, fails=not is_known)
+    return Signature(
+        "BOOLEAN",
+        kinds if is_known and set(kinds) == {"STRING"} else None,
+        fails=not is_known,
+    )
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
@@ -655,7 +718,11 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     is_known = signature.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
     if not is_known or not _is_common_pattern(node.expression.name):
-        return Signature("BOOLEAN", None, fails=not (signature.operands and _is_common_pattern(node.expression.name)))
+        return Signature(
+            "BOOLEAN",
+            None,
+            fails=not (signature.operands and _is_common_pattern(node.expression.name)),
+        )
     return signature
 
 
@@ -700,11 +767,26 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
     """A cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
-    return Signature("DATE", kinds if is_known else None, fails=not is_known or kinds == ("STRING",))
+    return Signature(
+        "DATE",
+        kinds if is_known else None,
+        fails=not is_known or kinds == ("STRING",),
+    )
 
 
 _UNITS = frozenset(
-    {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND"}
+    {
+        "YEAR",
+        "QUARTER",
+        "MONTH",
+        "WEEK",
+        "DAY",
+        "HOUR",
+        "MINUTE",
+        "SECOND",
+        "MILLISECOND",
+        "MICROSECOND",
+    }
 )
 
 
@@ -716,7 +798,11 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY"
     is_constant = node.expression.find(exp.Column) is None  # sqlglot turns date_sub's days into days * -1
-    return Signature("DATE", kinds if is_known and is_constant else None, fails=not (is_known and is_constant))
+    return Signature(
+        "DATE",
+        kinds if is_known and is_constant else None,
+        fails=not (is_known and is_constant),
+    )
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -138,7 +138,12 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
         return TypedExpression(node, kind, signature, parts)
 
     def is_null(part: TypedExpression) -> TypedExpression:
-        return TypedExpression(node, exp.Is, Signature("BOOLEAN", (part.type,) if part.type else None), (part,))
+        return TypedExpression(
+            node,
+            exp.Is,
+            Signature("BOOLEAN", (part.type,) if part.type else None),
+            (part,),
+        )
 
     match node:
         case exp.Between():
@@ -147,7 +152,11 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
         case exp.Case() if node.this is not None:
             value, *rest = parts
             count = len(node.args["ifs"])
-            return build(exp.Case, *(build(exp.EQ, value, option) for option in rest[:count]), *rest[count:])
+            return build(
+                exp.Case,
+                *(build(exp.EQ, value, option) for option in rest[:count]),
+                *rest[count:],
+            )
         case exp.Nullif():
             value, other = parts
             return build(exp.If, build(exp.EQ, value, other), _NULL, value)
@@ -183,4 +192,9 @@ def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
     """The JSON of a value, written with `value_json`."""
     problem = json_problem(value.type) if value.type else ""
     operands = (value.type,) if value.type and not problem else None
-    return TypedExpression(node, JSON_VALUE, Signature("STRING", operands, fails=True, problem=problem), (value,))
+    return TypedExpression(
+        node,
+        JSON_VALUE,
+        Signature("STRING", operands, fails=True, problem=problem),
+        (value,),
+    )
