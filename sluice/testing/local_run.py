@@ -40,13 +40,25 @@ def why_not_local(job: Job, settings: Settings) -> str:
 def local_query(job: Job, settings: Settings, partitions: Mapping[str, int]) -> ArrowQuery:
     """The query of a pipeline under test. Raises NeedsSparkError if only Spark can run a part of it."""
     counts = dict.fromkeys(job.topics, 1) | dict(partitions)
-    return ArrowQuery.of(job, Storage.of(job, 1, settings), counts, UncontestedLease().epoch, interleaved=True)
+    return ArrowQuery.of(
+        job,
+        Storage.of(job, 1, settings),
+        counts,
+        UncontestedLease().epoch,
+        interleaved=True,
+    )
 
 
 class LocalRun(PipedRun):
     """Runs the pipeline under test in this process."""
 
-    def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int], query: ArrowQuery) -> None:
+    def __init__(
+        self,
+        job: Job,
+        settings: Settings,
+        partitions: Mapping[str, int],
+        query: ArrowQuery,
+    ) -> None:
         super().__init__(job, settings, partitions)
         self._query = query
         self._failed: BaseException | None = None

@@ -45,10 +45,13 @@ class PipedRun:
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
-            from sluice.engine.publish.target_tables import declared_columns  # imports the clients of databases
+            from sluice.engine.publish.target_tables import (
+                declared_columns,
+            )  # imports the clients of databases
 
             table_sinks[destination] = TablesInMemory(
-                self.output, {sink.topic: declared_columns(sink) for sink in sinks}
+                self.output,
+                {sink.topic: declared_columns(sink) for sink in sinks},
             )
         self._publisher = Publisher(
             storage=self.storage,
@@ -77,7 +80,10 @@ class PipedRun:
                 place = values["topic"], values["partition"], values["offset"]
                 self._headers[place] = [*headers_of(values["headers"])]
 
-    def headers_at(self, places: Sequence[Place]) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
+    def headers_at(
+        self,
+        places: Sequence[Place],
+    ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
         """The headers of the records at these places."""
         return {place: self._headers[place] for place in places if place in self._headers}
 

@@ -74,7 +74,13 @@ class PipedInput:
 class SparkRun(PipedRun):
     """Runs one job of the pipeline under test on Spark."""
 
-    def __init__(self, spark: SparkSession, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        settings: Settings,
+        partitions: Mapping[str, int],
+    ) -> None:
         super().__init__(job, settings, partitions)
         self._spark = spark
         self._input = PipedInput(spark)
@@ -100,7 +106,10 @@ class SparkRun(PipedRun):
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(RowsOnSpark(state_rows), batch)
-        write_start(self._start, self.plan(batch + 1))  # to evict its own state, Spark runs a batch without records
+        write_start(
+            self._start,
+            self.plan(batch + 1),
+        )  # to evict its own state, Spark runs a batch without records
 
 
 def _root(error: StreamingQueryException) -> EngineError:

@@ -103,7 +103,10 @@ class TopologyTestDriver:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._run.stop()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -139,7 +142,14 @@ class TopologyTestDriver:
                 next_step="Pass a whole number, such as int(time.time() * 1_000).",
             )
         self._time = self._time if timestamp is None else timestamp
-        record = self._records.record(topic, value, key, timestamp=self._time, headers=headers, partition=partition)
+        record = self._records.record(
+            topic,
+            value,
+            key,
+            timestamp=self._time,
+            headers=headers,
+            partition=partition,
+        )
         self._waiting.append(record)
 
     def commit(self) -> None:
@@ -193,7 +203,12 @@ class TopologyTestDriver:
         return dict(self._run.counts)
 
 
-def _make_run(job: Job, settings: Settings, partitions: Mapping[str, int], spark: SparkSession | None) -> PipedRun:
+def _make_run(
+    job: Job,
+    settings: Settings,
+    partitions: Mapping[str, int],
+    spark: SparkSession | None,
+) -> PipedRun:
     """A run in this process, or on Spark if a test asks for it or a step needs it."""
     # In this process, a driver takes milliseconds; Spark takes seconds to start.
     if spark is None:
@@ -218,7 +233,12 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
 
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
-    return Output(_text(record["key"]), decode(record["value"]), record.get("timestamp"), _headers(record))
+    return Output(
+        _text(record["key"]),
+        decode(record["value"]),
+        record.get("timestamp"),
+        _headers(record),
+    )
 
 
 def _headers(record: dict[str, Any]) -> dict[str, Any]:
