@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from sluice.errors import EngineError, QueryError, SettingsError, SluiceError, StateError, TopologyError
+from sluice.errors import (
+    EngineError,
+    QueryError,
+    SettingsError,
+    SluiceError,
+    StateError,
+    TopologyError,
+)
 from sluice.operators.processor import Context, Processor, Record, Store, Timer
 from sluice.topology import (
     GlobalTable,
@@ -18,7 +25,15 @@ from sluice.topology.serdes import Serde
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import Duration, hopping, session, sliding, tumbling, within
 from sluice.values.contracts import Decimal2, Digits
-from sluice.values.epochs import EpochMicros, EpochMillis, EpochSeconds, EpochTime, epoch_ms, epoch_s, epoch_us
+from sluice.values.epochs import (
+    EpochMicros,
+    EpochMillis,
+    EpochSeconds,
+    EpochTime,
+    epoch_ms,
+    epoch_s,
+    epoch_us,
+)
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import WALL_CLOCK
 from sluice.values.sink_tables import DeltaTable, PostgresTable

@@ -64,7 +64,14 @@ def main(arguments: list[str]) -> int:
                 elif CHANGED_ONLY in options:
                     rebuild_changed(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
                 elif actions:
-                    rebuild(settings(), spark, names[0], actions[0], span, from_topics=FROM_TOPICS in options)
+                    rebuild(
+                        settings(),
+                        spark,
+                        names[0],
+                        actions[0],
+                        span,
+                        from_topics=FROM_TOPICS in options,
+                    )
                 else:
                     run(settings(), spark, names[0])
             finally:
@@ -73,7 +80,8 @@ def main(arguments: list[str]) -> int:
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
-    from sluice.spark_submit import FINISHED  # takes no time here, because the session has imported it
+    # The import takes no time here, because the session has imported this module.
+    from sluice.spark_submit import FINISHED
 
     if file := os.environ.get(FINISHED):
         with suppress(OSError):  # the folder is gone if nobody waits for this driver any more
@@ -116,7 +124,12 @@ def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: st
 
     planned = load_plan(configuration.pipelines, name)
     require_brokers(configuration.kafka)
-    print(explain(planned), describe_tasks(spark.result(), planned.job, configuration), sep="\n", flush=True)
+    print(
+        explain(planned),
+        describe_tasks(spark.result(), planned.job, configuration),
+        sep="\n",
+        flush=True,
+    )
 
 
 def rebuild(
@@ -148,7 +161,11 @@ def rebuild(
 
 
 def rebuild_changed(
-    configuration: Settings, spark: Future[SparkSession], name: str, *, from_topics: bool = False
+    configuration: Settings,
+    spark: Future[SparkSession],
+    name: str,
+    *,
+    from_topics: bool = False,
 ) -> None:
     """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
     from sluice.kafka.brokers import require_brokers
@@ -166,7 +183,10 @@ def rebuild_changed(
 
 def _option_value(prefix: str, options: Iterable[str]) -> str:
     """The text after `prefix` in the first option that begins with it; empty if no option does."""
-    return next((option.removeprefix(prefix) for option in options if option.startswith(prefix)), "")
+    return next(
+        (option.removeprefix(prefix) for option in options if option.startswith(prefix)),
+        "",
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,13 @@ class SluiceError(Exception):
     extensions: Mapping[str, Any] = MappingProxyType({})
     """Additional members of the problem document (RFC 9457) in which the REST API reports the error."""
 
-    def __init__(self, detail: str, *, next_step: str = "", extensions: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        detail: str,
+        *,
+        next_step: str = "",
+        extensions: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.next_step = next_step or type(self).next_step

@@ -143,7 +143,8 @@ def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name) or str(default)
     if not (_is_whole(text) and int(text) > 0):
         raise SettingsError(
-            f"{name} is {text[:40]!r}.", next_step="Set it to a whole number from 1 to 999,999,999,999."
+            f"{name} is {text[:40]!r}.",
+            next_step="Set it to a whole number from 1 to 999,999,999,999.",
         )
     return int(text)
 
@@ -153,7 +154,10 @@ def _whole(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not _is_whole(text):
-        raise SettingsError(f"{name} is {text[:40]!r}.", next_step="Set it to a whole number up to 999,999,999,999.")
+        raise SettingsError(
+            f"{name} is {text[:40]!r}.",
+            next_step="Set it to a whole number up to 999,999,999,999.",
+        )
     return int(text)
 
 
@@ -164,7 +168,10 @@ def _is_whole(text: str) -> bool:
 def _one_of(environ: Mapping[str, str], name: str, default: str, *others: str) -> str:
     text = environ.get(name) or default
     if text not in (default, *others):
-        raise SettingsError(f"{name} is {text!r}.", next_step=f"Set it to {' or '.join((default, *others))}.")
+        raise SettingsError(
+            f"{name} is {text!r}.",
+            next_step=f"Set it to {' or '.join((default, *others))}.",
+        )
     return text
 
 

@@ -134,7 +134,12 @@ class Submission:
         environment = os.environ | self.environment
         with _interruptible() as begin:
             process = subprocess.Popen(
-                self.command, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+                self.command,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
             )
             with process:
                 assert process.stderr is not None
@@ -148,7 +153,10 @@ class Submission:
                     from sluice.support import processes  # takes 15 ms to import
 
                     started = processes.with_descendants(process.pid)
-                    processes.end(lambda: [each for each in started if not processes.has_ended(each)], patience_s)
+                    processes.end(
+                        lambda: [each for each in started if not processes.has_ended(each)],
+                        patience_s,
+                    )
                     raise
         if process.returncode == 0 and not self.is_finished:
             sys.stderr.write(f"{UNFINISHED}\n")
@@ -199,7 +207,12 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def submission(
-    settings: Settings, kafka: Mapping[str, str], master: str, arguments: Sequence[str], *, delta: bool = False
+    settings: Settings,
+    kafka: Mapping[str, str],
+    master: str,
+    arguments: Sequence[str],
+    *,
+    delta: bool = False,
 ) -> Iterator[Submission]:
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
@@ -321,7 +334,10 @@ def jars_in(folder: Path) -> list[Path]:
     """The jars that set-up has downloaded to a folder. Raises SettingsError if there are none."""
     jars = sorted(folder.glob("*.jar"))
     if not jars:
-        raise SettingsError(f"There are no jars in {folder}.", next_step="Run: python -m sluice.provision jars")
+        raise SettingsError(
+            f"There are no jars in {folder}.",
+            next_step="Run: python -m sluice.provision jars",
+        )
     return jars
 
 
