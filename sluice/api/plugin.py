@@ -31,7 +31,8 @@ class StatePlugin(AirflowPlugin):
         },
         {
             "name": "Sluice",
-            "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",  # Airflow inserts the DAG's id
+            # Airflow inserts the DAG's id.
+            "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",
             "destination": "dag",
             "url_route": "sluice_pipeline",
             "icon": f"{_ROOT}/sluice/static/icon.svg",

@@ -49,7 +49,8 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-_ERRORS |= {401: Refused, 502: StateError}  # the log-in answers 401, and a proxy 502
+# Airflow's log-in answers 401, and a proxy in front of the server 502.
+_ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
 """The keys in a request have at most this many characters. Many servers and proxies limit its first
@@ -235,7 +236,8 @@ class Queries:
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True
         while is_renewable:
-            await self.stores()  # logs in if necessary
+            # `_lines` does not log in, so this request does if necessary.
+            await self.stores()
             begun = time.monotonic()
             async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
                 events = _Events()

@@ -46,7 +46,8 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # pretty tracebacks show the values of variables
+    # Pretty tracebacks show the values of variables, among them passwords.
+    pretty_exceptions_enable=False,
     help="Stream processing with Airflow, Spark and Kafka.",
 )
 app.add_typer(produce_commands.app, name="produce")

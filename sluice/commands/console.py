@@ -78,7 +78,8 @@ class Commands(TyperGroup):
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("", "sluice"):
-                raise  # a mistake in Sluice, not a package that is missing
+                # This is a mistake in Sluice, not a package that the user has to install.
+                raise
             extra = "client" if package == "httpx" else "spark"
             show(
                 PreflightError(

@@ -130,7 +130,9 @@ def scan(
             from sluice.query.time_texts import parse_time
 
             for option, text in (("--from", start), ("--to", end)):
-                parse_time(option, text)  # `read_store` would name its own parameter
+                # An error of `read_store` would name its own parameter, not the option of the
+                # command.
+                parse_time(option, text)
             entries = read_store(store, limit=limit + 1, **selection)
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)

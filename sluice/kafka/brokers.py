@@ -76,7 +76,8 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     try:
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
-        admin.poll(0)  # calls `on_error`, which gets the reason
+        # This call lets the client report the reason to `on_error`.
+        admin.poll(0)
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
 
 

@@ -204,7 +204,8 @@ def find_dead_letters(
     for letter in chosen_letters(kafka, pipeline, chosen):
         matches.reasons[letter.reason] += 1
         matches.letters.append(letter.with_most(most_bytes))
-        if len(matches.letters) > 2 * limit:  # limits the memory of a search through millions
+        # A search through millions of dead letters must not keep all of them in memory.
+        if len(matches.letters) > 2 * limit:
             matches.letters = _newest(matches.letters, limit)
         if time.monotonic() > until:
             matches.complete = False

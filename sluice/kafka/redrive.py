@@ -85,7 +85,8 @@ def redrive(
     producer_settings = {
         "transactional.id": f"sluice.{pipeline}.redrive",
         "linger.ms": 5,
-        "batch.num.messages": 1,  # A broker refuses whole batches, so each record gets its own.
+        # A broker refuses whole batches, so each record gets its own.
+        "batch.num.messages": 1,
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
     try:
@@ -182,7 +183,8 @@ def _send(
     try:
         for letter, record in zip(letters, records, strict=True):
             if isinstance(record, str):
-                continue  # `record` is the reason why the record cannot be written
+                # `record` is the reason why the record cannot be written.
+                continue
             key, value, timestamp, headers = record
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
@@ -192,7 +194,9 @@ def _send(
             )  # fmt: skip
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
-            pass  # Stop at the first error: the client then keeps the other records, and `flush` would wait in vain.
+            # Stop at the first error: the client then keeps the other records, and `flush` would
+            # wait in vain.
+            pass
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:
                 _abort(producer)

@@ -54,7 +54,8 @@ _ONE_RECORD: dict[str, str | int | bool] = {
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "error",
-    "fetch.message.max.bytes": 1_000,  # a broker sends at least one batch, however large
+    # A small limit is enough: a broker sends at least one batch of records, however large it is.
+    "fetch.message.max.bytes": 1_000,
     "fetch.wait.max.ms": 10,
 }
 _WAIT_S = 0.02
@@ -155,7 +156,8 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.queue.backoff.ms": 5,
-                "fetch.wait.max.ms": 10,  # how long the broker waits before it reports the end of a partition
+                # How long the broker waits before it reports the end of a partition.
+                "fetch.wait.max.ms": 10,
             }
         )
     try:
@@ -228,7 +230,8 @@ def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) 
         consumer = Consumer({**quiet(kafka), **_ONE_RECORD})
     try:
         with broker_errors(kafka):
-            if places:  # makes the client find the partitions' leaders at once instead of after 0.5 s
+            # Makes the client find the partitions' leaders at once instead of after 0.5 s.
+            if places:
                 consumer.list_topics(timeout=_TIMEOUT_S)
             consumer.assign([TopicPartition(topic, number, offset) for (topic, number), offset in places.items()])
             until = time.monotonic() + _TIMEOUT_S

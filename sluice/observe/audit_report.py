@@ -73,7 +73,8 @@ def _print(audits: list[Audit], out: Console) -> bool:
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
     for source in total(audits):
-        table.add_row(*map(Text, _row(source)))  # a reason may contain brackets, which are markup
+        # A reason may contain brackets, which are markup.
+        table.add_row(*map(Text, _row(source)))
     out.print(table)
     for source in total(audits):
         for name, number in sorted(source.passed_over.items()):

@@ -37,4 +37,5 @@ def backlog_of_run(
             positions = ledger.positions(pipeline)
         return read_lag(admin, topics, positions).readable
     except (KafkaException, TimeoutError, SluiceError):
-        return 0  # the run itself reports the error
+        # The run meets the same error and reports it.
+        return 0

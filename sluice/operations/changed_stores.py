@@ -95,7 +95,8 @@ class ChangedStores:
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
                 steps = rebuild.steps_since(ledger, lease.ref, ref).published
-            rebuild.build(ref, steps)  # only the records that runs have read meanwhile
+            # These steps have only the records that runs have read since the last comparison.
+            rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)
                 # With the lease: runs wait for the last records, so few of them should be left.
@@ -212,7 +213,8 @@ class ChangedStores:
         self._require_written(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:
-            part = ComputedStores(part.job, computed)  # its workers may have moved since it was begun
+            # The workers of the computed generation may have moved since it was begun.
+            part = ComputedStores(part.job, computed)
         ref = ledger.generations.new(old.pipeline)
         new = self._info(ledger, self.job, ref.generation)
         ledger.generations.register(new, hidden=True, lease=lease.row)

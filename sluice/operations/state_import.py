@@ -44,7 +44,9 @@ def import_state(source: Ledger, target: Ledger, shards: str, progress: Progress
             address = installation.place(worker)
             published = source.snapshots.last_batch(worker.ref)
             if published is None:
-                continue  # its first run has published nothing, and creates its shards again
+                # The first run of this generation has published nothing. The next run creates its
+                # shards again.
+                continue
             old = stack.enter_context(open_shard(worker.location, to_write=True))
             copy = stack.enter_context(ShardCopy(old, address, progress, settled=published))
             fill_and_seal(old, copy)

@@ -124,7 +124,8 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
         if name in files and str(files[name].error) == str(file.error):
-            continue  # two files with pipelines of the same name have the same error
+            # Two files with pipelines of the same name have the same error.
+            continue
         if not name or name in files:
             name = re.sub(r"[^A-Za-z0-9_-]", "_", file.file.stem)[:200]
         while name in files or name in taken:
@@ -183,7 +184,8 @@ def assets(pipeline: str, job: Job) -> list[Asset]:
     sinks = chain.from_iterable(job.written_tables.values())
     tables = [sink.table.name for sink in sinks if sink.table is not None]
     names += [f"{pipeline}.table.{table}" for table in dict.fromkeys(tables)]
-    return [Asset(name) for name in names if name.isascii()]  # Airflow accepts only ASCII names
+    # Airflow accepts only ASCII names.
+    return [Asset(name) for name in names if name.isascii()]
 
 
 def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:

@@ -156,7 +156,9 @@ class SluiceOperator(SparkSubmitOperator):
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
 
     def _lineage(self, context: Context) -> Lineage:
-        from sluice.orchestration.lineage import lineage  # the provider is optional
+        # Airflow's OpenLineage provider is optional, so it is imported only when Airflow asks for
+        # lineage.
+        from sluice.orchestration.lineage import lineage
 
         action = (context.get("params") or {}).get("action", "run")
         databases: dict[str, str] = {}
@@ -196,7 +198,9 @@ class SluiceOperator(SparkSubmitOperator):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
                 figures = run_figures(ledger, self.pipeline, _run(context))
-            events: Any = context.get("outlet_events")  # empty until an asset is looked up
+            # The accessor of events seems empty until an asset is looked up in it, so its truth
+            # value says nothing.
+            events: Any = context.get("outlet_events")
             for asset in self.outlets if events is not None else ():
                 events[asset].extra.update(figures)
         except Exception as error:

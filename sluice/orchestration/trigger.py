@@ -67,7 +67,8 @@ class Burst:
 
         `is_lasting`: the last run has failed with an error that would end the same run again.
         """
-        if lag.readable == 0:  # a run could not read what an open transaction holds back
+        # A run could not read what an open transaction holds back.
+        if lag.readable == 0:
             self._seen, self._fired, self.attempts = None, None, 0
             return False
         if driven:

@@ -40,7 +40,8 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
         except OSError:  # another run has the lock, or the folder is read-only
             yield "-Xshare:auto"
             return
-        for left in folder.glob(f"{archive.stem}.[0-9]*"):  # left by a run that was killed
+        # A run that was killed leaves its unfinished archive.
+        for left in folder.glob(f"{archive.stem}.[0-9]*"):
             left.unlink()
         unfinished = archive.with_suffix(f".{os.getpid()}")
         try:

@@ -167,7 +167,8 @@ class Catalogue:
         cached = self._cache.get(_newest_of(pipeline))
         newest: PipelineSnapshot | None = None if cached is None else cached.value
         if newest is not None and newest.snapshot == snapshot and newest.generation is info:
-            return newest  # the same object, because it has cached pins
+            # Returns the same object, because it has cached pins.
+            return newest
         return PipelineSnapshot(snapshot, info)
 
     def _earlier(self, newest: Snapshot, as_of: str) -> PipelineSnapshot:
@@ -189,7 +190,9 @@ class Catalogue:
         cached = self._cache.get(name)
         if cached is not None and since is None and now - cached.read_at < max_age:
             if now - cached.read_at > max_age * _RENEWAL and name not in self._reads:
-                self._read(name, read)  # early, so that no query waits for the read
+                # The read begins before the cached result is too old, so that no query waits for
+                # it.
+                self._read(name, read)
             return cast("T", cached.value)
         shared_read = None if since is not None else self._reads.get(name)
         # A query that is cancelled must not cancel the read for other queries.

@@ -91,7 +91,8 @@ class LocalWorker:
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
         with query_deadline(until, time_limits.QUERY_SECONDS):
             shard = self._open_shard(purpose, query.as_of)
-            shard.release()  # the held read transaction may be older than the query's batch
+            # The held read transaction may be older than the query's batch.
+            shard.release()
             return query.execute(shard)
 
     def _open_shard(self, purpose: str, as_of: int) -> LocalShard:

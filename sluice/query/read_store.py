@@ -49,7 +49,9 @@ def read_store(
         if text is not None and not _is_unicode(text):
             raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
     within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
-    with ThreadPoolExecutor(1) as thread:  # the caller's thread may already run an event loop, as in a notebook
+    # The caller's thread may already run an event loop, as in a notebook. `asyncio.run` needs a
+    # thread without one.
+    with ThreadPoolExecutor(1) as thread:
         entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
     return [_to_answer(entry) for entry in entries]
 
@@ -74,7 +76,8 @@ async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, lim
                 raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")
             return answer.entries
         finally:
-            await reader.workers.close()  # its connections, which otherwise wait for Python's garbage collector
+            # Otherwise the connections stay open until Python's garbage collector finds them.
+            await reader.workers.close()
 
 
 def _is_unicode(text: str) -> bool:

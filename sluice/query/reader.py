@@ -233,6 +233,7 @@ class Reader:
                 outcomes = await asyncio.gather(*(self.workers.execute(info, query) for info, query in queries))
                 results = list(chain.from_iterable(result for result, _ in outcomes))
                 statuses = tuple(status for _, status in outcomes)
+        # Retention may have removed rows of the snapshot while the workers were read.
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return results, statuses
 

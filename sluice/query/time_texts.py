@@ -37,6 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def _moment(text: str) -> datetime:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and (len(digits) >= _FEWEST_DIGITS or digits != text or text == "0"):
-        return _EPOCH + timedelta(milliseconds=int(text))  # raises an error for a time that cannot be shown
+        # The addition raises OverflowError for a time outside Python's calendar.
+        return _EPOCH + timedelta(milliseconds=int(text))
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)

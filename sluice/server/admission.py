@@ -102,7 +102,8 @@ class Arrival(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         protocol: Any = self._http()
-        accepted = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from asyncio.Transport
+        # Uvloop's transports do not inherit from asyncio.Transport.
+        accepted = cast("asyncio.Transport", transport)
         protocol.leave = partial(self._admission.leave, accepted)
         self._admission.arrive(accepted)
         if self._tls is not None:

@@ -86,7 +86,9 @@ class PatientProtocol(HttpToolsProtocol):
             if isinstance(cycle, _Cycle):
                 cycle.client_has_ended = True
         newest.keep_alive = False
-        return self.scheme != "https"  # TLS ends in both directions at once
+        # TLS ends in both directions at once, so a connection with TLS cannot stay half open for
+        # the answer.
+        return self.scheme != "https"
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -195,7 +197,8 @@ class PatientProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._is_in_body:
-            self._wait(SILENT_SECONDS)  # for the rest of a body that the app did not read
+            # The client still sends the rest of a body that the app did not read.
+            self._wait(SILENT_SECONDS)
         elif not self._is_in_head:
             self._wait(self.timeout_keep_alive)
 
@@ -247,7 +250,8 @@ class _Cycle(RequestResponseCycle):
                 self.transport.write(text)
                 return
             if self.client_has_ended:
-                self.transport.close()  # a stream to a client that has left would not end
+                # A stream to a client that has left would not end.
+                self.transport.close()
         await super().send(message)  # type: ignore[arg-type]
 
 
@@ -310,7 +314,8 @@ class _Transport(asyncio.Transport):
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            self.flush()  # so that the transport can pause the writer
+            # The transport pauses the writer when it holds this much, so it must get the data.
+            self.flush()
 
     @override
     def close(self) -> None:

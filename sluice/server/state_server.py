@@ -98,7 +98,8 @@ def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: s
             if ledger.snapshots.last_batch(info.ref) is not None:
                 place = location(configuration.shards, info.ref, number)
                 try:
-                    if is_here:  # a damaged shard does not keep its server from starting
+                    # A damaged shard does not keep its server from starting.
+                    if is_here:
                         LocalShard.open(place).close()
                     else:
                         _require_published(ledger, info.ref, number, place)
@@ -214,7 +215,8 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         # Uvicorn exits for an address in use as well as after a signal.
         if server.started:
             raise
-        raise StateError(  # Uvicorn has logged the error
+        # Uvicorn has logged the error.
+        raise StateError(
             f"The server cannot listen on {address_of(options.bind, options.port)}.",
             next_step="Choose a free port with --port, and an address of this host with --bind.",
         ) from None
@@ -232,7 +234,8 @@ def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         access_log=False,
-        log_level="error",  # Anyone can send invalid requests, which Uvicorn logs as warnings.
+        # Anyone can send invalid requests, which Uvicorn logs as warnings.
+        log_level="error",
         proxy_headers=False,
         server_header=False,
         date_header=False,

@@ -50,6 +50,8 @@ class TokenRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 401."""
         scheme, _, credentials = header(scope, b"authorization").partition(b" ")
+        # The comparison takes equally long for every wrong token, so that its time tells nothing
+        # about the token.
         if hmac.compare_digest(scheme.lower() + b" " + credentials, self._expected):
             proven = scope.get(PROVEN)
             if proven is not None:
@@ -64,7 +66,9 @@ class TokenRequired:
             await Response(content, headers=headers, media_type="application/json")(scope, receive, send)
             return
         refusal = unauthorized("Send the token that the server was started with as Authorization: Bearer.")
-        refusal.headers["Connection"] = "close"  # do not wait for the rest of the request
+        # The server does not wait for the rest of the request, because anyone can send an endless
+        # one.
+        refusal.headers["Connection"] = "close"
         await refusal(scope, receive, send)
 
     def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:

@@ -105,7 +105,9 @@ def certificate_advice(reason: str) -> str:
 def open_engine(url: URL) -> Engine:
     """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
     if url.get_backend_name() != "sqlite":
+        # PostgreSQL may have been restarted since a connection of the pool was last used.
         engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
+        # With psycopg's own connections, a wait for a server that is gone would never end.
         event.listen(
             engine,
             "do_connect",
@@ -156,6 +158,8 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A read transaction, whose statements all see the database as it was at the first one."""
+    # By default, each statement in PostgreSQL sees the newest commits. All statements of a
+    # transaction in SQLite see the same state anyway.
     repeatable = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**repeatable) as connection, connection.begin():
         yield connection
@@ -171,13 +175,16 @@ def close_file(url: str) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
-    connection.isolation_level = None  # otherwise the driver would begin its own transactions, and none for reads
-    use_wal(connection)  # fails unless the file is a database
+    # Otherwise Python's driver would begin transactions by itself, and none for reads.
+    connection.isolation_level = None
+    # This is the first access to the file, and fails unless the file is a database.
+    use_wal(connection)
     close_database(path)
 
 
 def _connect(parameters: dict[str, Any]) -> Any:
-    from sluice.state.postgres_connection import connect  # Psycopg takes a while to import.
+    # Psycopg takes a while to import.
+    from sluice.state.postgres_connection import connect
 
     return connect(**parameters)
 
@@ -190,6 +197,8 @@ def _prepare_postgres(connection: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("sluice_writes")
+    # A transaction that first reads and then writes fails if another process has written in
+    # between. One that begins as a writer waits for the other process.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -205,4 +214,6 @@ def use_wal(connection: sqlite3.Connection) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+    # With a write-ahead log, a weaker setting may lose the last commits when the machine loses
+    # power.
     connection.execute("PRAGMA synchronous=FULL")

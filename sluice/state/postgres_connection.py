@@ -104,5 +104,6 @@ def _accepts_connections(address: dict[str, Any]) -> bool:
     except errors.ConnectionTimeout:
         return False
     except psycopg.Error:
-        pass  # The server refuses further connections, so it is there.
+        # The server refuses further connections, so it is there.
+        pass
     return True

@@ -49,6 +49,8 @@ class LoginRequired:
             if user is None:
                 await unauthorized(_HOW_TO_LOG_IN)(scope, receive, send)
                 return
+            # A browser sends the cookie with requests of every page, so a page of another site
+            # could change something.
             if scope["method"] not in _SAFE_METHODS and _bearer(scope) is None and not _is_same_origin(scope):
                 detail = "A page of another site sent this request with the browser's cookie."
                 await problem(403, detail, _HOW_TO_LOG_IN)(scope, receive, send)

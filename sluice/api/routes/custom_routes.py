@@ -240,10 +240,12 @@ def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], ha
                 answer = await function(stores, **msgspec.structs.asdict(query))
         except TimeoutError:
             if not limit.expired():
-                raise  # the error comes from the route's own code
+                # The route's own code has raised this error, within the time limit.
+                raise
             raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
         except SystemExit as error:
-            raise RuntimeError("The route called sys.exit.") from error  # a SystemExit would end the server
+            # If SystemExit went on, it would end the whole server.
+            raise RuntimeError("The route called sys.exit.") from error
         if not has_etag or not stores.snapshots:
             return reply(answer)
         return JsonResponse(encoded(answer), provenance(stores.snapshots, stores.statuses))

@@ -90,7 +90,8 @@ def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
             except StateError:
                 if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                     raise
-                continue  # a generation was removed meanwhile
+                # A generation was removed while it was copied, so the backup is made again.
+                continue
             if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                 yield sources
                 return

@@ -43,7 +43,9 @@ def copy_ledger(
             new.execute(delete(table))
             if rows:
                 new.execute(insert(table), rows)
-        new.execute(update(LEASES).values(held=False))  # the source's leases may be held during the copy
+        # A driver may hold a lease of the source during the copy. Nobody holds a lease of the
+        # target.
+        new.execute(update(LEASES).values(held=False))
         if locations is None:
             return
         workers = new.execute(select(WORKERS)).mappings().all()

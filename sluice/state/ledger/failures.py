@@ -122,7 +122,8 @@ class Failures(LedgerPart):
         gone = [name for name, failure in before.items() if name not in now or now[name].detail != failure.detail]
         new = [failure for name, failure in now.items() if name not in before or name in gone]
         if not (gone or new):
-            return  # the usual case: Airflow loads the files again and again
+            # This is the usual case, because Airflow loads the files again and again.
+            return
         with database_errors("Writing broken files"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone)))
             for failure in new:

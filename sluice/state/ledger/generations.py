@@ -106,6 +106,8 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
+            # A worker that was moved meanwhile has left its shard of the new generation at its
+            # former place.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
                     f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "

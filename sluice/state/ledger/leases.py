@@ -74,6 +74,8 @@ class Leases(LedgerPart):
         values |= msgspec.structs.asdict(ref) | msgspec.structs.asdict(holder)
         try:
             with database_errors("Taking the lease"), transaction(self._engine) as connection:
+                # Another driver may have taken the lease, or its holder renewed it, since the
+                # caller read it.
                 if _row(connection, ref, lock=True) != seen:
                     return None
                 if seen is None:
@@ -86,7 +88,9 @@ class Leases(LedgerPart):
                 return _row(connection, ref)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):
-                return None  # PostgreSQL cannot lock a row that does not exist yet: another driver inserted it first
+                # PostgreSQL cannot lock a row that does not exist yet: another driver inserted it
+                # first.
+                return None
             raise
 
     def renew(self, lease: LeaseRow) -> bool:

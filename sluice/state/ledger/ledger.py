@@ -57,7 +57,8 @@ class Ledger:
             try:
                 migrate(engine)
             except BaseException:
-                engine.dispose()  # a process that tries again and again must not keep a connection of each attempt
+                # A process that tries again and again must not keep a connection of each attempt.
+                engine.dispose()
                 raise
         return cls(engine)
 

@@ -175,7 +175,8 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
     if placement is None:
         return location
     if not location.startswith("http") and database_url(location).get_backend_name() == "postgresql":
-        return location  # every host reaches the database, so the way through the server would only take longer
+        # Every host reaches the database, so the way through the server would only take longer.
+        return location
     return placement.shard(ref)
 
 

@@ -57,6 +57,7 @@ class Quarantine(LedgerPart):
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
             since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
+            # What was read says nothing about a shard that a run or a move has replaced meanwhile.
             if (since.get(worker), places.get(worker)) != (
                 before.since.get(worker),
                 before.places.get(worker),

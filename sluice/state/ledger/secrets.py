@@ -22,5 +22,6 @@ class Secrets(LedgerPart):
         if not rows:
             with database_errors("Writing the ledger"), transaction(self._engine) as connection:
                 connection.execute(_INSERT, {"name": name, "value": secrets.token_bytes(_BYTES)})
-            rows = self._read(statement)  # another process may have been first: read its key
+            # Another process may have been first: read its key.
+            rows = self._read(statement)
         return bytes(rows[0]["value"])

@@ -29,8 +29,8 @@ class Servers(LedgerPart):
             before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()
             if before == server:
                 return
-            # The address may be one that every host has, such as 127.0.0.1: readers would ask the
-            # wrong server.
+            # Every host calls an address such as 127.0.0.1 its own, so readers would ask the wrong
+            # server.
             if before is not None and not takes_over:
                 raise Refused(
                     f"Another state server has the address {address_of(host, port)}, which each host calls its own.",

@@ -97,7 +97,9 @@ class Standbys(LedgerPart):
         """
         values = _NO_COPY
         if batch is not None:
-            now = datetime.now(UTC).isoformat(timespec="microseconds")  # two copies never have the same time
+            # The time is exact enough that two copies never have the same one, so `_require_same`
+            # notices a new copy.
+            now = datetime.now(UTC).isoformat(timespec="microseconds")
             values = {"generation": ref.generation, "batch": batch, "copied_at": now}
         with database_errors("Refreshing the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)

@@ -49,7 +49,8 @@ def client_options(seconds: float, token: str = "", *, verify_certificate: bool 
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
         "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_socket_options()),
         "timeout": call_limits(seconds),
-        "trust_env": False,  # connections between servers use no proxy
+        # Connections between servers use no proxy.
+        "trust_env": False,
         "follow_redirects": False,
     }
 
@@ -57,7 +58,8 @@ def client_options(seconds: float, token: str = "", *, verify_certificate: bool 
 def _socket_options() -> list[tuple[int, int, int]]:
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in _TCP_OPTIONS.items():
-        if hasattr(socket, name):  # some operating systems lack some of these options
+        # Some operating systems lack some of these options.
+        if hasattr(socket, name):
             options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
     return options
 

@@ -58,6 +58,7 @@ class ShardCopy:
         try:
             self._target = open_shard(place, to_write=True) if is_complete else create_shard(place, continued=True)
             if is_complete:
+                # A promotion that was killed may have left the copy unsealed.
                 self._target.seal()
         except DamagedState as error:
             self.why_replaced = error.detail
@@ -98,7 +99,8 @@ class ShardCopy:
                 return self._fill(self._target, published, stop_writers, let_write)
             except DamagedState as error:
                 if not is_continued:
-                    raise  # a new copy would differ in the same way
+                    # A new copy would differ in the same way.
+                    raise
                 self.why_replaced = error.detail
         self.close()
         before_replacing()

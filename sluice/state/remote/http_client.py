@@ -42,7 +42,8 @@ class HttpClient:
             try:
                 return await self._send(connection, request)
             except ConnectionError:
-                continue  # the server closed the idle connection; sending a query twice is safe
+                # The server closed the idle connection; sending a query twice is safe.
+                continue
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, self._host, self._port, ssl=self._tls
@@ -58,7 +59,8 @@ class HttpClient:
         try:
             response = await connection.send(request)
         except BaseException:
-            connection.close()  # otherwise the rest of this response would be read as the next response
+            # Otherwise the rest of this response would be read as the next response.
+            connection.close()
             raise
         if connection.is_open and len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)

@@ -93,7 +93,8 @@ class RemoteWorker:
         try:
             result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
             if isinstance(query, Values) and not result.keys() <= set(query.keys):
-                raise NotAStateServer  # these are the answers to another question
+                # These values are for other keys than the query's.
+                raise NotAStateServer
             return cast("T", result)
         except Refused as error:  # another server has the worker
             raise StateError(error.detail) from None
@@ -104,4 +105,5 @@ class RemoteWorker:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks the error as retrieved, since the caller may be gone
+        # Asyncio logs errors that nobody retrieves, and the caller may be gone.
+        future.exception()

@@ -106,6 +106,7 @@ def _refresh(
                 _verify(source, batch, published)
             forget_copy()
 
+        # The standby may hold a copy of a generation that has been replaced.
         if not has_copy:
             forget_copy()
         with ShardCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
@@ -224,7 +225,9 @@ def _answers(worker: WorkerInfo) -> bool:
     except Unreachable:
         return False
     except StateError:
-        pass  # The server answers, but it cannot open the shard: that is damage, which a standby does not repair.
+        # The server answers, but it cannot open the shard: that is damage, which a standby does not
+        # repair.
+        pass
     return True
 
 

@@ -91,11 +91,15 @@ class LocalShard(Shard):
         stored = list(self._driver.versions_before(batch, rows))
         for row in stored:
             _checked_digest(*row)
+        # This check comes after the read: a newer writer that begins meanwhile may have written
+        # these rows.
         self._require_newest_writer(epoch)
         return stored
 
     @override
     def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+        # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of a key
+        # together.
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
         digests = [row_digest(row) for row in ordered]
         with self._writing(epoch, batch, [STATE_ROWS]):
@@ -209,7 +213,9 @@ class LocalShard(Shard):
     @override
     def begin_run(self, epoch: int, as_of: int) -> Checksums:
         with self._writing(epoch):
-            pass  # fences off older writers, so that nothing changes while the rows are counted
+            # This transaction fences off older writers, so that nothing changes while the rows are
+            # counted.
+            pass
         rows = self._require_row_counts()
         with self._writing(epoch):
             self._forget_since(as_of + 1)

@@ -145,6 +145,7 @@ class PostgresDriver(Driver):
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
         with held(self._lock), self._errors():
             check_deadline()
+            # The server may have been restarted since the last query.
             if self._connection.closed:
                 self._connection, self._timeout_ms = self._connect(), 0
             self._set_statement_timeout()
@@ -181,7 +182,8 @@ class PostgresDriver(Driver):
     def pinned(self) -> Iterator[None]:
         with self._lock, self._errors(), self._connection.transaction():
             self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            self._connection.execute(PROBE)  # the first read of a transaction decides which state its reads see
+            # The first read of a transaction decides which state all of its reads see.
+            self._connection.execute(PROBE)
             yield
 
     @override

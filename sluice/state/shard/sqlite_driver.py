@@ -68,7 +68,8 @@ class SqliteDriver(Driver):
             require_format(self._connection.execute(PROBE).fetchall())
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
-                close_folders(path.parent, levels=2)  # the folders of the generation and the pipeline
+                # The two folders are those of the generation and of the pipeline.
+                close_folders(path.parent, levels=2)
             self._identity = _identity(path)
 
     def _create(self) -> None:
@@ -105,7 +106,8 @@ class SqliteDriver(Driver):
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite itself rolls back after some errors, as of a full disk
+                # SQLite itself rolls back after some errors, as of a full disk.
+                if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
 
@@ -115,7 +117,8 @@ class SqliteDriver(Driver):
         with self._lock, self._errors():
             self._connection.execute("BEGIN")
             try:
-                self._connection.execute(PROBE).fetchall()  # the first read of a transaction pins what it sees
+                # The first read of a transaction decides which state all of its reads see.
+                self._connection.execute(PROBE).fetchall()
                 yield
             finally:
                 self._connection.execute("ROLLBACK")

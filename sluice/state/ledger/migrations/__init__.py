@@ -110,7 +110,8 @@ def upgrade(connection: Connection, version: str, to: str) -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # otherwise, a run logs the steps
+    # Otherwise Alembic writes its steps into the log of a run.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(SCRIPTS))
     config.set_main_option("path_separator", "os")
