@@ -23,6 +23,7 @@ from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
 from sluice.observe.metrics import gauges
 from sluice.observe.monitoring import LedgerFigures, run_figures
+from sluice.orchestration.driver_log import log_at_levels
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -30,7 +31,6 @@ from sluice.spark_submit import (
     READING_AGAIN,
     UNFINISHED,
     deploy_mode_error,
-    is_noise,
     submission,
 )
 from sluice.state.ledger.ledger import Ledger
@@ -176,14 +176,8 @@ class SluiceOperator(SparkSubmitOperator):
         )
 
     def _get_hook(self) -> SparkSubmitHook:
-        # Airflow has no setting for this, so the hook's method is wrapped.
         hook = super()._get_hook()
-        log = hook._process_spark_submit_log
-
-        def log_without_noise(lines: Iterator[str]) -> None:
-            log(line for line in lines if not is_noise(line))
-
-        hook._process_spark_submit_log = log_without_noise  # type: ignore[assignment]
+        log_at_levels(hook)
         return hook
 
     def _report(self, context: Context, kafka: Mapping[str, str]) -> None:

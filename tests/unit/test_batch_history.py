@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from sluice import Pipeline
 from sluice.answers import Run
 from sluice.api.runs import DagState
 from sluice.observe.monitoring import log_path
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
+from sluice.state.ledger.plans import PlannedBatch
+from sluice.testing import TopologyTestDriver
 from tests.support.api_client import Api, User
 from tests.support.states import NOON, States, make_audit, make_snapshot
 
@@ -35,6 +39,16 @@ def publish(states: States, batch: int, *, phases: dict[str, int], read: int = 1
     history = Batch(number=batch, begun=0, partitions={"orders": 1}, ends={"orders": {"0": read}})
     snapshot = make_snapshot(batch, counts=COUNTS, run="orders/manual__2026-11-21T12:00:00+00:00/totals")
     assert ledger.snapshots.publish(snapshot, audit, batch=history)
+
+
+def test_a_repeated_batch_does_not_count_the_time_of_a_driver_that_has_ended() -> None:
+    pipeline = Pipeline("copies", workers=1)
+    pipeline.stream("words", value=str).to("copies", value=str)
+    with TopologyTestDriver(pipeline) as driver:
+        publisher = driver._run._publisher
+        killed_ms = time.time_ns() // 1_000_000 - 271_000
+        publisher.begin(PlannedBatch(number=0, begun=killed_ms), {})
+        assert publisher._begin_phases().ms["start"] < 60_000
 
 
 def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> None:

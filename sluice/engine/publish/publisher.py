@@ -128,8 +128,8 @@ class Publisher:
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
-    _published_ms: int = 0
-    """When the last batch was published, epoch ms."""
+    _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
+    """When the last batch was published, or this driver became ready for its first one, epoch ms."""
     _planned: PlannedBatch | None = None
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
@@ -193,7 +193,8 @@ class Publisher:
         phases = Phases()
         if self.destinations is not None:
             # All batches of a backlog have the same `begun`; a later batch starts when the batch before is published.
-            begun = max(self._plan.begun, self._published_ms)
+            # A repeated batch has the `begun` of a driver that has ended; it starts when this driver is ready.
+            begun = max(self._plan.begun, self._ready_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
 
@@ -279,7 +280,7 @@ class Publisher:
         if audit is not None:
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
-        self._published_ms = round(time.time() * 1_000)
+        self._ready_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
         message = "batch published" if is_new else "batch was published already"
         durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}

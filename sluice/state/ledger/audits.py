@@ -84,10 +84,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     states: dict[str, str] = msgspec.field(default_factory=dict)
     """Worker number as text → checksum of its operator states."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
-    """Phase of the batch → its duration in ms: `start` from the batch's clock until Spark has
-    planned it, `state` until its records are processed and all shards are written, `audit`, and
-    `output`. A replayed batch has no `start`, and a batch that was copied from another generation
-    has no phases."""
+    """Phase of the batch → its duration in ms in the driver that published it: `start` until Spark
+    has planned the batch, `state` until its records are processed and all shards are written,
+    `audit`, and `output`. A replayed batch has no `start`, and a batch that was copied from another
+    generation has no phases."""
 
     @property
     def is_written(self) -> bool:
