@@ -49,6 +49,8 @@ _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of
 def database_url(text: str) -> URL:
     """Parse a SQLAlchemy URL. The driver for PostgreSQL is always psycopg.
 
+    The address of a SQLite file may end with `?synchronous=off`: see `is_durable`.
+
     Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
     password.
     """
@@ -70,6 +72,11 @@ def database_url(text: str) -> URL:
         f"A database's address starts with {url.drivername!r}.",
         next_step=f"Use sqlite:///... or postgresql://... {_WHERE_SET}",
     )
+
+
+def is_durable(url: URL) -> bool:
+    """Whether the data in a SQLite file must survive a crash. The files of a test driver need not."""
+    return url.query.get("synchronous") != "off"
 
 
 @contextmanager
@@ -121,8 +128,9 @@ def open_engine(url: URL) -> Engine:
         make_file(path)
     except OSError as error:
         raise StateError(f"Cannot create the database file: {error.strerror}.") from None
+    durable = is_durable(url)
     engine = create_engine(
-        url,
+        url.set(query={}),
         connect_args={"timeout": BUSY_SECONDS},
         execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
     )
@@ -130,7 +138,7 @@ def open_engine(url: URL) -> Engine:
     # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test
     # run, compiles each statement only once.
     engine.dialect = _sqlite_dialect()
-    event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path))
+    event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path, durable))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -174,11 +182,11 @@ def close_file(url: str) -> None:
         engine.dispose()
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
     # Otherwise Python's driver would begin transactions by itself, and none for reads.
     connection.isolation_level = None
     # This is the first access to the file, and fails unless the file is a database.
-    use_wal(connection)
+    prepare_to_write(connection, durable=durable)
     close_database(path)
 
 
@@ -202,8 +210,12 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def use_wal(connection: sqlite3.Connection) -> None:
-    """Use a write-ahead log, and flush every commit to disk."""
+def prepare_to_write(connection: sqlite3.Connection, *, durable: bool) -> None:
+    """Use a write-ahead log, and flush every commit to disk, unless the data need not survive a crash."""
+    if not durable:
+        connection.execute("PRAGMA journal_mode=MEMORY")
+        connection.execute("PRAGMA synchronous=OFF")
+        return
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

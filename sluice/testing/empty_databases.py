@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from sluice.settings import sqlite_url
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import create_shard
+
+_TEMPORARY = "?synchronous=off"
+"""The end of the addresses of SQLite files that need not survive a crash."""
+
+
+def temporary_databases(folder: Path) -> tuple[str, str]:
+    """The addresses of a ledger and of shards in a folder that the test driver deletes at its end."""
+    ledger, shards = sqlite_url(folder / "ledger.sqlite"), sqlite_url(folder / "shards")
+    return ledger + _TEMPORARY, shards + _TEMPORARY
 
 
 def open_empty_ledger(address: str) -> Ledger:
@@ -42,7 +52,7 @@ def _sqlite_file(address: str) -> Path | None:
 def _empty_ledger() -> bytes:
     with tempfile.TemporaryDirectory(prefix="sluice-empty-") as folder:
         path = Path(folder, "ledger.db")
-        Ledger.open(f"sqlite:///{path}").close()
+        Ledger.open(sqlite_url(path) + _TEMPORARY).close()
         return path.read_bytes()
 
 
@@ -50,5 +60,5 @@ def _empty_ledger() -> bytes:
 def _empty_shard() -> bytes:
     with tempfile.TemporaryDirectory(prefix="sluice-empty-") as folder:
         path = Path(folder, "shard.db")
-        create_shard(f"sqlite:///{path}").close()
+        create_shard(sqlite_url(path) + _TEMPORARY).close()
         return path.read_bytes()

@@ -32,6 +32,7 @@ from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
 from sluice.state.model import StoreInfo
 from sluice.state.remote.opening import open_shard
+from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
 from sluice.testing.piped_records import Headers, PipedRecords
 from sluice.testing.piped_run import PipedRun
@@ -87,8 +88,9 @@ class TopologyTestDriver:
         """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
         # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
-        where = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database} if database else {}
-        self._settings = Settings.read({"SLUICE_HOME": str(self.home), **where})
+        ledger, shards = (database, database) if database else temporary_databases(self.home)
+        where = {"SLUICE_HOME": str(self.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
+        self._settings = Settings.read(where)
         job = plan(pipeline).job
         self._topics = {*job.topics}
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}

@@ -99,11 +99,9 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _syntax_text(value: FunctionType | type) -> str:
     """The syntax tree of a function or class as text; if the source is unavailable, its names and constants."""
     try:
-        node = (
-            _lambda_tree(value)
-            if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
-            else _syntax_tree(value)
-        )
+        if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
+            return _node_text(_lambda_tree(value))
+        return _text_of_source(inspect.getsource(value))
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
@@ -115,11 +113,12 @@ def _syntax_text(value: FunctionType | type) -> str:
             )
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
-    return _node_text(node)
 
 
-def _syntax_tree(value: FunctionType | type) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+# The tests of a pipeline describe the same functions for each driver.
+@functools.lru_cache(maxsize=1_000)
+def _text_of_source(source: str) -> str:
+    return _node_text(ast.parse(textwrap.dedent(source)).body[0])
 
 
 def _lambda_tree(function: FunctionType) -> ast.AST:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from sluice.errors import SettingsError, StateError
-from sluice.state.database import database_url
+from sluice.state.database import database_url, is_durable
 from sluice.state.model import GenerationRef
 from sluice.state.shard.database_driver import Driver, Mode
 from sluice.state.shard.passwords import with_password
@@ -69,7 +69,7 @@ def open_driver(url: str, mode: Mode) -> Driver:
     """Connect to the shard at an address."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
-        return SqliteDriver(Path(parsed.database or ""), mode)
+        return SqliteDriver(Path(parsed.database or ""), mode, durable=is_durable(parsed))
     return PostgresDriver(parsed, mode)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from sluice.errors import DamagedState, SluiceError, StateError
-from sluice.state.database import BUSY_SECONDS, first_line, use_wal
+from sluice.state.database import BUSY_SECONDS, first_line, prepare_to_write
 from sluice.state.shard.database_driver import Driver, Mode
 from sluice.state.shard.row_tuples import RowId, StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
@@ -47,7 +47,7 @@ class SqliteDriver(Driver):
 
     blocking = False
 
-    def __init__(self, path: Path, mode: Mode) -> None:
+    def __init__(self, path: Path, mode: Mode, *, durable: bool = True) -> None:
         self._path = path
         # Allow one query or transaction per connection at a time. SQLite holds its own lock while
         # it calls the progress handler, which needs Python's lock; a second thread that holds
@@ -61,7 +61,7 @@ class SqliteDriver(Driver):
             if mode == "read":
                 self._connection.set_progress_handler(is_over, _STEPS)
             else:
-                use_wal(self._connection)
+                prepare_to_write(self._connection, durable=durable)
             if mode == "create":
                 self._create()
             # An empty file is a valid database to SQLite, but not a shard.
