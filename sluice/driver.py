@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
     )
     if len(names) != 1 or len(actions) > 1 or not is_known:
         print(
-            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] [{FROM}POINT] [{UNTIL}POINT] "
-            "PIPELINE",
+            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] "
+            f"[{FROM}POINT] [{UNTIL}POINT] PIPELINE",
             file=sys.stderr,
         )
         return 2

@@ -124,12 +124,13 @@ class BatchDiffers(EngineError):
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
         """The error for a batch whose results differ in these ways from the results that were written."""
         return cls(
-            f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is repeated now and has "
-            f"other results: {'; '.join(differences)}. Its records, for example by compaction, the pipeline, or a "
-            "table's columns have changed in between. What was written stays, and the batch is not published.",
-            next_step=f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew from the "
-            f"topics, which does not write the same output again: sluice rebuild {pipeline}, with --from-topics if "
-            "records of earlier batches are gone, too.",
+            f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is "
+            f"repeated now and has other results: {'; '.join(differences)}. Its records, for "
+            "example by compaction, the pipeline, or a table's columns have changed in between. "
+            "What was written stays, and the batch is not published.",
+            next_step=f"Undo the change, and run again: sluice run {pipeline}. Or compute the "
+            "state anew from the topics, which does not write the same output again: sluice "
+            f"rebuild {pipeline}, with --from-topics if records of earlier batches are gone, too.",
         )
 
 

@@ -276,8 +276,8 @@ class Context:
             raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
-                f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a delay, such as "
-                "record.time + 60_000"
+                f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "
+                "delay, such as record.time + 60_000"
             )
         name.encode()
         timers = self._state.event if clock == "event" else self._state.wall

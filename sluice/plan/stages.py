@@ -234,8 +234,8 @@ class StagePlanner:
             for name, store in operator.stores.items():
                 if groups[store.group_id] > 1:
                     raise TopologyError(
-                        f"{self.pipeline.name}: process at {operator.step.at}: the name of store {name!r} has the "
-                        "same hash as the name of another store.",
+                        f"{self.pipeline.name}: process at {operator.step.at}: the name of store "
+                        f"{name!r} has the same hash as the name of another store.",
                         next_step="Rename the store.",
                     )
 
@@ -309,8 +309,8 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
     for name, *_ in functions:
         if nodes.is_table(node.parent) and name not in SUBTRACTABLE:
             raise TopologyError(
-                f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot subtract a table's old "
-                "value.",
+                f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot "
+                "subtract a table's old value.",
                 next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
             )
     return tuple(functions)

@@ -165,14 +165,14 @@ def require_supported(text: str, where: str) -> None:
 
 
 _USE = (
-    f"Use {', '.join(sorted({*_FUNCTIONS.values(), *_NAMED_FUNCTIONS.values()}))}, count(DISTINCT ...), or Python "
-    "functions."
+    f"Use {', '.join(sorted({*_FUNCTIONS.values(), *_NAMED_FUNCTIONS.values()}))}, count(DISTINCT "
+    "...), or Python functions."
 )
 _FIRST_OR_LAST = "Use first(x) or last(x), which ignore nulls."
 _BY_ORDER = "Use max_by(x, y) or min_by(x, y) for one value, top(y, 3) for several, or Python functions."
 _PERCENTILE = (
-    "Use percentile(x, 0.5), or approx_percentile(x, 0.5), whose state stays small. Both take a percentage from 0 to "
-    "1, or an array of percentages, and no further arguments."
+    "Use percentile(x, 0.5), or approx_percentile(x, 0.5), whose state stays small. Both take a "
+    "percentage from 0 to 1, or an array of percentages, and no further arguments."
 )
 _INSTEAD = {
     "try_sum": "Use sum: a sum of integers has as many digits as it needs.",

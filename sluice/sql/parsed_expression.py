@@ -141,10 +141,10 @@ def _with_backticks(text: str) -> str:
 
 def _too_deep(text: str) -> TopologyError:
     return TopologyError(
-        f"{text[:60]!r}{'...' * (len(text) > 60)} is nested too deeply: at most {_MOST_BRACKETS} brackets, and "
-        f"{MOST_LEVELS} operators such as + and OR in a chain.",
-        next_step="Compute parts of it in a select before this step, write IN (...) for a chain of comparisons, or use "
-        "a Python function.",
+        f"{text[:60]!r}{'...' * (len(text) > 60)} is nested too deeply: at most {_MOST_BRACKETS} "
+        f"brackets, and {MOST_LEVELS} operators such as + and OR in a chain.",
+        next_step="Compute parts of it in a select before this step, write IN (...) for a chain of "
+        "comparisons, or use a Python function.",
     )
 
 

@@ -21,8 +21,8 @@ from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
 
 _RECORD = (
-    "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, headers STRING, "
-    "sequence BIGINT"
+    "topic STRING, partition INT, offset BIGINT, timestamp BIGINT, key STRING, value STRING, "
+    "headers STRING, sequence BIGINT"
 )
 _COLUMNS = (
     "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",

@@ -69,8 +69,8 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
         raise TopologyError(
             f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",
             next_step=(
-                f"Declare it as Any and read its fields as {name}['field'], or make the values first: "
-                f"map_values(function, returns={struct.__name__})."
+                f"Declare it as Any and read its fields as {name}['field'], or make the values "
+                f"first: map_values(function, returns={struct.__name__})."
                 if value_type is None
                 else f"Declare it as {values}."
             ),

@@ -1026,8 +1026,8 @@ class Stream(Handle[V]):
                 fields = ", ".join(map(str, function))
                 advice = f'Write one expression over several fields as "struct({fields})".'
             raise TopologyError(
-                f"{where}: expected an SQL expression (str) or a function of (value), got {type(function).__name__}: "
-                f"{function!r}.",
+                f"{where}: expected an SQL expression (str) or a function of (value), got "
+                f"{type(function).__name__}: {function!r}.",
                 next_step=advice,
             )
         return with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)

@@ -74,8 +74,8 @@ def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
     needed = window.open_ms
     if retention_ms < needed:
         raise TopologyError(
-            f"The retention of {window} at {source_line()} is {duration_text(retention_ms)}, but a window accepts "
-            f"records for {duration_text(needed)} after its end.",
+            f"The retention of {window} at {source_line()} is {duration_text(retention_ms)}, but a "
+            f"window accepts records for {duration_text(needed)} after its end.",
             next_step=f"Set the retention to at least {duration_text(needed)}.",
         )
     return retention_ms

@@ -15,8 +15,9 @@ POINT_PATTERN = r"^[A-Za-z0-9._/:+, -]*$"
 """A regular expression that the text of every point matches."""
 _PLACE = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 _NEXT_STEP = (
-    "Write a time, 2026-11-21T08:00:00 (UTC) or 2026-11-21T09:00:00+01:00; or TOPIC/PARTITION/OFFSET, several with "
-    f"commas between them; or, for the start of a replay, {_BEGINNING!r}."
+    "Write a time, 2026-11-21T08:00:00 (UTC) or 2026-11-21T09:00:00+01:00; or "
+    "TOPIC/PARTITION/OFFSET, several with commas between them; or, for the start of a replay, "
+    f"{_BEGINNING!r}."
 )
 
 Partition = tuple[str, int]

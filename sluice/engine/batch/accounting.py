@@ -312,8 +312,8 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
     """The error that ends the run when a step with `on_error="fail"` fails."""
     position = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
     return RecordFailed(
-        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, {position}: "
-        f"{batch.column(failure.column)[row].as_py()}",
+        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, "
+        f"{position}: {batch.column(failure.column)[row].as_py()}",
         next_step='Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".',
     )
 

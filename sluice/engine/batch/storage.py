@@ -70,10 +70,11 @@ class Storage:
         if written is not None and not is_known and (planned is None or not _is_planned(planned, written)):
             name, newest = self.job.pipeline.name, "none" if published is None else published
             raise EngineError(
-                f"Batch {written.number} of {name} has written its output, but the ledger does not have this batch: "
-                f"the newest one that it has published is {newest}. The ledger is older than the output.",
-                next_step="Restore the newest ledger and shards. Or rebuild the state from the topics, which does not "
-                f"write that output again: sluice rebuild {name}.",
+                f"Batch {written.number} of {name} has written its output, but the ledger does not "
+                f"have this batch: the newest one that it has published is {newest}. The ledger is "
+                "older than the output.",
+                next_step="Restore the newest ledger and shards. Or rebuild the state from the "
+                f"topics, which does not write that output again: sluice rebuild {name}.",
             )
         if published is None:
             for address in self.locations:
@@ -107,8 +108,8 @@ class Storage:
         if quarantined := ledger.quarantine.get(self.ref):
             error = damaged_state({worker: (self.locations[worker], why) for worker, why in quarantined.items()})
             error.next_step = (
-                "Queries omit this state and mark their answers as partial. Restore the shard, or rebuild the state: "
-                f"sluice rebuild {self.ref.pipeline}."
+                "Queries omit this state and mark their answers as partial. Restore the shard, or "
+                f"rebuild the state: sluice rebuild {self.ref.pipeline}."
             )
             raise error
 

@@ -108,8 +108,8 @@ class DeltaTarget(Target):
         """The columns of the table if Sluice creates it. Raises EngineError if a type is unknown."""
         if unknown := [name for name, kind in self.created.items() if _arrow(kind) is None]:
             raise EngineError(
-                f"The table {self.output} ({self.at}) needs the types of its columns {', '.join(unknown)}, which are "
-                "unknown.",
+                f"The table {self.output} ({self.at}) needs the types of its columns "
+                f"{', '.join(unknown)}, which are unknown.",
                 next_step=f'Give them: types={{"{unknown[0]}": "STRING"}}. Or create the table.',
             )
         return tuple(DeltaColumn(name, arrow_type(kind)) for name, kind in self.created.items())
@@ -214,8 +214,8 @@ class DeltaSink:
                 return
             if committed > version or committed > self.version >= 0:
                 raise LeaseError(
-                    f"This driver has lost its lease and can no longer write the table {self.target.output}: another "
-                    "driver has begun to write it.",
+                    "This driver has lost its lease and can no longer write the table "
+                    f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
             if attempt == _ATTEMPTS or not any(conflict in str(failure) for conflict in _CONFLICTS):
@@ -321,8 +321,8 @@ class DeltaSink:
         target, snapshot = self.target, self._snapshot()
         if snapshot.version() < 0:
             raise EngineError(
-                f"The table {target.output} ({target.at}) would be in the folder of another Delta table, whose VACUUM "
-                "deletes the files of others.",
+                f"The table {target.output} ({target.at}) would be in the folder of another Delta "
+                "table, whose VACUUM deletes the files of others.",
                 next_step="Give each table a folder of its own.",
             )
         fields = {each.name: each for each in StructType.fromJson(json.loads(snapshot.schema().json()))}
@@ -365,8 +365,8 @@ class DeltaSink:
         elif writer != own:
             raise EngineError(
                 f"{writer} writes the table {self.target.output} ({self.target.at}), too.",
-                next_step=f"Give one of them another table. If {writer} no longer writes it: ALTER TABLE {self._table} "
-                f"SET TBLPROPERTIES ('{WRITER}' = '{own}').",
+                next_step=f"Give one of them another table. If {writer} no longer writes it: ALTER "
+                f"TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}').",
             )
 
     def _incomplete_error(self, what: str, published: Published) -> EngineError:
@@ -374,8 +374,9 @@ class DeltaSink:
         create = f"create it with the property '{ACCEPTED}' = '{at}'"
         accept = f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{ACCEPTED}' = '{at}')"
         return EngineError(
-            f"The table {self.target.output} ({self.target.at}) {what}, but batch {at} is published. Either the table "
-            "has lost data, or it is another one, or the pipeline ran without it.",
+            f"The table {self.target.output} ({self.target.at}) {what}, but batch {at} is "
+            "published. Either the table has lost data, or it is another one, or the pipeline ran "
+            "without it.",
             next_step="Restore the table. To continue without the missing rows: "
             f"{create if what == 'is gone' else accept}.",
         )

@@ -169,8 +169,8 @@ def accepted_records(
         ahead = np.where(times == 0, 0, times - now)
         table = _reject(
             sink, table, (ahead > limits.after_ms) | (ahead < -limits.before_ms), rejected, "timestamp",
-            lambda row: f"timestamp {times[row]} ms; {sink.topic} accepts at most {limits.after_ms} ms after the "
-            f"broker's clock and {limits.before_ms} ms before it",
+            lambda row: f"timestamp {times[row]} ms; {sink.topic} accepts at most "
+            f"{limits.after_ms} ms after the broker's clock and {limits.before_ms} ms before it",
         )  # fmt: skip
     return table
 

@@ -30,8 +30,8 @@ def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
         if not (url := settings.connections.get(variable)):
             raise SettingsError(
                 f"There is no connection {connection!r} for the tables of {job.pipeline.name}.",
-                next_step=f"Set {variable} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or in Airflow, add a "
-                f"connection of type Postgres with the id {connection}.",
+                next_step=f"Set {variable} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or in "
+                f"Airflow, add a connection of type Postgres with the id {connection}.",
             )
         targets = [postgres_target(sink) for sink in job.written_tables[connection]]
         databases[connection] = PostgresTables(

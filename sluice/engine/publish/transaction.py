@@ -152,10 +152,12 @@ class TransactionalOutput:
         if (last := self.newest_generation) > generation:
             name = self._writer.ref.pipeline
             raise EngineError(
-                f"Generation {last} of {name} has written output, up to batch {self.markers[last].batch.number}, but "
-                f"generation {generation} is current in the ledger, which was restored from an older backup.",
-                next_step="Rebuild the state from the topics, which does not write that output again: "
-                f"sluice rebuild {name}. If this ledger is new on purpose, give the pipeline another name.",
+                f"Generation {last} of {name} has written output, up to batch "
+                f"{self.markers[last].batch.number}, but generation {generation} is current in the "
+                "ledger, which was restored from an older backup.",
+                next_step="Rebuild the state from the topics, which does not write that output "
+                f"again: sluice rebuild {name}. If this ledger is new on purpose, give the "
+                "pipeline another name.",
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
@@ -167,10 +169,12 @@ class TransactionalOutput:
         if newest is not None and self.lacks_marker(newest):
             raise EngineError(
                 f"The topic {self._writer.markers} lacks the marker of batch {newest.batch}, which "
-                f"{newest.pipeline} has published. The topic was deleted, or lost records. Without it, output could be "
-                "written twice, if a driver was killed before it published the output's batch.",
-                next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which also checks "
-                f"whether output may be written twice: sluice rebuild {newest.pipeline}.",
+                f"{newest.pipeline} has published. The topic was deleted, or lost records. Without "
+                "it, output could be written twice, if a driver was killed before it published the "
+                "output's batch.",
+                next_step="Restore the topic's records. Otherwise rebuild the state from the "
+                "topics, which also checks whether output may be written twice: sluice rebuild "
+                f"{newest.pipeline}.",
             )
 
     def __enter__(self) -> Self:

@@ -113,8 +113,8 @@ class RecordKeys:
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise UnusableKeyError(
                 "deleted_key",
-                f"the value is null, and Kafka's key {shortened(repr(kafka_key.decode()))} does not say which {name} "
-                f"to delete: {error_text(error)}",
+                f"the value is null, and Kafka's key {shortened(repr(kafka_key.decode()))} does "
+                f"not say which {name} to delete: {error_text(error)}",
             ) from None
         return key
 

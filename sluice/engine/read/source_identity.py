@@ -125,14 +125,16 @@ class SourceIdentity:
         unknown = "" if same is not None else " at the earliest"
         name = self.ref.pipeline
         return InputError(
-            f"Topic {source.topic}, partition {source.partition}, went back and grew again: at offset {offset}, where "
-            f"the last record was that {name} has read, is {'no record' if is_gone else 'another record'} now. The "
-            f"records from offset {since}{unknown} to {offset} were replaced: the state and the output have those "
-            "that were there before, and those that are there now were not read. An unclean election of a leader or a "
-            "restored disk of a broker does this. The published state is unchanged.",
-            next_step="Either stop running the pipeline, which leaves the state unchanged; or restore the topic; or "
-            f"rebuild the state from the topics' current records: sluice rebuild {name} --from-topics. The rebuild "
-            f"counts the records that are there now, and writes no output for those up to offset {offset}.",
+            f"Topic {source.topic}, partition {source.partition}, went back and grew again: at "
+            f"offset {offset}, where the last record was that {name} has read, is "
+            f"{'no record' if is_gone else 'another record'} now. The records from offset "
+            f"{since}{unknown} to {offset} were replaced: the state and the output have those that "
+            "were there before, and those that are there now were not read. An unclean election of "
+            "a leader or a restored disk of a broker does this. The published state is unchanged.",
+            next_step="Either stop running the pipeline, which leaves the state unchanged; or "
+            "restore the topic; or rebuild the state from the topics' current records: sluice "
+            f"rebuild {name} --from-topics. The rebuild counts the records that are there now, and "
+            f"writes no output for those up to offset {offset}.",
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
@@ -176,15 +178,16 @@ class SourceIdentity:
             raise InputError(f"Topic {topic} {problem}.", next_step=step)
         if recorded and recorded[0].topic_id != current.id:
             raise InputError(
-                f"Topic {topic} was deleted and created again: its id is {current.id}, and {self.ref.pipeline!r} "
-                f"has read {recorded[0].topic_id}. The published state is unchanged.",
+                f"Topic {topic} was deleted and created again: its id is {current.id}, and "
+                f"{self.ref.pipeline!r} has read {recorded[0].topic_id}. The published state is "
+                "unchanged.",
                 next_step=self._choices(topic),
             )
 
     def _choices(self, topic: str) -> str:
         return (
-            "Either stop running the pipeline, which leaves the state unchanged; or write the old records back to "
-            f"{topic}, then rebuild the state from the topics' current records: "
+            "Either stop running the pipeline, which leaves the state unchanged; or write the old "
+            f"records back to {topic}, then rebuild the state from the topics' current records: "
             f"sluice rebuild {self.ref.pipeline} --from-topics."
         )
 
@@ -240,17 +243,19 @@ def _check_range(
         first, end = topic.ends[number]
         if partition in done and position < first:
             raise InputError(
-                f"Unread records are gone: {topic.name}, partition {number}, offsets {position} to {first - 1} "
-                f"(at most {first - position} records; some offsets may be transaction markers).",
+                f"Unread records are gone: {topic.name}, partition {number}, offsets {position} to "
+                f"{first - 1} (at most {first - position} records; some offsets may be transaction "
+                "markers).",
                 next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
-                f"sluice rebuild {pipeline} --from-topics. Then make the topic's retention longer than the longest "
-                "time without a run.",
+                f"sluice rebuild {pipeline} --from-topics. Then make the topic's retention longer "
+                "than the longest time without a run.",
             )
         reached = max(position, begun.get(partition, position))
         if reached > end:
             raise InputError(
-                f"Topic {topic.name} became shorter: partition {number} ends at offset {end}, but was read up to "
-                f"{reached}. Records {end} to {reached - 1} are in the state but no longer in the topic.",
+                f"Topic {topic.name} became shorter: partition {number} ends at offset {end}, but "
+                f"was read up to {reached}. Records {end} to {reached - 1} are in the state but no "
+                "longer in the topic.",
                 next_step=f"{_RESTORE} Or rebuild the state from the topics' current records: "
                 f"sluice rebuild {pipeline} --from-topics.",
             )

@@ -45,15 +45,17 @@ def require_compatible(
     name = now.pipeline
     if interrupted():
         next_step = (
-            "The last run was interrupted, and its batch needs the pipeline as it was: undo the change, and run it "
-            f"once: sluice run {name}. Then make the change again. Or rebuild all stores: sluice rebuild {name}."
+            "The last run was interrupted, and its batch needs the pipeline as it was: undo the "
+            f"change, and run it once: sluice run {name}. Then make the change again. Or rebuild "
+            f"all stores: sluice rebuild {name}."
         )
     elif len(changes) == 1 and len(before.workers) != len(now.workers):
         next_step = f"Spread the state over the new number of workers: sluice repartition {name}. Or undo the change."
     else:
         next_step = (
             "Compute only what has changed from the topics, while readers use the old state: "
-            f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. Or undo the change."
+            f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. "
+            "Or undo the change."
         )
     raise CompatibilityError(
         f"{name} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
@@ -158,8 +160,8 @@ def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
 def changed_functions_warning(pipeline: str, functions: list[str]) -> str:
     """The warning that the code of functions has changed."""
     return (
-        f"The code of {', '.join(functions)} has changed. The state computed by the old code is kept; to rebuild it "
-        f"with the new code: sluice rebuild {pipeline}."
+        f"The code of {', '.join(functions)} has changed. The state computed by the old code is "
+        f"kept; to rebuild it with the new code: sluice rebuild {pipeline}."
     )
 
 

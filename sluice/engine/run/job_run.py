@@ -393,8 +393,8 @@ def _older_ledger(lease: Lease) -> Iterator[None]:
         lease.require_in_ledger()  # raises the error of a driver that has lost its lease
         name = lease.ref.pipeline
         raise StateError(
-            f"A shard of {name} was written under a newer lease than this driver's, the newest in the ledger: the "
-            "ledger is older than the shards.",
-            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or rebuild the state "
-            f"from the topics: sluice rebuild {name}.",
+            f"A shard of {name} was written under a newer lease than this driver's, the newest in "
+            "the ledger: the ledger is older than the shards.",
+            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or "
+            f"rebuild the state from the topics: sluice rebuild {name}.",
         ) from None

@@ -24,8 +24,8 @@ from sluice.spark_submit import QUIET_JVM, without_noise
 from sluice.state.ledger.ledger import Ledger
 
 _RECORD = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers STRING, "
-    "sequence BIGINT"
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
+    "headers STRING, sequence BIGINT"
 )
 
 

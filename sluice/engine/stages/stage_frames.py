@@ -85,8 +85,8 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
         returned, declared = result.schema[name].dataType, parse_ddl(kind)
         if _family(returned) != _family(declared):
             raise EngineError(
-                f"The function at {step.at} returns the column {name} as {ddl(returned)}, but returns= declares "
-                f"{ddl(declared)}.",
+                f"The function at {step.at} returns the column {name} as {ddl(returned)}, but "
+                f"returns= declares {ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
     return result.selectExpr(

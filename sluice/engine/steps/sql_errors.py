@@ -66,9 +66,9 @@ def no_result_error(job: Job, message: str) -> EngineError | None:
     column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", message)
     return EngineError(
         f"{_where(job, job.step_of(column[1]) if column else None)} Spark's error for a record: {suggestion[1]}",
-        next_step="Nothing from the batch was published; the next run retries it. Use a function that returns null, or "
-        "a Python function, whose errors become dead letters. Then rebuild the state of later steps: "
-        f"sluice rebuild {job.pipeline.name}.",
+        next_step="Nothing from the batch was published; the next run retries it. Use a function "
+        "that returns null, or a Python function, whose errors become dead letters. Then rebuild "
+        f"the state of later steps: sluice rebuild {job.pipeline.name}.",
     )
 
 

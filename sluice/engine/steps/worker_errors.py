@@ -33,9 +33,10 @@ def worker_error(job: Job, message: str) -> EngineError | None:
         where = ", although the pipeline calls no Python functions there"
     return EngineError(
         f"A Python worker of {job.pipeline.name} ended{where}.",
-        next_step="Nothing from the batch was published. Look for a function that ends the process (os._exit), crashes "
-        "in native code, or needs much memory; the kernel's log names a process that it killed for lack of memory. "
-        "Correct the function, or give the machine more memory, and run again.",
+        next_step="Nothing from the batch was published. Look for a function that ends the process "
+        "(os._exit), crashes in native code, or needs much memory; the kernel's log names a "
+        "process that it killed for lack of memory. Correct the function, or give the machine more "
+        "memory, and run again.",
     )
 
 
