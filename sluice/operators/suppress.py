@@ -16,6 +16,7 @@ import msgspec
 from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import closes_at, last_closed_end
+from sluice.values.record_metadata import Until
 from sluice.values.windows import Bounds
 
 NO_WINDOW: Bounds = (-1, -1)
@@ -32,7 +33,7 @@ class Waiting(msgspec.Struct, array_like=True):
     """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
     value, not the last value sent."""
     headers: str | None = None
-    """The headers of the record that caused the latest update."""
+    """The headers of the record that caused the latest update, if the result is to have them."""
 
 
 WaitingUpdates = dict[Bounds, Waiting]
@@ -95,6 +96,7 @@ class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
     Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`, and no tombstones.
+    The result has the headers of the window's last update or, until a window is final, of the record that closes it.
     Until a time limit: sends the latest value once stream time is `wait_ms` after the first update held back.
     `wait_ms`: the time limit, or how long a window stays open after its end: its grace, for sessions grace + gap.
     `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
@@ -108,14 +110,15 @@ class Suppress:
 
     def __init__(
         self,
-        until: Literal["window_close", "time_limit"],
+        until: Until,
         wait_ms: int,
         limit: BufferLimit | None = None,
         *,
         retracts: bool = False,
         filtered: bool = False,
     ) -> None:
-        self.until_close = until == "window_close"
+        self.until_close = until != "time_limit"
+        self.keeps_headers = until != "window_final"
         self.wait_ms = wait_ms
         self.limit = limit or BufferLimit()
         self.retracts = retracts
@@ -152,7 +155,8 @@ class Suppress:
         waiting.value = row.value
         waiting.time = row.time
         waiting.old = replaced
-        waiting.headers = row.headers
+        if self.keeps_headers:
+            waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
             self.shared.remove(waiting.since, row.key, window)
@@ -210,8 +214,8 @@ class Suppress:
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
         bounds = None if window == NO_WINDOW else window
-        # As in Kafka Streams, the result has the headers of the window's last update.
-        out.headers = waiting.headers
+        if self.keeps_headers:
+            out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.
         if waiting.value is None and self.until_close:
             return

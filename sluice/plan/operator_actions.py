@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from sluice.operators.deduplicate import Deduplicate
+from sluice.operators.lateness import WindowLateness
 from sluice.plan.definitions import declared
 from sluice.plan.operator_parameters import (
     Action,
@@ -67,11 +68,8 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.ToTable():
             return Latest()
         case nodes.Suppress():
-            # A session can still grow for its gap after its end, in addition to the grace.
-            window = nodes.window_of(node)
-            wait_ms = window.open_ms if node.until == "window_close" and window else node.limit_ms
             limits = node.max_records, node.max_bytes, node.when_full
-            return Suppress(node.until, wait_ms, *limits, filtered=_is_filtered(node))
+            return Suppress(node.until, _waiting_time(node), *limits, filtered=_is_filtered(node))
         case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
             return StreamJoin(node.how, within)
         case nodes.Join():
@@ -110,6 +108,17 @@ def _process(node: nodes.Process) -> Process:
         outputs,
         node.queryable,
     )
+
+
+def _waiting_time(node: nodes.Suppress) -> int:
+    """How many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
+    window = nodes.window_of(node)
+    if window is None or node.until == "time_limit":
+        return node.limit_ms
+    lateness = WindowLateness(window)
+    # In Kafka Streams, suppress sends a sliding window or a session in the last millisecond in which a record can still
+    # change the result; emitting on window close waits for the next millisecond.
+    return lateness.late_at(0) if node.until == "window_final" else lateness.closes_at(0)
 
 
 def waits_for_close(node: nodes.Node) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.record_metadata import How
+from sluice.values.record_metadata import How, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, JoinWindow
@@ -63,7 +63,7 @@ class Latest:
 class Suppress:
     """Holds a table's results back for `wait_ms` after their window's end or after a key's first update."""
 
-    until: Literal["window_close", "time_limit"]
+    until: Until
     wait_ms: int
     max_records: int | None
     max_bytes: int | None

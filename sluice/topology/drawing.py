@@ -29,6 +29,8 @@ def title(node: nodes.Node) -> str:
             return f"topic {node.topic}"
         case nodes.Join():
             return f"{node.how} join with {node.right.name}"
+        case nodes.Suppress(until="window_final"):
+            return "emit on window close"
         case nodes.Suppress():
             return f"suppress until {node.until.replace('_', ' ')}"
         case nodes.Apply(gives="nothing"):

@@ -39,8 +39,10 @@ from sluice.values.record_metadata import (
     STATEFUL_METADATA,
     Delivery,
     Emit,
+    EmitStrategy,
     How,
     OnError,
+    Until,
 )
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
@@ -1265,7 +1267,7 @@ class Table(Handle[V]):
 
     def _suppress(
         self,
-        until: Literal["window_close", "time_limit"],
+        until: Until,
         limit_ms: int,
         max_records: int | None,
         max_bytes: int | None,
@@ -1298,6 +1300,7 @@ class Grouped(Generic[V]):
         self.window = window
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
+        self.emit: EmitStrategy = "every"
 
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
         """Count the records of each group."""
@@ -1391,7 +1394,10 @@ class Grouped(Generic[V]):
             nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
             scalar=shape.scalar, late=self.late, retention_ms=self.retention_ms, **options,
         )  # fmt: skip
-        return Table(pipeline, node, shape, contract)
+        table: Table[Any] = Table(pipeline, node, shape, contract)
+        if self.emit == "window_close":
+            return table._suppress("window_final", 0, None, None, "shut_down")
+        return table
 
 
 _AGGREGATE_ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -1411,14 +1417,19 @@ class GroupedStream(Grouped[V]):
         *,
         late: str | None = None,
         retention: Duration | None = None,
+        emit: EmitStrategy = "every",
     ) -> WindowedStream[V]:
         """Aggregate each window of event time separately.
 
         A record is counted as late once for each window for which it is late. If it is late for all of them, it is
         written to the topic `late`, if that is set. A window can be queried until stream time is more than `retention`
         past its end; without `retention`, forever.
+
+        With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
+        any more. Queries of the store still find the results of open windows.
         """
         where = self.parent._where("windowed_by")
+        arguments.require_choice(where, "emit", emit, EmitStrategy)
         arguments.require_instance(
             where,
             window,
@@ -1426,6 +1437,7 @@ class GroupedStream(Grouped[V]):
             'a window, such as tumbling("1 minute")',
         )
         windowed = WindowedStream(self.parent, self.key, window)
+        windowed.emit = emit
         if retention is not None:
             windowed.retention_ms = retention_in_ms(window, retention)
         if late is not None:

@@ -16,6 +16,7 @@ from sluice.values.record_metadata import How as How
 from sluice.values.record_metadata import OnError as OnError
 from sluice.values.record_metadata import OnNull as OnNull
 from sluice.values.record_metadata import OnTime as OnTime
+from sluice.values.record_metadata import Until as Until
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
 from sluice.values.windows import AnyWindow, JoinWindow
@@ -206,10 +207,14 @@ class Aggregate(Node):
 
 @dataclass(frozen=True, eq=False)
 class Suppress(Node):
-    """Holds a table's results back until their window closes, or until `limit_ms` after a key's first update."""
+    """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
+
+    `window_final` is an aggregate's `emit="window_close"`. It sends a sliding window or a session one millisecond later
+    than `window_close` does: only once no record can change the result any more.
+    """
 
     parent: Node
-    until: Literal["window_close", "time_limit"]
+    until: Until
     limit_ms: int
     max_records: int | None
     max_bytes: int | None

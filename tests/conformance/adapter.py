@@ -341,7 +341,7 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     key = sql(node["group_key"]) if "group_key" in node else "_key"
     grouped = parent.group_by(key)
     if "window" in node:
-        grouped = grouped.windowed_by(window(node["window"]))
+        grouped = grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"))
     columns = {aggregate["name"]: _aggregation(built, node["in"], aggregate) for aggregate in node["aggs"]}
     return grouped.aggregate(columns, store=built.store_of(node))
 
