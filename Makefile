@@ -60,8 +60,8 @@ bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys
 	@PYTHONPATH=. $(BIN)/python benchmarks/scaling.py $(ARGS)
 
 .PHONY: bench-operators
-bench-operators: $(JARS) ## Time a million records through each kind of operator; ARGS='--records N --keys N'
-	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(ARGS)
+bench-operators: $(JARS) ## Time a million records through each kind of operator; PEER= as above, ARGS='--records N --kind K --before CHECKOUT'
+	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
 .PHONY: bench-tests
 bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N', PEER=1 for Kafka Streams' beside it

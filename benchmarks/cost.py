@@ -92,17 +92,19 @@ def run(
     records: int,
     variables: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    command: str = SLUICE,
 ) -> Cost:
     """Run a pipeline once with `sluice run`, until its newest snapshot includes so many records.
 
-    `options` are those of the command. Other settings than these keep their defaults, also if the environment contains
-    them. The processes of a cluster are not measured.
+    `options` are those of the command, and `command` is the path of `sluice`. Other settings than
+    these keep their defaults, also if the environment contains them. The processes of a cluster are
+    not measured.
     """
     own = environment(home, pipelines, kafka) | {**(variables or {})}
     home.mkdir(exist_ok=True)
     with (home / "run.log").open("w+") as log:
         begun = time.monotonic()
-        process = subprocess.Popen([SLUICE, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([command, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT)
         with stopping(process), Usage.of(process.pid) as usage:
             with _ledger(home / "ledger.sqlite", process) as ledger:
                 while published(ledger, pipeline) < records:

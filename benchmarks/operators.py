@@ -1,11 +1,9 @@
-"""Times a million records through each kind of operator, with a real broker: `operators.py [--records N] [--keys N]`.
+"""Times each kind of operator with a real broker: `operators.py [--records N] [--keys N] [--kind NAME]`.
 
-Each pipeline runs in a separate process, one after the other: a count, statistics of doubles, a count by a Python
-function, a processor, and a join of two streams (with half of the records each). Seconds are for the whole run,
-including the start of Spark; records per second are for the batches after the first, when everything is warm. CPU
-seconds are those of the JVM, of the driver's Python process and of Spark's Python workers; they depend less on what
-else the machine does. Memory is the maximum for all of the driver's processes, during the first two and the last two
-batches: it must not grow with the input.
+A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every record. With
+`--peer`, the same operator in Kafka Streams (exactly-once, two threads) follows on the same topics, from the start of
+its process until every record is processed and its offset committed. With `--before`, the `sluice` of another checkout
+follows. CPU seconds and memory are those of all processes of a program, without the broker.
 """
 
 from __future__ import annotations
@@ -13,39 +11,39 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
-import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sluice import Pipeline, within
+from benchmarks import cost
+from benchmarks.cost import Cost
+from benchmarks.orders import build_peer
 from sluice.kafka.brokers import producer_of
 from sluice.local.broker import EmbeddedKafka
-from sluice.settings import Settings, settings
-from sluice.state.ledger.ledger import Ledger
 
 START_MS = 1_670_000_000_000
-SMALL = 1_000
-"""Batches with at most this many records are ignored: the last batch may have only a few."""
-CPU = ("CPU s, JVM", "CPU s, driver", "CPU s, workers")
+TOPICS = dict.fromkeys(("clicks", "left", "right", "hundreds", "joined", "closed"), 2)
+"""Topic → its number of partitions."""
+
+HEAD = '''"""A pipeline of the benchmark of operators."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from sluice import Pipeline, session, sliding, tumbling, within
 
 
-class Click(msgspec.Struct):
-    """A record of the benchmark."""
-
+class Click(Struct):
     number: int
 
 
@@ -56,57 +54,37 @@ class Counting:
         self.context = context
 
     def process(self, record: Any) -> None:
-        count = self.context.store("count").get("n") or 0
-        self.context.store("count").put("n", count + 1)
-        if (count + 1) % 100 == 0:
-            self.context.forward(record.key, count + 1)
+        count = (self.context.store("count").get("n") or 0) + 1
+        self.context.store("count").put("n", count)
+        if count % 100 == 0:
+            self.context.forward(record.key, count)
 
 
-def count(name: str) -> Pipeline:
-    """A count, which is added up in any order."""
-    pipeline = Pipeline(name)
-    pipeline.stream("clicks", value=Click).group_by_key().count(store="clicks_count")
-    return pipeline
+pipeline = Pipeline("{name}", workers=2)
+'''
+_CLICKS = 'pipeline.stream("clicks", value=Click)'
+_GROUPED = f"{_CLICKS}.group_by_key()"
+_TABLES = 'pipeline.table("left", value=Click).join(pipeline.table("right", value=Click)'
+KINDS = {
+    "count": f'{_GROUPED}.count(store="clicks_count")',
+    "function": f'{_GROUPED}.aggregate(int, lambda count, click: count + 1, store="clicks_function", returns=int)',
+    "process": f'{_CLICKS}.process(Counting, stores={{"count": int}}, returns=int).output.to("hundreds")',
+    "session": f'{_GROUPED}.windowed_by(session("10 seconds", grace="10 seconds")).count(store="clicks_session")',
+    "sliding": f'{_GROUPED}.windowed_by(sliding("10 seconds", grace="10 seconds")).count(store="clicks_sliding")',
+    "suppress": (
+        f'closed = {_GROUPED}.windowed_by(tumbling("10 seconds", grace="2 seconds")).count(store="clicks_closed")\n'
+        'closed.suppress_until_window_closes().to("closed")'
+    ),
+    "join": (
+        'left, right = (pipeline.stream(topic, value=Click) for topic in ("left", "right"))\n'
+        'left.join(right, within("1 second", grace="1 second")).to("joined")'
+    ),
+    "tables": f'{_TABLES}).to("joined")',
+    "foreign": f'{_TABLES}, on="concat(\'key-\', number % 25000)").to("joined")',
+}
+"""Kind of operator → the last lines of its pipeline. The kinds have the names of the Kafka Streams program."""
 
-
-def statistics(name: str) -> Pipeline:
-    """The mean and the standard deviation of doubles, record by record."""
-    pipeline = Pipeline(name)
-    clicks = pipeline.stream("clicks", value=Click).select(x="number / 7").group_by_key()
-    clicks.aggregate(store="clicks_statistics", mean="avg(x)", deviation="stddev(x)")
-    return pipeline
-
-
-def python(name: str) -> Pipeline:
-    """A count by a Python function, in the order of records."""
-    pipeline = Pipeline(name)
-    clicks = pipeline.stream("clicks", value=Click).group_by_key()
-    clicks.aggregate(int, _one_more, store="clicks_python", returns=int)
-    return pipeline
-
-
-def process(name: str) -> Pipeline:
-    """A processor with a store."""
-    pipeline = Pipeline(name)
-    pipeline.stream("clicks", value=Click).process(Counting, stores={"count": int}, returns=int).output.to("hundreds")
-    return pipeline
-
-
-def join(name: str) -> Pipeline:
-    """A join of two streams within a second."""
-    pipeline = Pipeline(name)
-    left, right = (pipeline.stream(topic, value=Click) for topic in ("left", "right"))
-    left.join(right, within("1 second", grace="1 second")).to("joined")
-    return pipeline
-
-
-def _one_more(count: int, value: Any) -> int:
-    return count + 1
-
-
-KINDS: dict[str, Callable[[str], Pipeline]] = {
-    "count": count, "statistics": statistics, "python": python, "process": process, "join": join,
-}  # fmt: skip
+console = Console(stderr=True)
 
 
 def main(
@@ -115,20 +93,67 @@ def main(
     kinds: Annotated[
         list[str] | None, typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated.")
     ] = None,
+    runs: Annotated[int, typer.Option(help="Number of runs of each program.")] = 1,
+    peer: Annotated[Path | None, typer.Option(help="Folder of the Kafka Streams program.")] = None,
+    before: Annotated[Path | None, typer.Option(help="Another checkout, whose Sluice is timed too.")] = None,
 ) -> None:
-    """Run the pipelines one after the other, and print records per second and memory."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(Path(folder, "kafka"), quick=False) as kafka:
-        kafka.create_topics({"clicks": 2, "left": 2, "right": 2})
-        produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
-        table = Table("pipeline", "seconds", "records/s, warm", "to count", *CPU, "GB, early", "GB, late")
-        first = 0.0
-        for kind in kinds or KINDS:
-            result = run(kind, kafka.bootstrap, Path(folder, kind))
-            first = first or result.speed
-            figures = f"{result.seconds:.1f}", f"{result.speed:,.0f}", f"{result.speed / first:.2f}"
-            cpu = (f"{result.cpu_s[name]:.1f}" for name in CPU)
-            table.add_row(kind, *figures, *cpu, f"{result.early_gb:.2f}", f"{result.late_gb:.2f}")
-        Console().print(table)
+    """Run the programs in turn, and print their costs and ratios."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        home = Path(folder)
+        program = build_peer(peer, home) if peer else None
+        with EmbeddedKafka(home / "kafka", quick=False) as kafka:
+            kafka.create_topics(TOPICS)
+            with console.status(f"producing {records:,} records"):
+                produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
+            table = Table("operator", "program", "s", "CPU s", "peak GB", "ratio s", "ratio CPU")
+            for kind in kinds or KINDS:
+                for number in range(runs):
+                    costs = {"Sluice": _sluice(kind, f"now_{number}", home, kafka, records, cost.SLUICE)}
+                    if before:
+                        command = str((before / ".venv/bin/sluice").absolute())
+                        costs["before"] = _sluice(kind, f"before_{number}", home, kafka, records, command)
+                    if program:
+                        costs["Kafka Streams"] = _kafka_streams(kind, program, kafka, home, number)
+                    _add_rows(table, kind, costs)
+            Console().print(table)
+
+
+def _add_rows(table: Table, kind: str, costs: Mapping[str, Cost]) -> None:
+    own = costs["Sluice"]
+    for program, cost_of in costs.items():
+        ratios = (f"{own.wall_s / cost_of.wall_s:.2f}", f"{own.cpu_s / cost_of.cpu_s:.2f}")
+        figures = f"{cost_of.wall_s:.1f}", f"{cost_of.cpu_s:.1f}", f"{cost_of.peak_gb:.2f}"
+        table.add_row(kind, program, *figures, *(ratios if cost_of is not own else ("", "")))
+        console.print(kind, program, *figures, *ratios)
+
+
+def _sluice(kind: str, run: str, home: Path, kafka: EmbeddedKafka, records: int, command: str) -> Cost:
+    # Each run has a pipeline of its own, because the markers of an earlier run say that its batches are written.
+    name, folder = f"bench_{kind}_{run}", home / run
+    pipelines = folder / "pipelines"
+    shutil.rmtree(folder, ignore_errors=True)
+    pipelines.mkdir(parents=True)
+    (pipelines / f"{name}.py").write_text(f"{HEAD.replace('{name}', name)}{KINDS[kind]}\n")
+    config = {"bootstrap.servers": kafka.bootstrap}
+    return cost.run(name, home=folder, pipelines=pipelines, kafka=config, records=records, command=command)
+
+
+def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, number: int) -> Cost:
+    environment = os.environ | {
+        "MODE": kind,
+        "BOOTSTRAP": kafka.bootstrap,
+        "APP_ID": f"operators-{kind}-{number}",
+        "STATE_DIR": str(home / "state" / f"{kind}-{number}"),
+        "T0_MS": str(time.time_ns() // 1_000_000),
+    }
+    classes = f"{program}/target/kstreams-orders-1.jar:{program}/target/lib/*"
+    command = ["java", "-Xmx2g", "-cp", classes, "lab.Ops"]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = re.search("^RESULT (.*)$", output.stdout, re.MULTILINE)
+    if result is None:
+        raise SystemExit(f"The Kafka Streams program failed:\n{output.stdout[-2000:]}{output.stderr[-2000:]}")
+    figures = json.loads(result[1])
+    return Cost(figures["wall_ms"] / 1_000, figures["cpu_s"], figures["peak_rss_mb"] / 1_000)
 
 
 def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
@@ -152,86 +177,5 @@ def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
     producer.flush()
 
 
-@dataclass
-class Result:
-    """The figures of one pipeline."""
-
-    seconds: float
-    speed: float
-    """Records per second."""
-    cpu_s: dict[str, float]
-    early_gb: float
-    late_gb: float
-
-
-@dataclass
-class Usage:
-    """The memory and CPU time of a process and its descendants, sampled while they run."""
-
-    memory: list[tuple[datetime, float]] = field(default_factory=list)
-    """Time of the sample and GB."""
-    cpu_s: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Process id → one of `CPU`, and seconds."""
-
-    def sample(self, pid: int) -> None:
-        parent = psutil.Process(pid)
-        processes = [parent, *parent.children(recursive=True)]
-        self.memory.append((datetime.now(UTC), sum(process.memory_info().rss for process in processes) / 1e9))
-        for process in processes:
-            times = process.cpu_times()
-            kind = "driver" if process == parent else "JVM" if "java" in process.name() else "workers"
-            self.cpu_s[process.pid] = f"CPU s, {kind}", times.user + times.system
-
-
-def run(kind: str, bootstrap: str, home: Path) -> Result:
-    """Run a pipeline in a separate process."""
-    variables = {"SLUICE_HOME": str(home), "SLUICE_KAFKA": json.dumps({"bootstrap.servers": bootstrap})}
-    environment = {**os.environ, **variables, "SLUICE_JARS": str(settings().jars), "PYSPARK_PYTHON": sys.executable}
-    begun = time.monotonic()
-    child = subprocess.Popen([sys.executable, __file__, kind], env=environment)
-    usage = Usage()
-    threading.Thread(target=_watch, args=(child.pid, usage), daemon=True).start()
-    if child.wait():
-        raise SystemExit(f"{kind} failed with status {child.returncode}")
-    seconds = time.monotonic() - begun
-    with Ledger.open(Settings.read(variables).ledger) as ledger:
-        snapshots = [
-            snapshot
-            for snapshot in ledger.snapshots.recent(f"bench_{kind}", limit=1000)[::-1]
-            if snapshot.counts["read"] > SMALL
-        ]
-    warm = (snapshots[-1].published_at - snapshots[0].published_at).total_seconds()
-    speed = sum(snapshot.counts["read"] for snapshot in snapshots[1:]) / warm if len(snapshots) > 1 else float("nan")
-    early = max(size for time, size in usage.memory if time <= snapshots[min(1, len(snapshots) - 1)].published_at)
-    late = max(size for time, size in usage.memory if time > snapshots[max(0, len(snapshots) - 3)].published_at)
-    cpu_s = {name: sum(seconds for kind, seconds in usage.cpu_s.values() if kind == name) for name in CPU}
-    return Result(seconds, speed, cpu_s, early, late)
-
-
-def _watch(pid: int, usage: Usage) -> None:
-    while psutil.pid_exists(pid):
-        with suppress(psutil.Error):
-            usage.sample(pid)
-        time.sleep(0.2)
-
-
-def child(kind: str) -> None:
-    """Run one pipeline in this process."""
-    from sluice.engine.run.job_run import JobRun
-    from sluice.engine.session import session
-    from sluice.plan import plan
-
-    known = settings()
-    jars = ",".join(sorted(map(str, known.jars.glob("*.jar"))))
-    conf = {"spark.master": "local[2]", "spark.jars": jars, "spark.driver.memory": "3g",
-            "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}  # fmt: skip
-    spark = session(replace(known, spark_conf=conf), kind)
-    JobRun(spark, plan(KINDS[kind](f"bench_{kind}")).job, known, max_records=200_000).run()
-    spark.stop()
-
-
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1] in KINDS:
-        child(sys.argv[1])
-    else:
-        typer.run(main)
+    typer.run(main)

@@ -61,7 +61,7 @@ def main(
             config = {"bootstrap.servers": kafka.bootstrap}
             with console.status(f"producing {orders:,} orders"):
                 produce_orders(config, count=orders, stores=stores)
-            rival = _build(peer, home) if peer else None
+            rival = build_peer(peer, home) if peer else None
             pairs = []
             for number in range(1, runs + 1):
                 pairs.append(_pair(home, kafka, rival, orders + stores, number, at_least_once))
@@ -110,7 +110,7 @@ def _renew_outputs(config: Mapping[str, str]) -> None:
     create_order_topics(config)
 
 
-def _build(peer: Path, home: Path) -> Path:
+def build_peer(peer: Path, home: Path) -> Path:
     """Build the peer in a copy of its folder, which can be written to."""
     copy = home / "peer"
     shutil.copytree(peer, copy)
