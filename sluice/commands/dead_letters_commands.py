@@ -78,6 +78,7 @@ def _time(text: str) -> datetime | None:
     from sluice.query.time_texts import parse_time
 
     ms = parse_time("--since", text or None)
+    # Kafka has no timestamps before 1970, so an earlier time selects all dead letters.
     return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 

@@ -53,6 +53,7 @@ def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
     with configuration_errors():
         consumer = Consumer({
             **quiet(kafka), "group.id": "sluice-open-transactions", "enable.auto.commit": False,
+            # A reader of committed records gets no record of an open transaction.
             "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
         })  # fmt: skip
     oldest_ms: int | None = None

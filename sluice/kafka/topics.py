@@ -77,6 +77,7 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     require_brokers(kafka)
     admin = AdminClient(quiet(kafka))  # assigned to a variable because it must outlive its futures
     futures = admin.create_topics(
+        # In Kafka's protocol, -1 stands for the broker's default.
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
     return tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
@@ -155,6 +156,8 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
+                # After its queue of records was full, the client would wait a second before it
+                # fetches again.
                 "fetch.queue.backoff.ms": 5,
                 # How long the broker waits before it reports the end of a partition.
                 "fetch.wait.max.ms": 10,
@@ -213,6 +216,7 @@ def headers_of(message: Message) -> Headers:
     """The headers of a record. Call it once per message."""
     try:
         headers = message.headers() or []
+    # The client raises one of these errors for a name that is not UTF-8.
     except (SystemError, UnicodeDecodeError):
         return HEADERS_UNREADABLE
     pairs = headers.items() if isinstance(headers, dict) else headers

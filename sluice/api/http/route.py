@@ -238,6 +238,7 @@ class App:
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    # A form on a page of another site can send a body, but not with this type.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("The body of the request must be JSON.")
     try:

@@ -53,6 +53,7 @@ def page_router(folder: Path) -> Router:
         access = await access_of(request)
         await access.require_pipeline(query.pipeline)
         file = folder / f"{query.pipeline}_panel.js"
+        # A name with slashes could lead to a file outside the folder.
         if not _NAME.fullmatch(query.pipeline) or not file.is_file():
             return Response(status_code=204)
         return Response(await asyncio.to_thread(file.read_bytes), media_type="text/javascript", headers=_HEADERS)

@@ -43,6 +43,8 @@ MAX_STREAMS = 100
 _SEND_SECONDS = 30.0
 """How long a client may stop reading before its stream is closed."""
 
+# Without the second header, nginx keeps events back until its buffer is full.
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _EVENTS = "text/event-stream"
 
 
@@ -64,21 +66,19 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     since = request.headers.get("last-event-id")
     if since is not None:
         parse_snapshot(since)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     # The response to HEAD has no body, but the stream would never end.
     if request.method == "HEAD":
-        return Response(media_type=_EVENTS, headers=headers)
-    return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=headers)
+        return Response(media_type=_EVENTS, headers=_HEADERS)
+    return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=_HEADERS)
 
 
 @pipelines_router.get("", media_types=(_EVENTS,))
 async def stream_events(request: Request, _query: object) -> Response:
     """Server-sent events `pipelines`: the names of pipelines that published, began or ended a run, or failed."""
     access = await access_of(request)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
-        return Response(media_type=_EVENTS, headers=headers)
-    return _Stream(_pipeline_events(access), media_type=_EVENTS, headers=headers)
+        return Response(media_type=_EVENTS, headers=_HEADERS)
+    return _Stream(_pipeline_events(access), media_type=_EVENTS, headers=_HEADERS)
 
 
 async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
@@ -91,6 +91,7 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
             now = {name: state for name, state in activity.items() if await user.may_read(name)}
         except SluiceError as error:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
+            # While the ledger does not answer, no pipeline counts as changed.
             now = before
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if changed:

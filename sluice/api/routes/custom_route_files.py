@@ -84,6 +84,7 @@ _LOADING = Lock()
 
 def routes_in(folder: Path) -> tuple[Route, ...]:
     """The routes of a folder, loaded once per process, by the first thread that asks for them."""
+    # The cache alone would let two threads load the files at the same time.
     with _LOADING:
         return _load_once(folder)
 

@@ -142,6 +142,7 @@ class Stores:
 
         async def payload() -> Payload:
             before = len(self.statuses)
+            # Encoding a large answer must not keep the event loop waiting.
             content = await asyncio.to_thread(encoded, await compute())
             workers = tuple(self.statuses[before:])
             del self.statuses[before:]

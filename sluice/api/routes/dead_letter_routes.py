@@ -111,6 +111,7 @@ def _text(content: bytes | None) -> str | None:
 
 def _time(text: str | None) -> datetime | None:
     ms = parse_time("since", text)
+    # Kafka has no timestamps before 1970, so an earlier time selects all dead letters.
     return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 
