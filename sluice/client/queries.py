@@ -118,7 +118,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
-        """A pipeline's current generation, and those of unfinished rebuilds or replays."""
+        """A pipeline's current generation, and the generations of unfinished rebuilds or replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
@@ -349,7 +349,7 @@ class _Events:
 
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
-    """A query with these parameters, except those whose value is None."""
+    """A query with these parameters, without the parameters whose value is None."""
     parameters = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():

@@ -80,12 +80,12 @@ def status() -> None:
         problems += [str(file.error) for file in loaded.broken]
         problems += map(_problem, failures)
         problems += [f"{name} waits for its input: {why}" for name, why in sorted(away.items()) if name not in recorded]
-        problems += [
-            f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, the oldest with the "
-            f"timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or end its transaction: "
-            "kafka-transactions.sh find-hanging."
-            for name, (records, oldest) in sorted(held.items())
-        ]
+        for name, (records, oldest) in sorted(held.items()):
+            problems.append(
+                f"{name}: an open transaction of a producer holds back {counted(records, 'record')}, "
+                f"the oldest with the timestamp {oldest:%Y-%m-%d %H:%M:%S} UTC. Stop the producer, or "
+                "end its transaction: kafka-transactions.sh find-hanging."
+            )
         wide.print(table)
     for problem in problems:
         out.print(f"✗ {problem}", markup=False, soft_wrap=True)

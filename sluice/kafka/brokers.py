@@ -41,7 +41,7 @@ _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """Client settings without those in `CHOSEN_BY_CLIENT`, which the caller adds.
+    """The settings for a client. Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own.
 
     Clients log only critical messages; the caller gets other errors as exceptions.
     """

@@ -1,7 +1,7 @@
 """The topic of a pipeline's dead letters: finds dead letters by reason, time and partition.
 
 Anyone who writes to a source topic decides the headers of its records, so no header of a record is
-believed. In a dead letter, Sluice's headers are those after the record's own
+believed. In a dead letter, Sluice's headers come after the record's own headers
 (`values.dead_letter_headers`). Markers in another topic say which dead letters were re-driven
 (`kafka.redrive`).
 """
@@ -174,7 +174,8 @@ class Matches:
 
     letters: list[DeadLetter] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
-    """Reason → number of all matching dead letters, including those not in `letters`."""
+    """Reason → number of all matching dead letters, also of dead letters that are not in
+    `letters`."""
     complete: bool = True
     """Whether the search reached the end of the topic within its time limit."""
     markers: dict[tuple[int, int], Marker] = field(default_factory=dict)
@@ -216,7 +217,7 @@ def find_dead_letters(
 
 
 def chosen_letters(kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFilter) -> Iterator[DeadLetter]:
-    """The dead letters that a filter selects, those of each partition in order."""
+    """The dead letters that a filter selects, in the order of each partition."""
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
     for message in read_topic(kafka, topic_of(pipeline), since):
         letter = DeadLetter.of(message)

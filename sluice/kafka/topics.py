@@ -75,7 +75,8 @@ class Topic:
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
     """Create the topics that do not exist yet, and return their names."""
     require_brokers(kafka)
-    admin = AdminClient(quiet(kafka))  # assigned to a variable because it must outlive its futures
+    # The client is assigned to a variable because it must outlive its futures.
+    admin = AdminClient(quiet(kafka))
     futures = admin.create_topics(
         # In Kafka's protocol, -1 stands for the broker's default.
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]

@@ -36,7 +36,7 @@ class Lag:
 
     @property
     def unread(self) -> int:
-        """The number of unread records, including those that open transactions hold back."""
+        """The number of unread records. Records that open transactions hold back count, too."""
         return sum(self.unread_in(topic, partition) for topic, partition in self.partitions())
 
     @property
@@ -45,7 +45,7 @@ class Lag:
         return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """Those of the topics that do not exist, sorted."""
+        """The topics that do not exist, sorted."""
         return sorted({*topics} - self.ends.keys())
 
     @property

@@ -228,7 +228,8 @@ def _command_line(process: psutil.Process) -> list[str]:
 def create_topics(bootstrap: str, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
     """Create missing topics with `config`. `partitions`: topic → number of partitions."""
     topics = [NewTopic(topic, count, 1, config=dict(config or {})) for topic, count in partitions.items()]
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # assigned to a variable because it must outlive its futures
+    # The client is assigned to a variable because it must outlive its futures.
+    admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics(topics).values():
         try:
             future.result()

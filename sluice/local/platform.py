@@ -251,6 +251,8 @@ def _is_ours(session: int, created: float) -> bool:
 
 def write_secret(file: Path, text: str) -> None:
     """Write a file that only its owner may read."""
+    # The file gets its mode before its content, so that no other user can read the content
+    # meanwhile.
     file.touch(mode=0o600)
     file.write_text(text)
 

@@ -109,7 +109,7 @@ def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
-    """All generations of a pipeline: the current one, and those of unfinished rebuilds and replays."""
+    """All generations of a pipeline: the current generation, and the generations of unfinished rebuilds and replays."""
     current, now = ledger.generations.current(pipeline), now or datetime.now(UTC)
     return [_generation(ledger, info, current, now) for info in ledger.generations.all(pipeline)]
 

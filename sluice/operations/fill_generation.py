@@ -51,8 +51,8 @@ class _Input:
     """Whether the group belongs to the old generation, rather than to the changed stores."""
     group: int
     stores: int
-    """The number of stores in the group. If the group has outputs, its values have an event time
-    after the stores."""
+    """The number of stores in the group. If the group has outputs, a row's JSON array has an event
+    time after the stores' values."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,8 @@ class Merge:
                 is_kept = store.name in self.kept_stores
                 source = sources[is_kept].get(store.name)
                 if source is None:
+                    # Neither generation has a store that was added to a kept processor. It begins
+                    # empty.
                     break
                 of_store = _Input(is_kept, source.group_id, sizes[is_kept][source.group_id])
                 if of_store not in inputs:
@@ -220,10 +222,8 @@ class Merge:
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Name of an operator or group → its names in the new generation.
 
-        With `is_kept`, takes the names of the old generation; otherwise those of the changed
-        stores' generation.
-
-        A group has the name of its first store.
+        With `is_kept`, takes the names from the old generation; otherwise from the changed stores'
+        generation. A group has the name of its first store.
         """
         if is_kept:
             info = self.old
@@ -256,11 +256,11 @@ def processors_of(job: Job) -> dict[str, str]:
 def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
     """The sorted rows of a group in the new generation, combined from the rows of its inputs."""
     shards = [old if source.kept else part for source in group.inputs]
-    sources = [
-        zip(repeat(number), newest_rows(shard, source.group))
-        for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True))
-        if shard is not None
-    ]
+    sources: list[Iterator[tuple[int, Version]]] = []
+    for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True)):
+        if shard is not None:
+            # Each row is paired with the number of its input.
+            sources.append(zip(repeat(number), newest_rows(shard, source.group)))
     for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
         rows = dict(same)
         value = group.value({number: row.value for number, row in rows.items() if row.value is not None})

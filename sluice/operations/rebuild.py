@@ -216,10 +216,11 @@ class Rebuild:
         else:
             sources += sources_from_topics([], _new_topics(ledger, old, now))
         if begin is not None:
-            sources = [
-                msgspec.structs.replace(source, first=min(source.first, position(read, source, source.first)))
-                for source in sources_from_point(begin, sources, self._streams, now, self.settings.kafka)
-            ]
+            from_point = sources_from_point(begin, sources, self._streams, now, self.settings.kafka)
+            sources = []
+            for source in from_point:
+                first = min(source.first, position(read, source, source.first))
+                sources.append(msgspec.structs.replace(source, first=first))
         require_records(old, sources, now, {} if self.from_topics else read)
         if not self.from_topics:
             self._require_last_records(ledger, old, now)
@@ -264,8 +265,8 @@ class Rebuild:
         stops = {} if until is None else offsets_at(until, topics, self.settings.kafka)
         ends = ends_of(topics, sources, stops)
         added_ends = _added_ends(new_topics, ends, built)
-        # A join needs all records of a global table before any stream's, so those of a new table
-        # are read first. The records of new streams are divided into batches.
+        # A join needs all records of a global table before any record of a stream, so a new table
+        # is read first. The records of new streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
         ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None}
         latest = ledger.snapshots.latest(old.pipeline)
@@ -283,7 +284,9 @@ class Rebuild:
             )  # fmt: skip
         else:
             log.warning("new topics", pipeline=old.pipeline, topics=sorted(added_ends), note=_NEW_TOPICS)
-        begin = {topic: {str(number): start for number, (start, _) in enumerate(ends[topic])} for topic in ends}
+        begin: dict[str, dict[str, int]] = {}
+        for topic, ranges in ends.items():
+            begin[topic] = {str(number): start for number, (start, _) in enumerate(ranges)}
         divided = self._divide_records(begin, ends_to_reach)
         divided_steps = [replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided]
         return History(divided_steps, unpublished_steps, complete=False)
@@ -497,7 +500,7 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove all generations of a pipeline, even unfinished ones, except the lease's generation and those in `but`.
+    """Remove a pipeline's generations, even unfinished ones, but keep the lease's generation and any in `but`.
 
     Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
     may be current by now.

@@ -72,10 +72,9 @@ def repartition(job: Job, settings: Settings, progress: Progress = lambda _: Non
             return RepartitionResult(old.generation, len(old.workers), None)
         ref = ledger.generations.new(name)
         storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
-        workers = tuple(
-            WorkerInfo(pipeline=name, generation=ref.generation, number=number, location=address)
-            for number, address in enumerate(storage.locations)
-        )
+        workers: tuple[WorkerInfo, ...] = ()
+        for number, address in enumerate(storage.locations):
+            workers += (WorkerInfo(pipeline=name, generation=ref.generation, number=number, location=address),)
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
         # A driver that does not know that it has lost the lease could still write a batch, which

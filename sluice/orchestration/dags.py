@@ -140,6 +140,8 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     dag = DAG(
         pipeline.name,
         schedule=_schedule(pipeline, sorted(set(job.topics))),
+        # A run reads all unread records, so there is nothing to do for times that have passed. A
+        # second run at the same time would only wait for the lease of the first.
         catchup=False,
         max_active_runs=1,
         description=pipeline.doc.partition("\n")[0],

@@ -120,6 +120,7 @@ class SluiceOperator(SparkSubmitOperator):
                     raise AirflowException(UNFINISHED)
             self._report(context, kafka)
         except (SettingsError, PreflightError) as error:
+            # A retry cannot repair a wrong setting or an unfit machine, so the task fails at once.
             self._note_failure(context, started_at, error.detail)
             raise AirflowFailException(str(error)) from None
         except BrokersUnreachable as error:

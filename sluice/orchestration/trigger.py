@@ -71,6 +71,7 @@ class Burst:
         if lag.readable == 0:
             self._seen, self._fired, self.attempts = None, None, 0
             return False
+        # A driver may linger and read the new records itself.
         if driven:
             self._seen, self._busy_at = None, now
             return False
@@ -96,6 +97,7 @@ class Burst:
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
+        # The same run would only fail again, so the next event needs new records.
         if is_lasting and lag.ends == self._fired:
             return True
         back_off_s: float = self.patience_s * 2 ** (self.attempts - 1)

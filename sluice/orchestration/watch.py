@@ -27,7 +27,7 @@ together."""
 
 
 class Observation(NamedTuple):
-    """What a trigger sees of its pipeline."""
+    """The state of a pipeline as its trigger sees it."""
 
     lag: Lag
     lease: LeaseRow | None

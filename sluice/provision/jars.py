@@ -21,7 +21,8 @@ from sluice.provision.ivy import Module
 
 LOCK = Path(__file__).with_name("jars.lock")
 _MARK = ".verified"
-_LANES = 4  # parallel downloads: four take 16 s, one takes 42 s, eight take 14 s
+_LANES = 4
+"""The number of parallel downloads. Four take 16 s, one takes 42 s, eight take 14 s."""
 
 
 class Bundle(StrEnum):
@@ -32,8 +33,8 @@ class Bundle(StrEnum):
     BROKER = "broker"
 
 
-# The other dependencies of the connector are left out, because they would replace Spark's own
-# versions; those of Delta Lake, because only Unity Catalog needs them.
+# The connector's other dependencies are left out, because they would replace Spark's own versions.
+# Delta Lake's other dependencies are left out, because only Unity Catalog needs them.
 _ROOTS = {
     Bundle.SPARK: [
         Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),

@@ -38,8 +38,8 @@ def read_store(
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
 
-    Takes the parameters of `Client.range`; with `limit`, it returns only this many entries, the
-    first ones. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does not
+    Takes the parameters of `Client.range`; with `limit`, it returns only the first `limit`
+    entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does not
     exist, QueryError without `limit` if there are more than 100,000 entries, and StateError if a
     worker's shard cannot be read.
     """

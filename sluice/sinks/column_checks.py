@@ -45,6 +45,7 @@ def length(value: Any, most: int | None) -> Any:
 
 def integer(value: Any, bound: int) -> int:
     """A whole number from -bound to bound - 1."""
+    # `isinstance` would accept true and false, whose type is a subclass of int.
     if type(value) is not int:
         raise ValueError("is not a whole number")
     if not -bound <= value < bound:
@@ -89,6 +90,7 @@ def double(value: Any) -> float:
 def single(value: Any) -> float:
     """A number that a float of 32 bits can hold."""
     held = double(value)
+    # A larger number would become infinite in 32 bits, and a smaller one 0.
     if math.isfinite(held) and (abs(held) > 3.4028235e38 or (held != 0 and abs(held) < 1e-45)):
         raise ValueError("is out of range")
     if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:

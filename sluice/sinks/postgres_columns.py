@@ -148,6 +148,7 @@ def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
 
 
 def _json(_: Any, json: bytes) -> str:
+    # After an even number of backslashes, the text has a backslash and "u0000", not the character.
     if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     return json.decode()
@@ -155,6 +156,7 @@ def _json(_: Any, json: bytes) -> str:
 
 def _uuid(value: Any, *, only_canonical: bool) -> str:
     text = str(UUID(_text(value, None)))
+    # Two spellings of a UUID are two keys for Sluice, but the same key for PostgreSQL.
     if only_canonical and text != value:
         raise ValueError(f"is not written as {text}")
     return text

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -234,7 +234,7 @@ class PostgresTables:
                 )
 
     def _last_batch(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
-        """The last batch, and what it wrote to each table; None before the first batch."""
+        """The last batch, and the rows that it wrote to each table; None before the first batch."""
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
             [self.pipeline],
@@ -348,35 +348,45 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
     log.info("table created", table=target.output)
 
 
-def _require_fitting_columns(database: psycopg.Connection, target: PostgresTarget) -> tuple[PostgresColumn, ...]:
+class _TableColumn(NamedTuple):
+    """A column of a table as it is in the database."""
+
+    type: str
+    required: bool
+    """Whether the column is NOT NULL."""
+    oid: int
+    """PostgreSQL's number of the type."""
+    is_exact: bool
+    """Whether its collation never takes two different texts for equal."""
+    is_filled: bool
+    """Whether PostgreSQL itself has a value for a row without one."""
+
+
+def _require_fitting_columns(
+    database: psycopg.Connection,
+    target: PostgresTarget,
+) -> tuple[PostgresColumn, ...]:
     """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
     table = target.name.as_string(database)
-    columns: dict[str, tuple[str, bool, int, bool, bool]] = {
-        name: (kind, required, oid, is_exact, is_filled)
-        for name, kind, required, oid, is_exact, is_filled in database.execute(
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atttypid::bigint, "
-            "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true), "
-            "atthasdef OR attidentity <> '' OR attgenerated <> '' "
-            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-            [table],
-        )
-    }
-    problems = []
+    columns: dict[str, _TableColumn] = {}
+    for name, *values in database.execute(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atttypid::bigint, "
+        "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true), "
+        "atthasdef OR attidentity <> '' OR attgenerated <> '' "
+        "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        [table],
+    ):
+        columns[name] = _TableColumn(*values)
+    problems: list[str] = []
     for name, spark in target.wanted.items():
         if name not in columns:
+            identifier = Identifier(name).as_string()
             kind = target.created[name] or "TYPE"
-            problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {Identifier(name).as_string()} {kind})")
-        elif name in target.table.types and not _is_type(database, target.table.types[name], columns[name][2]):
-            problems.append(f"the column {name} is {columns[name][0]}, not {target.table.types[name]}")
-        elif not fits(spark, columns[name][0]):
-            problems.append(f"the column {name} is {columns[name][0]}, but the field is {spark}")
-        elif name in target.identity and not (columns[name][3] and tells_keys_apart(columns[name][0])):
-            problems.append(
-                f"the column {name} is {columns[name][0]}, in which different keys can be equal "
-                f'(ALTER TABLE {table} ALTER {Identifier(name).as_string()} TYPE text COLLATE "C")'
-            )
-    for name, (_, required, _, _, is_filled) in columns.items():
-        if required and not is_filled and name not in target.wanted:
+            problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {identifier} {kind})")
+        else:
+            problems += _problem_of_column(database, target, name, spark, columns[name])
+    for name, column in columns.items():
+        if column.required and not column.is_filled and name not in target.wanted:
             problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
     identity = [*target.identity]
     if (relation := _NO_TABLES.get(_kind(database, table))) is not None:
@@ -389,10 +399,35 @@ def _require_fitting_columns(database: psycopg.Connection, target: PostgresTarge
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
             next_step="Change the table, or what the pipeline writes. Nothing was read.",
         )
-    return tuple(
-        PostgresColumn(name, columns[name][0], is_key=name in target.identity, required=columns[name][1])
-        for name in target.wanted
-    )
+    fitting: list[PostgresColumn] = []
+    for name in target.wanted:
+        column = columns[name]
+        is_key = name in target.identity
+        fitting.append(PostgresColumn(name, column.type, is_key=is_key, required=column.required))
+    return tuple(fitting)
+
+
+def _problem_of_column(
+    database: psycopg.Connection,
+    target: PostgresTarget,
+    name: str,
+    spark: str,
+    column: _TableColumn,
+) -> list[str]:
+    """Why an existing column does not fit a field of this Spark SQL type: one reason, or none."""
+    declared = target.table.types.get(name)
+    if declared is not None and not _is_type(database, declared, column.oid):
+        return [f"the column {name} is {column.type}, not {declared}"]
+    if not fits(spark, column.type):
+        return [f"the column {name} is {column.type}, but the field is {spark}"]
+    # If two different keys were equal in the database, one key's row would replace the other's.
+    if name in target.identity and not (column.is_exact and tells_keys_apart(column.type)):
+        table, identifier = target.name.as_string(database), Identifier(name).as_string()
+        return [
+            f"the column {name} is {column.type}, in which different keys can be equal "
+            f'(ALTER TABLE {table} ALTER {identifier} TYPE text COLLATE "C")'
+        ]
+    return []
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:

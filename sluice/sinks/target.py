@@ -49,7 +49,7 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The columns that identify a row, with the Spark SQL types of those that Sluice fills itself."""
+        """Column that identifies a row → its Spark SQL type; an empty text unless Sluice fills the column itself."""
         return self.table.identity_columns(is_windowed=self.is_windowed)
 
     @property
@@ -86,7 +86,7 @@ class BatchId(NamedTuple):
     generation: int
     number: int
     begun: int
-    """When Spark logged the batch, in epoch ms, so that a batch with other records has another
+    """When the batch was planned, in epoch ms, so that a batch with other records has another
     id."""
 
     @property
@@ -127,7 +127,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def written_rows(rows: Rows) -> Written:
-    """What `rows` write to a table."""
+    """The number and the checksum of the rows that a batch writes to a table."""
     total = sum(crc32(repr(row).encode()) for row in rows.written)
     total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
     return Written(rows.count, f"{total:x}")
@@ -143,7 +143,7 @@ class TableSink(Protocol):
 
     **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
     and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,
-    without writing. It raises BatchDiffers if the rows differ from those that were written. Tables that were added to
+    without writing. It raises BatchDiffers if the rows differ from the written rows. Tables that were added to
     the pipeline in the meantime get their rows.
 
     **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between `write` and the marker,
@@ -151,8 +151,9 @@ class TableSink(Protocol):
     with another id. Each row then replaces itself or is left out, because its identity is its key, or its record's
     position.
 
-    **One writer.** `begin` gives the writer an epoch above all earlier ones. A writer with an older epoch cannot commit
-    afterwards: its transaction compares the stored epoch, and `write` raises LeaseError.
+    **One writer.** `begin` gives the writer an epoch above all earlier epochs. A writer with an
+    older epoch cannot commit afterwards: its transaction compares the stored epoch, and `write`
+    raises LeaseError.
     """
 
     @property

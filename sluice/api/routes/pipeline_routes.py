@@ -155,7 +155,7 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """The current generation of the pipeline, and those of unfinished rebuilds and replays."""
+    """The current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
     access = await access_of(request)
     await access.generation(query.pipeline)
     return reply(await read_ledger(lambda: monitoring.generations(access.state.ledger, query.pipeline)))

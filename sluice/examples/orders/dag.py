@@ -48,7 +48,8 @@ with DAG(
             "count": "{{ params.count }}",
             "stores": "{{ params.stores }}",
             "seed": "{{ params.seed }}",
-            # The orders of each run are newer than those of earlier runs, whose windows are closed.
+            # The windows of earlier runs are closed, so each run's orders begin when the run
+            # begins.
             "start_s": "{{ dag_run.run_after.timestamp() }}",
         },
         delivery_callback="sluice.kafka.topics.require_delivery",

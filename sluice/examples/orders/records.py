@@ -139,12 +139,12 @@ class _Seconds:
     """Converts epoch seconds to ISO text, with a cache because hundreds of orders share a second."""
 
     def __init__(self) -> None:
-        self._known: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
 
     def __call__(self, second: int) -> str:
-        text = self._known.get(second)
+        text = self._texts.get(second)
         if text is None:
-            text = self._known[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            text = self._texts[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return text
 
 

@@ -90,7 +90,7 @@ def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
             except StateError:
                 if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                     raise
-                # A generation was removed while it was copied, so the backup is made again.
+                # A generation was removed meanwhile, so the next attempt begins.
                 continue
             if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                 yield sources

@@ -31,7 +31,7 @@ class BackedUp(OfGeneration, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup consists of."""
+    """The files and the generations of a backup."""
 
     format: int = FORMAT
     sluice: str
@@ -74,6 +74,8 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         file.flush()
         os.fsync(file.fileno())
+    # A backup with a manifest counts as complete, so the manifest appears only with its whole
+    # content.
     unfinished.rename(folder / _NAME)
     return manifest
 

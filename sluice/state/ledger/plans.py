@@ -22,7 +22,7 @@ _JSON_COLUMNS = ("partitions", "ends")
 
 
 class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch reads."""
+    """The records that a batch reads, and its clock."""
 
     number: int
     begun: int
