@@ -97,13 +97,18 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
         from sluice.engine.read.java_settings import java_settings
         from sluice.kafka.brokers import require_brokers
+        from sluice.observe.run_measurements import measured_run
         from sluice.operations.restoring import RestoringRun
         from sluice.plan import Job, explain, load_plan
         from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
     log = structlog.get_logger()
-    with note_failure(configuration, name, run=configuration.run):
+    with (
+        measured_run(configuration, name) as note_ready,
+        note_failure(configuration, name, run=configuration.run),
+    ):
+        spark.add_done_callback(lambda _: note_ready())
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
         java_settings(configuration.kafka)  # raises its errors before the run reads anything

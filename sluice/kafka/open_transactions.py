@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
-from confluent_kafka import Consumer, TopicPartition
-
-from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, configuration_errors, quiet
+from sluice.kafka.record_times import timestamps_at
 from sluice.kafka.unread_records import Lag
 
 HELD_SECONDS = 60.0
@@ -45,29 +42,7 @@ def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
 
     Raises BrokersUnreachable.
     """
-    first_records: list[TopicPartition] = []
+    first_records: dict[tuple[str, int], int] = {}
     for topic, ends in lag.held_ends.items():
-        first_records += [TopicPartition(topic, partition, end) for partition, end in ends.items()]
-    if not first_records:
-        return None
-    with configuration_errors():
-        consumer = Consumer({
-            **quiet(kafka), "group.id": "sluice-open-transactions", "enable.auto.commit": False,
-            # A reader of committed records gets no record of an open transaction.
-            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
-        })  # fmt: skip
-    oldest_ms: int | None = None
-    unseen = {(record.topic, record.partition) for record in first_records}
-    try:
-        with broker_errors(kafka):
-            consumer.assign(first_records)
-            until = time.monotonic() + ANSWER_SECONDS
-            while unseen and time.monotonic() < until:
-                for message in consumer.consume(len(first_records), 0.1):
-                    unseen.discard((message.topic() or "", message.partition() or 0))
-                    if message.error() is None:
-                        begun_ms = message.timestamp()[1]
-                        oldest_ms = begun_ms if oldest_ms is None else min(oldest_ms, begun_ms)
-    finally:
-        consumer.close()
-    return None if oldest_ms is None else datetime.fromtimestamp(oldest_ms / 1_000, UTC)
+        first_records |= {(topic, partition): end for partition, end in ends.items()}
+    return min(timestamps_at(kafka, first_records).values(), default=None)

@@ -77,6 +77,12 @@ class Lag:
         """The number of records of a partition that an open transaction holds back."""
         return self.full_end(topic, partition) - self.ends[topic][partition]
 
+    def first_unread(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """The topic and number of each partition with unread records, and the offset of the first of them."""
+        for topic, partition in self.partitions():
+            if self.unread_in(topic, partition):
+                yield (topic, partition), self._first(topic, partition, self.full_end(topic, partition))
+
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
         """The lag of one pipeline, if this lag has the offsets of the topics of several pipelines."""
         ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
@@ -95,14 +101,18 @@ class Lag:
 
     def _count(self, topic: str, partition: int, end: int) -> int:
         """The number of offsets before `end` that the pipeline has not read."""
+        # If the topic was deleted and created again, an empty topic counts as one record, so that
+        # a run starts and reports the change.
+        is_new = self.positions.get(topic, {}).get(partition, 0) > end
+        return max(end - self._first(topic, partition, end), int(is_new))
+
+    def _first(self, topic: str, partition: int, end: int) -> int:
+        """The offset of the first record before `end` that the pipeline has not read; `end` if it has read all."""
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
-        if position > end:
-            # The topic was deleted and created again, so all of its records are unread. An empty
-            # topic counts as one record, so that a run starts and reports the change.
-            return max(end - begin, 1)
+        # Behind the end, the topic was deleted and created again, so all of its records are unread.
         # Retention may have removed records that the pipeline has not read.
-        return end - max(position, begin)
+        return begin if position > end else max(position, begin)
 
 
 def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> Lag:

@@ -1,47 +1,72 @@
-"""Gauges of pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
+"""Metrics of pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 
 from sluice.answers import BatchHistory
+from sluice.kafka.record_times import Partition
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import LedgerFigures
+from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Labels, Measurement
 from sluice.state.model import WorkerInfo
-from sluice.state.shard.sizes import size_of
+from sluice.state.shard.sizes import sizes_of
 
-_Labels = tuple[tuple[str, str], ...]
+WorkerOf = tuple[str, int]
+"""A pipeline and the number of its worker."""
 
-HELP = {
-    "lag_records": "Records of a partition that the pipeline has not read.",
-    "held_records": "Records of a partition that an open transaction of a producer holds back.",
-    "snapshot_age_seconds": "Age of the newest snapshot.",
-    "batch_records": "Records that the newest batch read.",
-    "batch_late": "Records of the newest batch that were too late for a store, once for each window.",
-    "batch_rejected": "Records of the newest batch that were rejected, by reason.",
-    "batch_seconds": "Duration of the newest batch, the sum of its phases.",
-    "batch_phase_seconds": "Duration of a phase of the newest batch.",
-    "state_rows_written": "State rows that the newest batch wrote.",
-    "state_bytes": "Size of a worker's shard on this machine.",
-    "dead_letters_24h": "Dead letters of the last 24 hours, by reason.",
-    "source_up": "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
-    "failed": "1 if the last run failed or the pipeline's file cannot be loaded, else 0.",
-    "overdue": "1 if the data have become older than the pipeline's deadline, else 0.",
-    "waiting": "1 if the pipeline waits for brokers or topics that are away, else 0.",
-    "degraded": "1 if many records of the newest batch were rejected, else 0.",
+PREFIX = "sluice_"
+COUNT = "_count"
+
+
+class Metric(NamedTuple):
+    """What Prometheus wants to know about a metric."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "lag_records": Metric("gauge", "Records of a partition that the pipeline has not read."),
+    "held_records": Metric("gauge", "Records of a partition that an open transaction of a producer holds back."),
+    "oldest_unread_seconds": Metric("gauge", "Age of the oldest record of a topic that the pipeline has not read."),
+    "snapshot_age_seconds": Metric("gauge", "Age of the newest snapshot."),
+    "snapshots_kept": Metric("gauge", "Snapshots of the current generation that retention has not removed."),
+    "batch_records": Metric("gauge", "Records that the newest batch read."),
+    "batch_late": Metric("gauge", "Records of the newest batch that were too late for a store, once for each window."),
+    "batch_rejected": Metric("gauge", "Records of the newest batch that were rejected, by reason."),
+    "batch_seconds": Metric("gauge", "Duration of the newest batch, the sum of its phases."),
+    "batch_phase_seconds": Metric("gauge", "Duration of a phase of the newest batch."),
+    "state_rows_written": Metric("gauge", "State rows that the newest batch wrote."),
+    "state_bytes": Metric("gauge", "Size of a worker's shard, on its host or in PostgreSQL."),
+    "dead_letters_24h": Metric("gauge", "Dead letters of the last 24 hours, by reason."),
+    "source_up": Metric(
+        "gauge", "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers."
+    ),
+    "failed": Metric("gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."),
+    "overdue": Metric("gauge", "1 if the data have become older than the pipeline's deadline, else 0."),
+    "waiting": Metric("gauge", "1 if the pipeline waits for brokers or topics that are away, else 0."),
+    "degraded": Metric("gauge", "1 if many records of the newest batch were rejected, else 0."),
+    "run_memory_bytes": Metric("gauge", "Most memory of the newest run's processes on the driver's host."),
+    "batches_total": Metric("counter", "Published batches."),
+    "records_total": Metric("counter", "Records read, by topic, by what became of them, and why they were rejected."),
+    "written_records_total": Metric("counter", "Records written to a topic or a table."),
+    "late_records_total": Metric("counter", "Records that were too late for a store, once for each window."),
+    "state_rows_written_total": Metric("counter", "State rows written."),
+    "batch_phase_seconds_total": Metric("counter", "Time that batches spent in a phase."),
+    "runs_total": Metric("counter", "Runs that have ended, by outcome."),
+    "run_retries_total": Metric("counter", "Attempts of Airflow to repeat a failed run."),
+    "run_cpu_seconds_total": Metric("counter", "CPU time of runs on the driver's host."),
+    "batch_duration_seconds": Metric("histogram", "Duration of batches, from their start until they were visible."),
+    "run_duration_seconds": Metric("histogram", "Duration of runs, from the start of spark-submit."),
+    "run_start_seconds": Metric("histogram", "Time from the start of spark-submit until Spark was ready."),
+    "request_duration_seconds": Metric(
+        "histogram", "Time from a request to this state server until its answer began, by what was asked for."
+    ),
 }
-"""Name of each gauge, without the prefix `sluice_`, and its meaning."""
-
-
-@dataclass(frozen=True)
-class Gauge:
-    """A value of a gauge."""
-
-    name: str
-    value: float
-    labels: _Labels = ()
+"""Name of each metric, without the prefix `sluice_`, and its meaning."""
 
 
 def gauges(
@@ -49,70 +74,142 @@ def gauges(
     pipeline: str,
     lag: Lag | None = None,
     now: datetime | None = None,
-    location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
-) -> Iterator[Gauge]:
+    sizes: Mapping[WorkerOf, int] | None = None,
+    oldest_unread: Mapping[tuple[Partition, int], datetime] | None = None,
+) -> Iterator[Measurement]:
     """A pipeline's gauges. Pass None as the `lag` if no broker answers.
 
-    `location` returns the address of a worker's shard; None if this process does not open the
-    shard.
+    `sizes` and `oldest_unread` are what `shard_sizes` and `OldestUnread.of` return.
     """
+    now = now or datetime.now(UTC)
     if lag is not None:
-        for topic, partition in sorted(lag.partitions()):
-            labels = (("topic", topic), ("partition", str(partition)))
-            yield Gauge("lag_records", lag.unread_in(topic, partition), labels)
-            yield Gauge("held_records", lag.held_in(topic, partition), labels)
+        yield from _of_lag(lag, oldest_unread or {}, now)
     is_away = False
     current = figures.generations.get(pipeline)
     if current is not None:
         for topic in current.topics:
             is_there = lag is not None and topic in lag.ends
             is_away |= not is_there
-            yield Gauge("source_up", is_there, (("topic", topic),))
+            yield Measurement("source_up", is_there, (("topic", topic),))
         batch = figures.newest_batch(pipeline)
         if batch is not None:
-            yield from _of_batch(batch, now or datetime.now(UTC))
+            yield from _of_batch(batch, now)
+            kept = figures.kept_batches[current.ref]
+            yield Measurement("snapshots_kept", kept.newest - kept.oldest + 1)
         for worker in current.workers:
-            address = location(worker)
-            size = None if address is None else size_of(address)
+            size = (sizes or {}).get((pipeline, worker.number))
             if size is not None:
-                yield Gauge("state_bytes", size, (("worker", str(worker.number)),))
+                yield Measurement("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in figures.dead_letters.get(pipeline, {}).items():
-        yield Gauge("dead_letters_24h", count, (("reason", reason),))
+        yield Measurement("dead_letters_24h", count, (("reason", reason),))
     kinds = {failure.kind for failure in figures.failures.get(pipeline, ())}
-    yield Gauge("failed", bool(kinds & {"run", "file"}))
-    yield Gauge("overdue", "overdue" in kinds)
-    yield Gauge("waiting", is_away or "input" in kinds)
-    yield Gauge("degraded", "rejections" in kinds)
+    yield Measurement("failed", bool(kinds & {"run", "file"}))
+    yield Measurement("overdue", "overdue" in kinds)
+    yield Measurement("waiting", is_away or "input" in kinds)
+    yield Measurement("degraded", "rejections" in kinds)
 
 
-def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Gauge]:
+def _of_lag(lag: Lag, oldest_unread: Mapping[tuple[Partition, int], datetime], now: datetime) -> Iterator[Measurement]:
+    """The gauges of unread records."""
+    for topic, partition in sorted(lag.partitions()):
+        labels = (("topic", topic), ("partition", str(partition)))
+        yield Measurement("lag_records", lag.unread_in(topic, partition), labels)
+        yield Measurement("held_records", lag.held_in(topic, partition), labels)
+    times: dict[str, list[datetime]] = {topic: [] for topic in lag.ends}
+    for place in lag.first_unread():
+        (topic, _), _ = place
+        # Without the timestamp of one partition, the age of the topic's oldest record is unknown.
+        if place in oldest_unread and topic in times:
+            times[topic].append(oldest_unread[place])
+        else:
+            times.pop(topic, None)
+    for topic, timestamps in times.items():
+        oldest = min(timestamps, default=now)
+        yield Measurement("oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),))
+
+
+def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Measurement]:
     """The gauges of the newest batch."""
-    yield Gauge("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
-    yield Gauge("batch_records", batch.records)
+    yield Measurement("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
+    yield Measurement("batch_records", batch.records)
     for store, count in batch.late.items():
-        yield Gauge("batch_late", count, (("store", store),))
+        yield Measurement("batch_late", count, (("store", store),))
     for reason, count in (batch.dead_letters | batch.dropped).items():
-        yield Gauge("batch_rejected", count, (("reason", reason),))
+        yield Measurement("batch_rejected", count, (("reason", reason),))
     if batch.seconds is not None:
-        yield Gauge("batch_seconds", batch.seconds)
+        yield Measurement("batch_seconds", batch.seconds)
     for name, seconds in batch.phases.items():
-        yield Gauge("batch_phase_seconds", seconds, (("phase", name),))
-    yield Gauge("state_rows_written", batch.rows)
+        yield Measurement("batch_phase_seconds", seconds, (("phase", name),))
+    yield Measurement("state_rows_written", batch.rows)
 
 
-def prometheus(by_pipeline: Mapping[str, Iterable[Gauge]]) -> str:
-    """The gauges of pipelines (pipeline → its gauges) in Prometheus' text format."""
+def shard_sizes(
+    figures: LedgerFigures,
+    location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
+) -> dict[WorkerOf, int]:
+    """Pipeline and worker → the bytes of the worker's shard, for all pipelines.
+
+    `location` returns the address of a worker's shard; None if this process does not open the
+    shard.
+    """
+    addresses: dict[WorkerOf, str] = {}
+    for pipeline, info in figures.generations.items():
+        for worker in info.workers:
+            address = location(worker)
+            if address is not None:
+                addresses[pipeline, worker.number] = address
+    sizes = sizes_of(addresses.values())
+    return {worker: sizes[address] for worker, address in addresses.items() if address in sizes}
+
+
+def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
+    """The samples of Prometheus for the measurements of histograms: cumulative buckets, sums and counts.
+
+    Measurements of other metrics stay as they are.
+    """
+    buckets: dict[tuple[str, Labels], dict[str, float]] = {}
+    for measurement in measurements:
+        if not measurement.name.endswith(BUCKET):
+            yield measurement
+            continue
+        labels = dict(measurement.labels)
+        bound = labels.pop("le")
+        histogram = measurement.name.removesuffix(BUCKET), tuple(labels.items())
+        buckets.setdefault(histogram, {})[bound] = measurement.value
+    for (name, rest), counts in buckets.items():
+        total = 0.0
+        for bound in (*(f"{bound:g}" for bound in SECONDS), UNBOUNDED):
+            total += counts.get(bound, 0)
+            yield Measurement(f"{name}{BUCKET}", total, (*rest, ("le", bound)))
+        yield Measurement(f"{name}{COUNT}", total, rest)
+
+
+def of_pipeline(pipeline: str, measurements: Iterable[Measurement]) -> Iterator[Measurement]:
+    """The measurements with the label `pipeline`."""
+    for name, value, labels in measurements:
+        yield Measurement(name, value, (("pipeline", pipeline), *labels))
+
+
+def prometheus(measurements: Iterable[Measurement]) -> str:
+    """Samples in Prometheus' text format, grouped by metric with its description."""
     lines: dict[str, list[str]] = {}
-    for pipeline, pipeline_gauges in by_pipeline.items():
-        for gauge in pipeline_gauges:
-            labels = (("pipeline", pipeline), *gauge.labels)
-            text = ",".join(f'{name}="{_escape(value)}"' for name, value in labels)
-            lines.setdefault(gauge.name, []).append(f"sluice_{gauge.name}{{{text}}} {float(gauge.value):g}")
-    # All samples of a gauge must follow its description.
+    for name, value, labels in measurements:
+        text = ",".join(f'{label}="{_escape(content)}"' for label, content in labels)
+        sample = f"{PREFIX}{name}{{{text}}} {float(value):.15g}"
+        lines.setdefault(_metric_of(name), []).append(sample)
     page: list[str] = []
     for name, samples in sorted(lines.items()):
-        page += [f"# HELP sluice_{name} {HELP[name]}", f"# TYPE sluice_{name} gauge", *samples]
+        metric = METRICS[name]
+        page += [f"# HELP {PREFIX}{name} {metric.help}", f"# TYPE {PREFIX}{name} {metric.kind}", *samples]
     return "\n".join([*page, ""])
+
+
+def _metric_of(sample: str) -> str:
+    """The metric to which a sample belongs: a histogram has samples with three endings."""
+    for ending in (BUCKET, SUM, COUNT):
+        if sample.endswith(ending) and sample.removesuffix(ending) in METRICS:
+            return sample.removesuffix(ending)
+    return sample
 
 
 def _escape(value: str) -> str:

@@ -13,6 +13,8 @@ from sluice import answers
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger, positions_in
+from sluice.state.ledger.measurements import Measurement
+from sluice.state.ledger.snapshots import KeptBatches
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 
 DAY = timedelta(hours=24)
@@ -37,6 +39,10 @@ class LedgerFigures:
     dead_letters: Mapping[str, Mapping[str, int]]
     """Pipeline → reason → number of dead letters in the last day, the most frequent reason
     first."""
+    measurements: Mapping[str, Sequence[Measurement]]
+    """Pipeline → its totals, and the newest values of others."""
+    kept_batches: Mapping[GenerationRef, KeptBatches]
+    """Generation → its batches that retention has not removed."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
@@ -52,6 +58,8 @@ class LedgerFigures:
             running=frozenset(lease.pipeline for lease in ledger.leases.of_all_pipelines() if lease.held),
             failures=failures,
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
+            measurements=ledger.measurements.of_all_pipelines(),
+            kept_batches=ledger.snapshots.kept_batches(),
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from sluice.errors import BrokersUnreachable, PreflightError, QueryError, Settin
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
-from sluice.observe.metrics import gauges
+from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.orchestration.driver_log import log_at_levels
 from sluice.settings import Settings, settings
@@ -34,6 +34,7 @@ from sluice.spark_submit import (
     submission,
 )
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.measurements import Measurement
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
@@ -94,6 +95,7 @@ class SluiceOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Submit the pipeline and wait until it has read everything. A wrong configuration fails without retries."""
         started_at = now()
+        self._count_retry(context)
         arguments, configuration = [*_options(context), self.pipeline], _settings(context)
         try:
             master = spark_master(self._conn_id)
@@ -189,9 +191,10 @@ class SluiceOperator(SparkSubmitOperator):
         try:
             with Ledger.open(settings().ledger) as ledger:
                 figures_of_all = LedgerFigures.read(ledger)
-                for gauge in gauges(figures_of_all, self.pipeline, _lag(ledger, self.pipeline, kafka)):
+                lag, sizes = _lag(ledger, self.pipeline, kafka), shard_sizes(figures_of_all)
+                for gauge in gauges(figures_of_all, self.pipeline, lag, sizes=sizes):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
-                    stats.gauge(f"sluice.{gauge.name}", gauge.value, tags=tags)
+                    stats.gauge(f"sluice.{gauge.name}", float(gauge.value), tags=tags)
                 figures = run_figures(ledger, self.pipeline, _run(context))
             # The accessor of events seems empty until an asset is looked up in it, so its truth
             # value says nothing.
@@ -200,6 +203,12 @@ class SluiceOperator(SparkSubmitOperator):
                 events[asset].extra.update(figures)
         except Exception as error:
             self.log.warning("The run's metrics were not reported: %s", error)
+
+    def _count_retry(self, context: Context) -> None:
+        if getattr(context["ti"], "try_number", 1) < 2:
+            return
+        with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+            ledger.measurements.add(self.pipeline, [Measurement("run_retries_total", 1)])
 
     def _recorded_error(self, started_at: datetime) -> AirflowException | None:
         """The driver's error, with the next step first; None if the ledger has no error since the run's start.

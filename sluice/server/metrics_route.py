@@ -1,7 +1,8 @@
-"""`/metrics` of a state server: the gauges of all pipelines in Prometheus' text format."""
+"""`/metrics` of a state server: the metrics of all pipelines in Prometheus' text format."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -10,27 +11,34 @@ from starlette.types import Receive, Scope, Send
 from sluice.api.http.problems import problem_of
 from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
+from sluice.kafka.record_times import OldestUnread
 from sluice.kafka.unread_records import Lag
-from sluice.observe.metrics import Gauge, gauges, prometheus
+from sluice.observe.metrics import gauges, histogram_samples, of_pipeline, prometheus, shard_sizes
 from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.workers import ServedLocation
+from sluice.server.latencies import Latencies
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.measurements import Measurement
 from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current gauges; without the lag if Kafka does not answer."""
+    """Answers every request with the current metrics; without the unread records if Kafka does not answer."""
 
-    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], served: ServedLocation) -> None:
+    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], served: ServedLocation, latencies: Latencies) -> None:
         self._ledger = ledger
         self._served = served
+        self._latencies = latencies
         self._services = Services(kafka=lambda: dict(kafka))
+        self._oldest_unread = OldestUnread(kafka)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
-            text = self._text(figures, await self._lags(figures))
+            lags = await self._lags(figures)
+            # The sizes of shards are read from files and databases.
+            text = await asyncio.to_thread(self._text, figures, lags)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
@@ -43,10 +51,17 @@ class MetricsApp:
             return {}
 
     def _text(self, figures: LedgerFigures, lags: Mapping[str, Lag]) -> str:
-        by_pipeline: dict[str, list[Gauge]] = {}
+        try:
+            oldest_unread = self._oldest_unread.of(lags.values())
+        except BrokersUnreachable:
+            oldest_unread = {}
+        sizes = shard_sizes(figures, self._location)
+        samples: list[Measurement] = [*histogram_samples(self._latencies.measurements())]
         for name in figures.pipelines:
-            by_pipeline[name] = list(gauges(figures, name, lags.get(name), location=self._location))
-        return prometheus(by_pipeline)
+            of_now = gauges(figures, name, lags.get(name), sizes=sizes, oldest_unread=oldest_unread)
+            since_ever = histogram_samples(figures.measurements.get(name, ()))
+            samples += of_pipeline(name, [*of_now, *since_ever])
+        return prometheus(samples)
 
     def _location(self, worker: WorkerInfo) -> str | None:
         return self._served(worker) if worker.server else worker.location

@@ -20,6 +20,7 @@ from sluice.errors import Refused, SettingsError, StateError
 from sluice.query import Reader
 from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
 from sluice.server.http_protocol import PatientProtocol
+from sluice.server.latencies import Latencies
 from sluice.server.local_routes import LocalApp, not_found
 from sluice.server.metrics_route import MetricsApp
 from sluice.server.served_shards import ServedShards, identity_of
@@ -180,9 +181,10 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
             "secrets; print(secrets.token_urlsafe())'",
         )
     shards = ServedShards(ledger, configuration.shards, options.name, options.port)
+    latencies = Latencies()
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
-        "/metrics": MetricsApp(ledger, configuration.kafka, shards.served_location),
+        "/metrics": MetricsApp(ledger, configuration.kafka, shards.served_location, latencies),
     }
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.served_location))
@@ -190,7 +192,8 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
             "/sluice": _WithState(generic_app(configuration.pipelines), state, "/sluice"),
             "/v1": _WithState(custom_routes_app(configuration.pipelines), state, "/v1"),
         }
-    return TokenRequired(_Mounts(mounted), configuration.server_token, shards.card)
+    measured = {prefix: latencies.of(prefix, app) for prefix, app in mounted.items()}
+    return TokenRequired(_Mounts(measured), configuration.server_token, shards.card)
 
 
 def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:

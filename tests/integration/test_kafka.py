@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.open_transactions import oldest_held
+from sluice.kafka.record_times import OldestUnread
 from sluice.kafka.topics import produce, read_topic
 from sluice.kafka.unread_records import read_lag
 from sluice.local import broker as processes
@@ -52,6 +53,27 @@ def test_records_of_any_date_are_kept(broker: EmbeddedKafka) -> None:
     broker.create_topics({"kept": 1})
     write(broker.bootstrap, "kept", [b"1", b"2", b"3"])
     assert read(broker.bootstrap, "kept", 3) == [b"1", b"2", b"3"]
+
+
+def test_the_oldest_unread_records_are_read_once_for_each_position(broker: EmbeddedKafka) -> None:
+    broker.create_topics({"aged": 2})
+    kafka = {"bootstrap.servers": broker.bootstrap}
+    producer = Producer(kafka)
+    for offset in range(3):
+        producer.produce("aged", b"x" * 100_000, partition=0, timestamp=LONG_AGO + 1_000 * offset)
+    assert producer.flush(20) == 0
+    lags = {done: read_lag(AdminClient(kafka), ["aged"], {"aged": {0: done, 1: 0}}) for done in (0, 2, 3)}
+    oldest = OldestUnread(kafka)
+    times = {
+        (("aged", 0), 0): datetime.fromtimestamp(LONG_AGO / 1_000, UTC),
+        (("aged", 0), 2): datetime.fromtimestamp(LONG_AGO / 1_000 + 2, UTC),
+    }
+    # Two pipelines wait at different offsets, and a third one has read all.
+    assert oldest.of(lags.values()) == times
+    # What is known needs no broker.
+    oldest._kafka = {"bootstrap.servers": "127.0.0.1:1"}
+    assert oldest.of([lags[0]]).keys() == {(("aged", 0), 0)}
+    assert oldest.of([lags[3]]) == {}
 
 
 def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKafka) -> None:

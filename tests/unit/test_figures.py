@@ -9,9 +9,12 @@ import pytest
 
 from sluice.errors import EngineError
 from sluice.kafka.unread_records import Lag
-from sluice.observe.metrics import HELP, Gauge, gauges, prometheus
+from sluice.observe.metrics import METRICS, gauges, histogram_samples, of_pipeline, prometheus, shard_sizes
 from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.measurements import Labels, Measurement, duration
+from tests.support.postgres import new_database
+from tests.support.prometheus import promtool
 from tests.support.states import NOON, States
 
 pytestmark = pytest.mark.unit
@@ -29,10 +32,9 @@ def states(tmp_path: Path) -> States:
 def found(states: States, lag: Lag | None = None) -> dict[tuple[str, ...], float]:
     """Name and labels' values → figure, a minute after the snapshot."""
     now = NOON + timedelta(minutes=1)
-    return {
-        (gauge.name, *(value for _, value in gauge.labels)): gauge.value
-        for gauge in gauges(LedgerFigures.read(states.ledger, now), "orders", lag, now)
-    }
+    figures = LedgerFigures.read(states.ledger, now)
+    of_now = gauges(figures, "orders", lag, now, sizes=shard_sizes(figures))
+    return {(name, *(value for _, value in labels)): value for name, value, labels in of_now}
 
 
 def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) -> None:
@@ -41,6 +43,7 @@ def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) ->
     assert all(size > 0 for size in sizes)
     assert figures == {
         ("snapshot_age_seconds",): 60.0,
+        ("snapshots_kept",): 1,
         ("batch_records",): 10,
         ("batch_late", "windows"): 2,
         ("batch_rejected", "contract"): 3,
@@ -53,7 +56,7 @@ def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) ->
         ("waiting",): True,
         ("degraded",): False,
     }
-    assert {name for name, *_ in figures} < HELP.keys()
+    assert {name for name, *_ in figures} < METRICS.keys()
 
 
 def test_the_lag_of_each_partition(states: States) -> None:
@@ -82,19 +85,60 @@ def test_a_shard_that_is_not_here_has_no_size(states: States) -> None:
     assert ("state_bytes", "0") not in found(states)
 
 
-def test_the_text_for_prometheus_has_each_gauge_once_and_escapes_labels() -> None:
-    text = prometheus(
-        {
-            "orders": [Gauge("failed", True), Gauge("batch_rejected", 3, (("reason", 'a "b"\\c\n'),))],
-            "pages": [Gauge("failed", False)],
-        }
-    )
-    assert text == (
+def test_shards_in_postgresql_have_a_size(postgres: str) -> None:
+    in_postgres = States(new_database(postgres))
+    in_postgres.publish({f"key {number}": "1" for number in range(100)})
+    sizes = shard_sizes(LedgerFigures.read(in_postgres.ledger))
+    assert {worker: size > 8_192 for worker, size in sizes.items()} == {("orders", 0): True, ("orders", 1): True}
+
+
+def test_the_text_for_prometheus_has_each_metric_once_and_escapes_labels() -> None:
+    rejected = Measurement("batch_rejected", 3, (("reason", 'a "b"\\c\n'),))
+    orders = of_pipeline("orders", [Measurement("failed", True), rejected])
+    pages = of_pipeline("pages", [Measurement("failed", False), Measurement("batches_total", 1_234_567_890)])
+    assert prometheus([*orders, *pages]) == (
         "# HELP sluice_batch_rejected Records of the newest batch that were rejected, by reason.\n"
         "# TYPE sluice_batch_rejected gauge\n"
         'sluice_batch_rejected{pipeline="orders",reason="a \\"b\\"\\\\c\\n"} 3\n'
+        "# HELP sluice_batches_total Published batches.\n"
+        "# TYPE sluice_batches_total counter\n"
+        'sluice_batches_total{pipeline="pages"} 1234567890\n'
         "# HELP sluice_failed 1 if the last run failed or the pipeline's file cannot be loaded, else 0.\n"
         "# TYPE sluice_failed gauge\n"
         'sluice_failed{pipeline="orders"} 1\n'
         'sluice_failed{pipeline="pages"} 0\n'
     )
+
+
+def test_a_histogram_counts_each_duration_in_its_bucket_and_all_above() -> None:
+    durations = [measured for seconds in (0.2, 0.2, 4, 9_000) for measured in duration("run_start_seconds", seconds)]
+    summed: dict[tuple[str, Labels], float] = {}
+    for name, value, labels in durations:
+        summed[name, labels] = summed.get((name, labels), 0) + value
+    samples = histogram_samples(Measurement(name, value, labels) for (name, labels), value in summed.items())
+    by_bound = {dict(labels).get("le", name): value for name, value, labels in samples}
+    assert (by_bound["0.1"], by_bound["0.25"], by_bound["2.5"], by_bound["5"]) == (0, 2, 2, 3)
+    assert (by_bound["1800"], by_bound["+Inf"], by_bound["run_start_seconds_count"]) == (3, 4, 4)
+    assert by_bound["run_start_seconds_sum"] == pytest.approx(9_004.4)
+
+
+def test_the_oldest_unread_record_of_a_topic_has_an_age_unless_a_partition_is_unknown() -> None:
+    lag = Lag({"orders": {0: 17, 1: 5}, "pages": {0: 3}}, {"orders": {0: 10, 1: 2}, "pages": {0: 3}}, {})
+    places = dict(lag.first_unread())
+    assert places == {("orders", 0): 10, ("orders", 1): 2}
+    ages = {}
+    known = {(("orders", 0), 10): NOON - timedelta(seconds=90), (("orders", 1), 2): NOON - timedelta(seconds=30)}
+    for times in (known, {(("orders", 0), 10): NOON}):
+        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, {})
+        of_now = gauges(empty, "orders", lag, NOON, oldest_unread=times)
+        ages[len(times)] = {labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"}
+    assert ages == {2: {"orders": 90, "pages": 0}, 1: {"pages": 0}}
+
+
+def test_names_and_units_follow_the_conventions_of_prometheus() -> None:
+    samples: list[Measurement] = []
+    for name, metric in METRICS.items():
+        samples += duration(name, 1) if metric.kind == "histogram" else [Measurement(name, 1)]
+    page = prometheus(histogram_samples(samples))
+    assert page.count("# HELP") == len(METRICS)
+    assert promtool("check", "metrics", text=page) == ""

@@ -13,6 +13,7 @@ from sluice.state.ledger.failures import Failures
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import History
 from sluice.state.ledger.leases import Leases
+from sluice.state.ledger.measurements import Measurements
 from sluice.state.ledger.migrations import migrate
 from sluice.state.ledger.notes import Notes
 from sluice.state.ledger.placement import Placements
@@ -47,6 +48,7 @@ class Ledger:
         self.servers = Servers(engine)
         self.failures = Failures(engine)
         self.notes = Notes(engine)
+        self.measurements = Measurements(engine)
         self.secrets = Secrets(engine)
 
     @classmethod

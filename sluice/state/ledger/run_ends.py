@@ -30,11 +30,14 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
 def note_killed(configuration: Settings, pipeline: str, run: str, since: datetime | None, what: str) -> None:
     """Record that a driver failed, unless a failure of the pipeline's run has been recorded since a time, or ever."""
     from sluice.state.ledger.ledger import Ledger
+    from sluice.state.ledger.measurements import Measurement
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
         if any(since is None or failure.at >= since for failure in failures):
             return
+        # A driver counts its own run when the run ends, unless the driver is killed.
+        ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])
     _add(configuration, EngineError(what), pipeline, run)
 
 

@@ -16,6 +16,7 @@ from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.measurements import add_measurements, totals_of_batch
 from sluice.state.ledger.sources import note_last_records
 from sluice.state.ledger.tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
 from sluice.state.model import GenerationRef, Snapshot
@@ -69,6 +70,9 @@ class Snapshots(LedgerPart):
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                     note_last_records(connection, ref, audit.sources)
+                    # A rebuild or a replay repeats batches that runs have counted already.
+                    if audit.is_written:
+                        add_measurements(connection, ref.pipeline, totals_of_batch(snapshot, audit))
                 if batch is not None:
                     connection.execute(insert(HISTORY), history_row(ref, batch))
                 return True

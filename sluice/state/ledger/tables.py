@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Integer,
     LargeBinary,
     MetaData,
@@ -338,6 +339,16 @@ FAILURES = Table(
     Column("next_step", Text, nullable=False),
     Column("is_lasting", Boolean, nullable=False, comment="the same run would fail again"),
 )
+
+MEASUREMENTS = Table(
+    "measurements",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True, comment="JSON object"),
+    Column("value", Double, nullable=False),
+)
+"""What pipelines have done since the ledger was created. Retention does not remove it."""
 
 
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:

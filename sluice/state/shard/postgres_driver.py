@@ -256,6 +256,15 @@ def has_schema(url: URL) -> bool:
         return row is not None and bool(row[0])
 
 
+def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
+    """Schema → the bytes of its tables and indexes, for those schemas of a database that exist."""
+    with _postgres_errors(), _connect(url) as connection:
+        query = """SELECT n.nspname, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+            FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relkind = 'r'
+            WHERE n.nspname = ANY(%s) GROUP BY n.nspname"""
+        return dict(connection.execute(query, [[*schemas]]).fetchall())
+
+
 def drop_schema(url: URL) -> None:
     """Remove the schema that an address names, and everything in it."""
     from psycopg import sql

@@ -1,0 +1,78 @@
+"""The timestamps of records at given offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from confluent_kafka import Consumer, TopicPartition
+
+from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, configuration_errors, quiet
+from sluice.kafka.unread_records import Lag
+
+Partition = tuple[str, int]
+"""A topic and the number of a partition."""
+
+_MOST_BYTES = 65_536
+"""The most bytes that a partition is asked for. A broker sends a larger record all the same."""
+
+
+class OldestUnread:
+    """The oldest unread records of pipelines, and what this process knows of their timestamps.
+
+    A record is read again only when the pipeline has moved on, so a scrape costs little.
+    """
+
+    def __init__(self, kafka: Mapping[str, str]) -> None:
+        self._kafka = kafka
+        self._times: dict[tuple[Partition, int], datetime] = {}
+        """Partition and offset → the timestamp of the first record from there on."""
+
+    def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
+        """Partition and first unread offset → the timestamp of that record, for partitions with unread records.
+
+        Omits partitions whose record cannot be read in time. Raises BrokersUnreachable.
+        """
+        unread = {place for lag in lags for place in lag.first_unread()}
+        self._times = {place: self._times[place] for place in unread if place in self._times}
+        unknown = unread - self._times.keys()
+        # Two pipelines may wait at different offsets of a partition, and a consumer has one position in it.
+        while unknown:
+            batch = dict(unknown)
+            read = timestamps_at(self._kafka, batch)
+            self._times |= {(partition, batch[partition]): time for partition, time in read.items()}
+            unknown -= batch.items()
+        return dict(self._times)
+
+
+def timestamps_at(kafka: Mapping[str, str], offsets: Mapping[Partition, int]) -> dict[Partition, datetime]:
+    """Partition → the timestamp of its first record at or after an offset. Transactions may be open.
+
+    Omits partitions without such a record. Raises BrokersUnreachable.
+    """
+    places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+    if not places:
+        return {}
+    with configuration_errors():
+        consumer = Consumer({
+            **quiet(kafka), "group.id": "sluice-timestamps", "enable.auto.commit": False,
+            # A reader of committed records gets no record of an open transaction.
+            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
+            "fetch.message.max.bytes": _MOST_BYTES, "queued.min.messages": 1,
+        })  # fmt: skip
+    times: dict[Partition, datetime] = {}
+    unseen = {*offsets}
+    try:
+        with broker_errors(kafka):
+            consumer.assign(places)
+            until = time.monotonic() + ANSWER_SECONDS
+            while unseen and time.monotonic() < until:
+                for message in consumer.consume(len(places), 0.1):
+                    partition = message.topic() or "", message.partition() or 0
+                    if partition in unseen and message.error() is None:
+                        times[partition] = datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC)
+                    unseen.discard(partition)
+    finally:
+        consumer.close()
+    return times

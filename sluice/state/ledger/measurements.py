@@ -1,0 +1,136 @@
+"""Measurements of what pipelines have done: totals, which only grow, and the newest values of others.
+
+They outlive the snapshots and audits that retention removes. The totals of a batch are added in the
+transaction that publishes the batch, so a batch that is repeated after a crash counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.postgresql import insert as insert_in_postgres
+from sqlalchemy.dialects.sqlite import insert as insert_in_sqlite
+
+from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.tables import MEASUREMENTS
+from sluice.state.model import Snapshot
+
+Labels = tuple[tuple[str, str], ...]
+
+SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
+"""The upper bounds of the buckets of durations."""
+BUCKET, SUM = "_bucket", "_sum"
+"""The ends of the names of a histogram's measurements."""
+UNBOUNDED = "+Inf"
+"""The upper bound of the last bucket."""
+
+
+class Measurement(NamedTuple):
+    """A number, named as in Prometheus but without the prefix `sluice_`."""
+
+    name: str
+    value: float
+    labels: Labels = ()
+
+
+def duration(name: str, seconds: float) -> Iterator[Measurement]:
+    """What a duration adds to the histogram `name`: one to the bucket that it falls into, and itself to the sum.
+
+    In the ledger, a bucket has no values of the buckets below it; Prometheus' buckets do.
+    """
+    bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
+    yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
+    yield Measurement(f"{name}{SUM}", seconds)
+
+
+def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
+    """What a published batch adds to its pipeline's totals."""
+    yield Measurement("batches_total", 1)
+    for source in audit.sources:
+        fates = {"applied": source.applied, "filtered": source.filtered, "late": source.late}
+        for fate, number in fates.items():
+            yield _records(source.topic, fate, "", number)
+        for reason, number in source.dropped.items():
+            yield _records(source.topic, "dropped", reason, number)
+        for reason, number in source.dead_letters.items():
+            yield _records(source.topic, "dead_letter", reason, number)
+    for topic, number in audit.outputs.items():
+        yield Measurement("written_records_total", number, (("topic", topic),))
+    for name, number in snapshot.counts.items():
+        kind, _, store = name.partition("/")
+        if kind == "late":
+            yield Measurement("late_records_total", number, (("store", store),))
+    yield Measurement("state_rows_written_total", snapshot.counts.get("rows", 0))
+    for phase, milliseconds in audit.phases.items():
+        yield Measurement("batch_phase_seconds_total", milliseconds / 1_000, (("phase", phase),))
+    yield from duration("batch_duration_seconds", sum(audit.phases.values()) / 1_000)
+
+
+def _records(topic: str, fate: str, reason: str, number: int) -> Measurement:
+    return Measurement("records_total", number, (("topic", topic), ("fate", fate), ("reason", reason)))
+
+
+class Measurements(LedgerPart):
+    """The measurements of all pipelines."""
+
+    def of_all_pipelines(self) -> dict[str, list[Measurement]]:
+        """Pipeline → its measurements, sorted by name and labels."""
+        c = MEASUREMENTS.c
+        measurements: dict[str, list[Measurement]] = {}
+        for row in self._read(select(MEASUREMENTS).order_by(c.pipeline, c.name, c.labels)):
+            labels = tuple(msgspec.json.decode(row["labels"], type=dict[str, str]).items())
+            measurement = Measurement(row["name"], row["value"], labels)
+            measurements.setdefault(row["pipeline"], []).append(measurement)
+        return measurements
+
+    def add(self, pipeline: str, measurements: Iterable[Measurement]) -> None:
+        """Add measurements to a pipeline's totals."""
+        with database_errors("Adding measurements"), transaction(self._engine) as connection:
+            add_measurements(connection, pipeline, measurements)
+
+    def replace(self, pipeline: str, measurements: Iterable[Measurement]) -> None:
+        """Replace a pipeline's measurements of these names and labels."""
+        with database_errors("Writing measurements"), transaction(self._engine) as connection:
+            _write(connection, pipeline, measurements, _REPLACING)
+
+
+def add_measurements(connection: Connection, pipeline: str, measurements: Iterable[Measurement]) -> None:
+    """Add measurements to a pipeline's totals, within a transaction."""
+    _write(connection, pipeline, measurements, _ADDING)
+
+
+def _write(
+    connection: Connection,
+    pipeline: str,
+    measurements: Iterable[Measurement],
+    statements: Mapping[str, Any],
+) -> None:
+    values: Counter[tuple[str, str]] = Counter()
+    for name, value, labels in measurements:
+        if value:
+            values[name, as_json(dict(labels))] += value  # type: ignore[assignment]
+    # Two transactions that lock rows in different orders would wait for each other in PostgreSQL.
+    rows = [
+        {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
+        for (name, labels), value in sorted(values.items())
+    ]
+    if rows:
+        connection.execute(statements[connection.dialect.name], rows)
+
+
+def _upsert(insert: Callable[..., Any], *, is_adding: bool) -> Any:
+    statement = insert(MEASUREMENTS)
+    new = statement.excluded.value
+    value = MEASUREMENTS.c.value + new if is_adding else new
+    return statement.on_conflict_do_update(index_elements=[*MEASUREMENTS.primary_key], set_={"value": value})
+
+
+_INSERTS: dict[str, Callable[..., Any]] = {"sqlite": insert_in_sqlite, "postgresql": insert_in_postgres}
+_ADDING = {dialect: _upsert(insert, is_adding=True) for dialect, insert in _INSERTS.items()}
+_REPLACING = {dialect: _upsert(insert, is_adding=False) for dialect, insert in _INSERTS.items()}
