@@ -10,7 +10,15 @@ from sluice.errors import (
     StateError,
     TopologyError,
 )
-from sluice.operators.processor import Context, Processor, Record, Store, Timer
+from sluice.operators.processor import (
+    Context,
+    Processor,
+    Record,
+    Store,
+    Timer,
+    ValueContext,
+    ValueProcessor,
+)
 from sluice.topology import (
     GlobalTable,
     GroupedStream,
@@ -34,6 +42,7 @@ from sluice.values.epochs import (
     epoch_s,
     epoch_us,
 )
+from sluice.values.headers import Headers
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import WALL_CLOCK
 from sluice.values.sink_tables import DeltaTable, PostgresTable
@@ -63,6 +72,7 @@ __all__ = [
     "GlobalTable",
     "GroupedStream",
     "GroupedTable",
+    "Headers",
     "JoinWindow",
     "Pipeline",
     "PostgresTable",
@@ -83,6 +93,8 @@ __all__ = [
     "Table",
     "Timer",
     "TopologyError",
+    "ValueContext",
+    "ValueProcessor",
     "Window",
     "WindowedStream",
     "epoch_ms",

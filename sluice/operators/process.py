@@ -17,12 +17,18 @@ from sluice.operators.processor import (
     Schedule,
     StoreOptions,
     Timer,
+    ValueContext,
+    ValueProcessor,
     field_of,
 )
+from sluice.values.headers import Headers
 
 
 class Process:
     """Calls an author's processor with records and timers. `make` creates the processor.
+
+    `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record. `is_keyed_by`: a row's
+    key is the key of the stores, and the record's own key is in `foreign`.
 
     An event timer fires after the record, of any key, that advances stream time to the timer's time, and therefore
     before the next record of the timer's own key. A processor that sets timers has a method `on_timer(timer)`. If the
@@ -31,11 +37,13 @@ class Process:
 
     def __init__(
         self,
-        make: Callable[[], Processor],
+        make: Callable[[], Processor | ValueProcessor],
         stores: Mapping[str, StoreOptions] | None = None,
         *,
         argument_type: Any = Any,
         outputs: Mapping[str, Any] | None = None,
+        keeps_key: bool = False,
+        is_keyed_by: bool = False,
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
@@ -45,8 +53,10 @@ class Process:
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
         self.sets_timers = hasattr(self._processor, "on_timer")
-        self._context = Context(options, outputs, timers=self.sets_timers)
-        self._processor.init(self._context)
+        context_class = ValueContext if keeps_key else Context
+        self._context = context_class(options, outputs, timers=self.sets_timers)
+        self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
+        self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def new_state(self) -> KeyState:
@@ -63,16 +73,18 @@ class Process:
             self._fire(state, key, row.before, out)
             out.headers = row.headers
         context = self._context
-        context.turn_to(state, key, time, row.after, out)
+        record_key = row.foreign if self._is_keyed_by else key
+        context.turn_to(state, key, time, row.after, out, sent_key=record_key)
         context.keep_changes()
         out.hold()
         try:
-            record = Record(key, None if value is None else self._decode(value), time)
+            headers = Headers.of_json(row.headers)
+            record = Record(record_key, None if value is None else self._decode(value), time, headers)
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
             context.undo_changes()
-            out.reject(error, key, value, time)
+            out.reject(error, record_key, value, time)
         else:
             out.release()
         if key is not None and state.event:
@@ -103,7 +115,7 @@ class Process:
         if key is None:
             return
         self._fire(state, key, closed, out)
-        self._context.turn_to(state, key, closed, closed, out)
+        self._context.turn_to(state, key, closed, closed, out, sent_key=key)
         self._context.expire()
 
     def wall_due(self, state: KeyState) -> int | None:
@@ -162,7 +174,7 @@ class Process:
         """
         out.headers = None
         context = self._context
-        context.turn_to(state, timer.key, timer.time, stream_time, out)
+        context.turn_to(state, timer.key, timer.time, stream_time, out, sent_key=timer.key)
         context.keep_changes()
         out.hold()
         try:

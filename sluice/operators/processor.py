@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, overload
 
@@ -21,6 +21,7 @@ from sluice.operators.encoding import (
     to_json,
 )
 from sluice.values.contract_parts import amount_check
+from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
 from sluice.values.utc_times import AFTER_LAST
 
@@ -39,6 +40,7 @@ class Record(msgspec.Struct, Generic[V_co], frozen=True):
     value: V_co
     time: int
     """Event time, ms."""
+    headers: Headers = NO_HEADERS
 
 
 class Timer(msgspec.Struct, frozen=True):
@@ -194,8 +196,11 @@ class Store(Generic[V]):
         return self.ttl is not None and written + self.ttl < self.now
 
 
-class Context:
-    """A processor's stores, timers and outputs, for the key of the current record or timer."""
+HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
+
+
+class ContextBase:
+    """A processor's stores and timers, for the key of the current record or timer."""
 
     def __init__(
         self,
@@ -216,6 +221,8 @@ class Context:
         self._state: KeyState
         self._out: Output
         self.key: str | None = ""
+        """The key of the stores and timers: that of the record, or the value of `by`."""
+        self.sent_key: str | None = ""
         self.time = -1
         """Event time of the record, or the time for which the timer was set, ms."""
         self.stream_time = -1
@@ -231,18 +238,15 @@ class Context:
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
             ) from None
 
-    def forward(
+    def _send(
         self,
         key: Any,
         value: Any,
-        *,
-        to: str = DEFAULT_OUTPUT,
-        time: int | None = None,
+        to: str,
+        time: int | None,
+        headers: HeadersArgument | None,
     ) -> None:
-        """Send a record to an output; a key that is not a str becomes its text.
-
-        `time`, in epoch ms, defaults to the time of the current record or timer.
-        """
+        """Send a record to an output; a key that is not a str becomes its text."""
         text_of_key = key_text(key)
         if text_of_key is not None:
             require_key(text_of_key)
@@ -254,7 +258,15 @@ class Context:
             raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
         declared = _UNDECLARED if self._outputs is None else self._outputs[to]
         text = None if value is None else declared.json(value)
-        self._out.emit(text_of_key, text, self.time if time is None else time, to=to)
+        out = self._out
+        sent_at = self.time if time is None else time
+        if headers is None:
+            out.emit(text_of_key, text, sent_at, to=to)
+            return
+        own_headers = out.headers
+        out.headers = (headers if isinstance(headers, Headers) else Headers(headers)).json()
+        out.emit(text_of_key, text, sent_at, to=to)
+        out.headers = own_headers
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
         """Set a timer of the key for the time `at`, in epoch ms, and then every `every` ms if not 0.
@@ -298,10 +310,12 @@ class Context:
         time: int,
         stream_time: int,
         out: Output,
+        *,
+        sent_key: str | None,
     ) -> None:
         """Switch to another key, record or timer; called by the engine."""
         self._state, self._out = kept, out
-        self.key, self.time, self.stream_time = key, time, stream_time
+        self.key, self.time, self.stream_time, self.sent_key = key, time, stream_time, sent_key
         for store, field in self._fields:
             store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
             store.now = stream_time
@@ -312,6 +326,45 @@ class Context:
             if store.ttl is not None:
                 for key in [key for key, (written, _) in store.entries.items() if written + store.ttl < store.now]:
                     del store.entries[key]
+
+
+class Context(ContextBase):
+    """What a `Processor` works with: stores, timers and outputs, for the key of the current record or timer."""
+
+    def forward(
+        self,
+        key: Any,
+        value: Any,
+        *,
+        to: str = DEFAULT_OUTPUT,
+        time: int | None = None,
+        headers: HeadersArgument | None = None,
+    ) -> None:
+        """Send a record to an output; a key that is not a str becomes its text.
+
+        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` to those of the record. A
+        timer has none.
+        """
+        self._send(key, value, to, time, headers)
+
+
+class ValueContext(ContextBase):
+    """What a `ValueProcessor` works with: stores, timers and outputs. What it sends has the key of its input."""
+
+    def forward(
+        self,
+        value: Any,
+        *,
+        to: str = DEFAULT_OUTPUT,
+        time: int | None = None,
+        headers: HeadersArgument | None = None,
+    ) -> None:
+        """Send a record with the key of the current record or timer to an output.
+
+        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` to those of the record. A
+        timer has none.
+        """
+        self._send(self.sent_key, value, to, time, headers)
 
 
 def _require_time(name: str, time: Any) -> None:
@@ -328,6 +381,19 @@ class Processor(Protocol[V_contra]):
     """
 
     def init(self, context: Context) -> None:
+        """Store the context. Called once, before all records."""
+
+    def process(self, record: Record[V_contra]) -> None:
+        """Process one record. The records of a key are passed in order."""
+
+
+class ValueProcessor(Protocol[V_contra]):
+    """The interface of a processor whose results keep the key of their record, for `process_values`.
+
+    Everything else is as in a `Processor`.
+    """
+
+    def init(self, context: ValueContext) -> None:
         """Store the context. Called once, before all records."""
 
     def process(self, record: Record[V_contra]) -> None:

@@ -105,8 +105,9 @@ class Job:
 
     @property
     def keeps_headers(self) -> bool:
-        """Whether the headers of records may reach a topic."""
-        return any(sink.table is None for sink in self.sinks)
+        """Whether the headers of records may reach a topic, or a processor, which can read them."""
+        processors = (isinstance(operator.action, Process) for operator in self.operators)
+        return any(sink.table is None for sink in self.sinks) or any(processors)
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:

@@ -107,6 +107,8 @@ def _process(node: nodes.Process) -> Process:
         reference(node.takes),
         outputs,
         node.queryable,
+        node.keeps_key,
+        is_keyed_by=node.by is not None,
     )
 
 

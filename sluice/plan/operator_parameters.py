@@ -124,6 +124,10 @@ class Process:
     takes: Reference | None
     outputs: Mapping[str, ProcessorOutput]
     queryable: bool
+    keeps_key: bool = False
+    """Whether each result has the key of its record."""
+    is_keyed_by: bool = False
+    """Whether an expression gives the key of the stores."""
 
 
 Action: TypeAlias = (

@@ -249,11 +249,11 @@ class Scopes:
     def _has_new_key(self, node: nodes.Node) -> bool:
         """Whether the results' key differs from the key of the operator's input, or an earlier step changed the key."""
         match node:
-            case nodes.Process():
+            case nodes.Process(keeps_key=False):
                 return True
             case nodes.Join() if nodes.joins_global_table(node):
                 return self.after(node.left).rekeyed
-            case nodes.Merge() | nodes.StreamOperator():
+            case nodes.Merge() | nodes.StreamOperator() | nodes.Process():
                 return any(self.after(parent).rekeyed for parent in nodes.parents(node))
             case _:
                 return False

@@ -275,7 +275,7 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
             return key
         case nodes.Join(on=on) if side == LEFT:
             return on
-        case nodes.StreamOperator(by=by):
+        case nodes.StreamOperator(by=by) | nodes.Process(by=by):
             return by
         case _:
             return None

@@ -15,9 +15,11 @@ import pyarrow as pa
 from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.values import epochs
+from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
 
-Headers = Mapping[str, str | bytes | None]
+HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
+"""Headers by name, or as pairs of name and value if a name occurs more than once."""
 
 
 class PipedRecords:
@@ -33,15 +35,14 @@ class PipedRecords:
         key: Any = None,
         *,
         timestamp: int,
-        headers: Headers | None = None,
+        headers: HeadersArgument | None = None,
         partition: int = 0,
     ) -> str:
         """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are."""
-        named = [{"key": name, "value": _base64(_bytes(text))} for name, text in (headers or {}).items()]
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
             "key": _base64(_bytes(_text(key))), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
-            "headers": json.dumps(named or None),
+            "headers": Headers(headers or ()).json() or "null",
         }  # fmt: skip
         self._offsets[topic, partition] += 1
         return json.dumps(record)

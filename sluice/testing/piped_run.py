@@ -6,6 +6,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.record_headers import Place, headers_of
@@ -22,12 +24,46 @@ from sluice.testing.empty_databases import create_empty_shards, open_empty_ledge
 from sluice.testing.piped_records import OutputInMemory, TablesInMemory, UncontestedLease
 
 
+class Clock(Protocol):
+    """The wall clock of the next batch, epoch ms."""
+
+    def now(self) -> int: ...
+
+    def advance(self, milliseconds: int) -> None: ...
+
+
+@dataclass
+class MachineClock:
+    """The clock of the machine, and how far a test has advanced it."""
+
+    ahead: int = 0
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead
+
+    def advance(self, milliseconds: int) -> None:
+        self.ahead += milliseconds
+
+
+@dataclass
+class ManualClock:
+    """A clock that only the test moves."""
+
+    time: int
+
+    def now(self) -> int:
+        return self.time
+
+    def advance(self, milliseconds: int) -> None:
+        self.time += milliseconds
+
+
 class PipedRun:
     """Runs the pipeline under test."""
 
     def __init__(self, job: Job, settings: Settings, partitions: Mapping[str, int]) -> None:
         self.job = job
-        self._ahead_ms = 0
+        self.clock: Clock = MachineClock()
         self.storage = Storage.of(job, 1, settings)
         self.output = OutputInMemory()
         self.counts: Counter[str] = Counter()
@@ -65,7 +101,7 @@ class PipedRun:
 
     def plan(self, batch: int) -> BatchStart:
         """Plan a batch. Returns its start, which its tasks need."""
-        planned = PlannedBatch(number=batch, begun=time.time_ns() // 1_000_000 + self._ahead_ms)
+        planned = PlannedBatch(number=batch, begun=self.clock.now())
         return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}))
 
     def process(self, records: list[str]) -> None:
@@ -86,10 +122,6 @@ class PipedRun:
     ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
         """The headers of the records at these places."""
         return {place: self._headers[place] for place in places if place in self._headers}
-
-    def advance(self, milliseconds: int) -> None:
-        """Advance the clock of the next batches."""
-        self._ahead_ms += milliseconds
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch, and count what happened to its records."""

@@ -34,8 +34,8 @@ from sluice.state.model import StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
-from sluice.testing.piped_records import Headers, PipedRecords
-from sluice.testing.piped_run import PipedRun
+from sluice.testing.piped_records import HeadersArgument, PipedRecords
+from sluice.testing.piped_run import ManualClock, PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_text
@@ -57,7 +57,9 @@ class Output:
     """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
-    """Name → value as text, or as bytes if it is not UTF-8."""
+    """Name → value as text, or as bytes if it is not UTF-8. Of several headers of one name, the last."""
+    header_pairs: tuple[tuple[str, Any], ...] = ()
+    """All headers in order, as pairs of name and value."""
 
 
 _LONGEST_MS = 2**63 // 1_000
@@ -72,6 +74,9 @@ class TopologyTestDriver:
 
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
     the state in PostgreSQL.
+
+    The wall clock is that of the machine, moved by `advance`. With `clock`, in epoch ms, it starts there and only
+    `advance` moves it.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class TopologyTestDriver:
         spark: SparkSession | None = None,
         partitions: Mapping[str, int] | None = None,
         database: str = "",
+        clock: int | None = None,
     ) -> None:
         require_no_task()
         self.pipeline = pipeline
@@ -100,6 +106,8 @@ class TopologyTestDriver:
         self._time = 0
         self._read: dict[str, int] = {}
         self._run = _make_run(job, self._settings, partitions or {}, spark)
+        if clock is not None:
+            self._run.clock = ManualClock(clock)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +128,7 @@ class TopologyTestDriver:
         key: Any = None,
         *,
         timestamp: int | None = None,
-        headers: Headers | None = None,
+        headers: HeadersArgument | None = None,
         partition: int = 0,
     ) -> None:
         """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's timestamp.
@@ -165,7 +173,7 @@ class TopologyTestDriver:
     def advance(self, milliseconds: int) -> None:
         """Advance the wall clock, for timers and idle partitions. The next batch uses the new time."""
         self.commit()
-        self._run.advance(milliseconds)
+        self._run.clock.advance(milliseconds)
 
     def read(self, topic: str) -> list[Output]:
         """The records written to a topic since the last `read`, in order."""
@@ -235,16 +243,22 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
 
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
+    pairs = _header_pairs(record)
     return Output(
         _text(record["key"]),
         decode(record["value"]),
         record.get("timestamp"),
-        _headers(record),
+        dict(pairs),
+        pairs,
     )
 
 
 def _headers(record: dict[str, Any]) -> dict[str, Any]:
-    return {header["key"]: _text(header["value"]) for header in record.get("headers") or ()}
+    return dict(_header_pairs(record))
+
+
+def _header_pairs(record: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((header["key"], _text(header["value"])) for header in record.get("headers") or ())
 
 
 def _value(value: str | bytes | None) -> Any:

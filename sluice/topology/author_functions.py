@@ -56,16 +56,12 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
 
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """
-    try:
-        name = list(inspect.signature(function).parameters)[position]
-        declared = get_type_hints(function).get(name)
-    except (TypeError, ValueError, NameError, IndexError):
-        return
-    struct = _value_in(declared)
+    struct = _value_in(declared_type(function, position))
     if value_type is Any or struct is Record or not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
         return
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):
         values = "plain JSON data" if value_type is None else getattr(value_type, "__name__", str(value_type))
+        name = _parameter(function, position)
         raise TopologyError(
             f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",
             next_step=(
@@ -75,6 +71,18 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
                 else f"Declare it as {values}."
             ),
         )
+
+
+def declared_type(function: Any, position: int) -> Any:
+    """The type of the parameter at `position`; None if the function does not declare one."""
+    try:
+        return get_type_hints(function).get(_parameter(function, position))
+    except (TypeError, ValueError, NameError, IndexError):
+        return None
+
+
+def _parameter(function: Any, position: int) -> str:
+    return list(inspect.signature(function).parameters)[position]
 
 
 def _value_in(declared: Any) -> Any:

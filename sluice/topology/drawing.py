@@ -38,7 +38,7 @@ def title(node: nodes.Node) -> str:
         case nodes.Apply():
             return f"Python function for {node.gives}"
         case nodes.Process():
-            return f"process {node.processor.__name__}"
+            return f"process {'values ' if node.keeps_key else ''}{node.processor.__name__}"
         case _:
             return re.sub("(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
 
@@ -73,6 +73,8 @@ def _detail(node: nodes.Node) -> str:
             return f"a row per {table.key}" if table.key else "a row per record"
         case nodes.Sink(emit="latest"):
             return "the latest change of each key and batch"
+        case nodes.Process(by=str(by)):
+            return f"by {by}"
         case nodes.Deduplicate():
             return f"{node.by} within {duration_text(node.within_ms)}"
         case _:

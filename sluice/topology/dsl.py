@@ -15,11 +15,12 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 from typing_extensions import override
 
 from sluice.errors import TopologyError
-from sluice.operators.processor import Processor
+from sluice.operators.processor import Context, ContextBase, Processor, ValueContext, ValueProcessor
 from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
+    declared_type,
     require_callable,
     require_value_type,
     with_key,
@@ -889,6 +890,7 @@ class Stream(Handle[V]):
         returns: type[R],
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[R]: ...
@@ -900,6 +902,7 @@ class Stream(Handle[V]):
         returns: None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]: ...
@@ -910,6 +913,7 @@ class Stream(Handle[V]):
         returns: type | None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]:
@@ -917,28 +921,96 @@ class Stream(Handle[V]):
 
         `stores` declares key-value stores by name, with the type of their values (`Any` for plain JSON data), or with
         type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
-        the processor forwards; `outputs` names further outputs with their types.
+        the processor forwards; `outputs` names further outputs with their types. `by` is an SQL expression for the key
+        of stores and timers, which is the record's key by default.
 
-        Unless `queryable=False`, each store can be queried by the record's key; the result is an object with all of the
-        key's entries.
+        Unless `queryable=False`, each store can be queried by this key; the result is an object with all of the key's
+        entries.
         """
-        where = self._where("process")
-        _require_processor(where, processor, self.contract)
+        return self._process(
+            "process", processor, returns, stores, outputs, by=by, queryable=queryable, on_error=on_error
+        )
+
+    @overload
+    def process_values(
+        self,
+        processor: type[ValueProcessor[V]],
+        *,
+        returns: type[R],
+        stores: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
+        queryable: bool = True,
+        on_error: OnError | None = None,
+    ) -> Processed[R]: ...
+    @overload
+    def process_values(
+        self,
+        processor: type[ValueProcessor[V]],
+        *,
+        returns: None = None,
+        stores: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
+        queryable: bool = True,
+        on_error: OnError | None = None,
+    ) -> Processed[Any]: ...
+    def process_values(
+        self,
+        processor: type[ValueProcessor[V]],
+        *,
+        returns: type | None = None,
+        stores: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, type | None] | None = None,
+        by: str | None = None,
+        queryable: bool = True,
+        on_error: OnError | None = None,
+    ) -> Processed[Any]:
+        """Run a `sluice.ValueProcessor`, whose results keep the key of their record. Otherwise like `process`.
+
+        The processor calls `context.forward(value)`. With `by`, it cannot have timers, because a timer's results would
+        have no record whose key they could keep.
+        """
+        if by is not None and hasattr(processor, "on_timer"):
+            raise TopologyError(
+                f"{self._where('process_values')}: with by=, a timer belongs to no record, so its results have no key "
+                "to keep.",
+                next_step="Use process(...), whose processor chooses the keys of its results.",
+            )
+        return self._process(
+            "process_values", processor, returns, stores, outputs, by=by, queryable=queryable, on_error=on_error
+        )
+
+    def _process(
+        self,
+        step: Literal["process", "process_values"],
+        processor: Any,
+        returns: type | None,
+        stores: Mapping[str, Any] | None,
+        outputs: Mapping[str, type | None] | None,
+        *,
+        by: str | None,
+        queryable: bool,
+        on_error: OnError | None,
+    ) -> Processed[Any]:
+        where = self._where(step)
+        _require_processor(where, processor, self.contract, Context if step == "process" else ValueContext)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
-        self._result_shape("process", returns)
+        self._result_shape(step, returns)
         for name, kind in (outputs or {}).items():
-            self._result_shape("process", kind, f"outputs[{name!r}]")
+            self._result_shape(step, kind, f"outputs[{name!r}]")
+        if by is not None:
+            self._require_expression(by, step, "key")
         types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
         for name, (kind, _) in types.items():
             contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
         for name in (stores or {}) if queryable else ():
             self.pipeline.claim("store", name)
         node = self.pipeline.add(
-            nodes.Process, parent=self.node, processor=processor,
-            stores=types,
-            takes=self.contract, returns={"output": returns, **(outputs or {})}, queryable=queryable,
-            on_error=on_error,
+            nodes.Process, parent=self.node, processor=processor, stores=types, takes=self.contract,
+            returns={"output": returns, **(outputs or {})}, queryable=queryable, keeps_key=step == "process_values",
+            by=by, on_error=on_error,
         )  # fmt: skip
         return Processed(self.pipeline, node)
 
@@ -1080,7 +1152,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
     return kind, None if ttl is None else milliseconds(ttl)
 
 
-def _require_processor(where: str, processor: Any, value_type: type | None) -> None:
+def _require_processor(where: str, processor: Any, value_type: type | None, context_class: type[ContextBase]) -> None:
     process = getattr(processor, "process", None)
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
@@ -1096,6 +1168,13 @@ def _require_processor(where: str, processor: Any, value_type: type | None) -> N
             next_step="Add: def init(self, context): self.context = context.",
         )
     require_callable(f"{where}: init", init, "self", "context")
+    declared = declared_type(init, 1)
+    if declared in (Context, ValueContext) and declared is not context_class:
+        step = "process" if declared is Context else "process_values"
+        raise TopologyError(
+            f"{where}: init of {processor.__name__} takes a {declared.__name__}, but gets a {context_class.__name__}.",
+            next_step=f"Use {step}(...), or declare the context as {context_class.__name__}.",
+        )
     if (on_timer := getattr(processor, "on_timer", None)) is not None:
         require_callable(f"{where}: on_timer", on_timer, "self", "timer")
 

@@ -248,6 +248,10 @@ class Process(Node):
     returns: Mapping[str, type | None]
     """Type of the values of each output."""
     queryable: bool
+    keeps_key: bool = False
+    """Whether each result has the key of its record, as in Kafka Streams' `processValues`."""
+    by: str | None = None
+    """The expression for the key of the stores; None for the record's key."""
 
 
 @dataclass(frozen=True, eq=False)

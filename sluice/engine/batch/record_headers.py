@@ -7,10 +7,10 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-import msgspec
 import pyarrow as pa
 
 from sluice.values.dead_letter_headers import PREFIX
+from sluice.values.headers import decode_headers
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The Arrow type of a record's headers."""
@@ -26,14 +26,6 @@ HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
 
 Texts: TypeAlias = pa.Array | pa.ChunkedArray
 """Each record's headers as Spark's JSON, or null."""
-
-
-class _Header(msgspec.Struct):
-    key: str
-    value: bytes | None = None
-
-
-_decode = msgspec.json.Decoder(list[_Header]).decode
 
 
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
@@ -64,7 +56,7 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     values: list[bytes | None] = []
     ends = [0]
     for text in texts.to_pylist():
-        for header in () if text is None else _decode(text):
+        for header in () if text is None else decode_headers(text):
             if not header.key.startswith(PREFIX):
                 names.append(header.key)
                 values.append(header.value)

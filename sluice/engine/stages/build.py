@@ -107,7 +107,10 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
     returns = {name: output.type.value if output.type else Any for name, output in action.outputs.items()}
     argument = action.takes.value if action.takes else Any
     try:
-        return Process(action.processor.value, options, argument_type=argument, outputs=returns)
+        return Process(
+            action.processor.value, options, argument_type=argument, outputs=returns, keeps_key=action.keeps_key,
+            is_keyed_by=action.is_keyed_by,
+        )  # fmt: skip
     except BaseException as error:
         raise EngineError(
             f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe_error(error)}.",
