@@ -735,9 +735,13 @@ class Stream(Handle[V]):
         """
         self.foreach(Print(label or self.node.name))
 
-    def repartition(self) -> Stream[V]:
-        """Return the same stream: grouping and joining always shuffle by key."""
-        return self
+    def repartition(self, partitions: int | None = None) -> Stream[V]:
+        """Drop the records without a key, as Kafka Streams does, and return the others unchanged.
+
+        Grouping and joining always shuffle by key to the pipeline's workers, so `partitions` has no effect.
+        """
+        arguments.require_at_least(self._where("repartition"), "partitions", partitions, 1)
+        return self.filter("_key IS NOT NULL")
 
     @overload
     def merge(self, *others: Stream[V]) -> Stream[V]: ...

@@ -25,11 +25,12 @@ from tests.conformance.functions import (
     nothing,
     subtracted,
 )
+from tests.conformance.processors import Elements, value_processor
 
 Expression = list[Any]
 Case = dict[str, Any]
-Row = tuple[str | None, tuple[int, int] | None, Any]
-"""Key, window, value."""
+Row = tuple[str | None, tuple[int, int] | None, Any, dict[str, Any]]
+"""Key, window, value, and what else the case compares: `headers` and `ts`."""
 
 
 class NotMet(Exception):
@@ -72,6 +73,10 @@ def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lamb
             parts = [f"CAST({part} AS VARIANT)" for part in parts]
         return f"array({', '.join(parts)})"
     raise NotMet(f"there is no expression {operation!r}")
+
+
+_KEEPING_VALUES = ("filter", "filter_not", "select_key", "to_stream", "to_table", "suppress", "repartition")
+"""The operators that pass values on unchanged. A node `process_values` without a `value` does so too."""
 
 
 def _paths(expression: Any) -> Iterator[list[str]]:
@@ -125,10 +130,10 @@ class Built:
 
     def _kinds(self) -> dict[str, values.Kind]:
         """The type of each topic's values, with all fields of the records and expressions."""
-        every = values.kind_of(record["value"] for record in self.case["inputs"])
+        inputs = [record for record in self.case["inputs"] if "topic" in record]
+        every = values.kind_of(record["value"] for record in inputs)
         results = {
-            topic: values.kind_of(record["value"] for record in self.case["inputs"] if record["topic"] == topic)
-            or every
+            topic: values.kind_of(record["value"] for record in inputs if record["topic"] == topic) or every
             for topic in dict.fromkeys(node["topic"] for node in self.nodes.values() if "topic" in node)
         }
         for node in self.nodes.values():
@@ -136,6 +141,8 @@ class Built:
                 node[name] for name in ("where", "value", "key", "list", "group_key", "left_key", "fk") if name in node
             ]
             read += [one["expr"] for one in node.get("aggs", ()) if "expr" in one]
+            for name in ("set_headers", "add_headers"):
+                read += node.get(name, {}).values()
             for path in _paths(["all", *read]):
                 for topic, name in self._read_in(node.get("in") or node["left"], path):
                     kind = results[topic]
@@ -154,7 +161,7 @@ class Built:
             case {"op": "merge", "in": merged}:
                 for one in merged:
                     yield from self._read_in(one, path)
-            case {"op": "filter" | "filter_not" | "select_key" | "to_stream" | "to_table" | "suppress", "in": parent}:
+            case {"op": op, "in": parent} if op in _KEEPING_VALUES or (op == "process_values" and "value" not in node):
                 yield from self._read_in(parent, path)
 
     def sql(self, name: str, expression: Expression) -> str:
@@ -170,10 +177,12 @@ class Built:
                 return self._kind_at(name, [])
             case ["const", constant]:
                 return values.kind_of([constant])
-            case ["upper" | "str" | "concat" | "key", *_]:
+            case ["upper" | "str" | "concat" | "key" | "header", *_]:
                 return "str"
-            case ["+" | "-" | "*" | "mod" | "digest", *_]:
+            case ["+" | "-" | "*" | "mod" | "digest" | "ts" | "count_so_far", *_]:
                 return "int"
+            case ["lookup", table, _]:
+                return self._kind_at(table, [])
             case ["if_null", first, _]:
                 return self.kind(name, first)
             case ["list", *elements]:
@@ -189,8 +198,8 @@ class Built:
         match node:
             case {"topic": topic}:
                 kind = self.kinds[topic]
-            case {"op": "map_values"}:
-                kind = self.kind(node["in"], node["value"])
+            case {"op": "map_values" | "process_values", "value": value}:
+                kind = self.kind(node["in"], value)
             case {"op": "flat_map_values"}:
                 kind = self.kind(node["in"], node["list"])
                 kind = kind[0] if isinstance(kind, list) else None
@@ -207,6 +216,11 @@ class Built:
         for field_name in path:
             kind = kind.get(field_name) if isinstance(kind, dict) else None
         return kind
+
+    @property
+    def compared(self) -> list[str]:
+        """What is compared besides key, window and value: `headers` and `ts`."""
+        return self.case.get("compare", [])  # type: ignore[no-any-return]
 
     @property
     def sink(self) -> dict[str, Any]:
@@ -236,15 +250,21 @@ class Built:
     def wanted(self) -> list[Row]:
         """The results of Kafka Streams: the final rows of a table, or all records of a stream."""
         rows = [
-            (row["key"], row["window"] and tuple(row["window"]), row["value"]) for row in self.case["expected"]["final"]
+            (
+                row["key"],
+                row["window"] and tuple(row["window"]),
+                row["value"],
+                {name: row[name] for name in self.compared},
+            )
+            for row in self.case["expected"]["final"]
         ]
         return rows if self.case["spec"]["result_kind"] == "stream" else collapsed(rows)
 
 
 def collapsed(rows: list[Row]) -> list[Row]:
     """The last row of every key and window, without deleted ones."""
-    last = {(key, window): value for key, window, value in rows}
-    return [(key, window, value) for (key, window), value in last.items() if value is not None]
+    last = {(key, window): (value, more) for key, window, value, more in rows}
+    return [(key, window, value, more) for (key, window), (value, more) in last.items() if value is not None]
 
 
 def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
@@ -252,7 +272,9 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     built = Built(case, prefix)
     handles: dict[str, Any] = {}
     add_nodes(pipeline, built, handles)
-    if built.sink["op"] in ("aggregate", "to_table") and case["spec"]["result_kind"] == "table":
+    # A store has neither headers nor times of records.
+    in_store = built.sink["op"] in ("aggregate", "to_table") and not built.compared
+    if in_store and case["spec"]["result_kind"] == "table":
         built.store = built.store_of(built.sink)
     else:
         built.topic = f"{prefix}_out"
@@ -306,8 +328,16 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             return parent.select({name: built.sql(node["in"], one) for name, one in arguments[0].items()})
         case "to_stream":
             return parent.to_stream()
+        case "repartition":
+            return parent.repartition(node.get("partitions"))
+        case "process_values":
+            return _process_values(built, node, parent)
         case "select_key":
             return parent.select_key(sql(node["key"]))
+        case "flat_map_values" if isinstance(built._kind_at(node["id"], []), dict):
+            # The fields of objects that SQL makes are unknown to the next step.
+            element = values.contract(built._kind_at(node["id"], []))
+            return parent.flat_map_values(Elements(node["list"]), returns=element)
         case "flat_map_values":
             return parent.flat_map_values(built.sql(node["in"], node["list"]))
         case "double":
@@ -321,6 +351,14 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
         case "suppress":
             return parent.suppress_until_time_limit(_ms(node["ms"]))
     raise NotMet(f"there is no operator {node['op']!r}")
+
+
+def _process_values(built: Built, node: dict[str, Any], parent: Any) -> Any:
+    # The cases count the records without a key too, and a store has entries for a key only.
+    return parent.process_values(
+        value_processor(node), stores={"counts": int}, by="coalesce(_key, '')", queryable=False,
+        returns=values.contract(built._kind_at(node["id"], [])),
+    ).output  # fmt: skip
 
 
 def _join(node: dict[str, Any], left: Any, right: Any) -> Any:

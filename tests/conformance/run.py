@@ -27,7 +27,8 @@ from sluice.plan import plan
 from sluice.settings import settings
 from sluice.testing import TopologyTestDriver
 from sluice.testing.local_run import why_not_local
-from sluice.testing.topology_test_driver import shared_session
+from sluice.testing.topology_test_driver import Output, shared_session
+from sluice.values.sink_tables import WINDOW
 from tests.conformance.adapter import Built, Case, Row, add, collapsed
 from tests.support.postgres import new_database, postgres_server
 
@@ -45,7 +46,8 @@ class Place:
     """URL of a PostgreSQL server, which gets a database for each pipeline."""
 
     def driver(self, pipeline: Pipeline) -> TopologyTestDriver:
-        return TopologyTestDriver(pipeline, spark=self.spark, database=new_database(self.server) if self.server else "")
+        database = new_database(self.server) if self.server else ""
+        return TopologyTestDriver(pipeline, spark=self.spark, database=database, clock=0)
 
 
 LOCAL = Place()
@@ -169,7 +171,13 @@ def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
     for step in range(max(len(case.case["inputs"]) for case in built)):
         for case in built:
             for record in case.case["inputs"][step : step + 1]:
-                driver.pipe(case.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"])
+                if "advance_wall_clock_ms" in record:
+                    driver.advance(record["advance_wall_clock_ms"])
+                    continue
+                driver.pipe(
+                    case.topic_of(record["topic"]), record["value"], record["key"], timestamp=record["ts"],
+                    headers=record.get("headers"),
+                )  # fmt: skip
         if cuts == "each" or (cuts == "random" and rng.random() < 0.25):
             driver.commit()
 
@@ -179,14 +187,20 @@ def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
     if built.store is not None:
         rows: list[Row] = []
         for key, value in driver.store(built.store).items():
-            rows.append((key[0], (key[1], key[2]), value) if isinstance(key, tuple) else (key, None, value))
+            rows.append((key[0], (key[1], key[2]), value, {}) if isinstance(key, tuple) else (key, None, value, {}))
         return rows
     assert built.topic is not None
     results = [
-        (record.key, _window(record.headers) if built.is_windowed else None, record.value)
+        (record.key, _window(record.headers) if built.is_windowed else None, record.value, _more(built, record))
         for record in driver.output(built.topic)
     ]
     return results if built.case["spec"]["result_kind"] == "stream" else collapsed(results)
+
+
+def _more(built: Built, record: Output) -> dict[str, Any]:
+    """The headers, without those of Sluice, and the time of a record, if the case compares them."""
+    pairs = [list(pair) for pair in record.header_pairs if not (built.is_windowed and pair[0] in WINDOW)]
+    return {name: value for name, value in (("headers", pairs), ("ts", record.timestamp)) if name in built.compared}
 
 
 def _window(headers: dict[str, str]) -> tuple[int, int] | None:
@@ -201,8 +215,8 @@ def difference(built: Built, found: list[Row]) -> str:
 
 
 def _told(row: Row) -> str:
-    key, window, value = row
-    return json.dumps([key, list(window) if window else None, value], sort_keys=True)
+    key, window, value, more = row
+    return json.dumps([key, list(window) if window else None, value, more], sort_keys=True)
 
 
 def _main() -> Any:

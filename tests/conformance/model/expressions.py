@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 Expression = list[Any]
@@ -18,9 +19,16 @@ _OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def evaluate(expression: Expression, key: str | None, value: Any) -> Any:
-    """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null."""
+def evaluate(
+    expression: Expression, key: str | None, value: Any, more: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+) -> Any:
+    """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null.
+
+    `more` has further operations, which get their arguments as they are.
+    """
     operation, *arguments = expression
+    if operation in more:
+        return more[operation](*arguments)
     match operation:
         case "field":
             return _field(value, arguments)
@@ -31,8 +39,8 @@ def evaluate(expression: Expression, key: str | None, value: Any) -> Any:
         case "key":
             return key
         case "struct":
-            return {name: evaluate(one, key, value) for name, one in arguments[0].items()}
-    parts = [evaluate(one, key, value) for one in arguments]
+            return {name: evaluate(one, key, value, more) for name, one in arguments[0].items()}
+    parts = [evaluate(one, key, value, more) for one in arguments]
     match operation:
         case "list":
             return parts

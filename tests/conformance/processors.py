@@ -1,0 +1,89 @@
+"""Processors of the cases. Spark's tasks find one by its name, which contains the node of the case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from sluice import Record, ValueContext
+from tests.conformance.model.expressions import Expression, evaluate, text
+
+_VALUES = "Values_"
+
+
+def value_processor(node: Mapping[str, Any]) -> type:
+    """The processor of a node `process_values`."""
+    return _value_processor(_VALUES + json.dumps(node).encode().hex())
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith(_VALUES):
+        return _value_processor(name)
+    raise AttributeError(name)
+
+
+@cache
+def _value_processor(name: str) -> type:
+    node = json.loads(bytes.fromhex(name.removeprefix(_VALUES)))
+    return type(name, (Values,), {"node": node, "__module__": __name__})
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A function that returns the elements of an expression for a list."""
+
+    list: Expression
+
+    def __call__(self, key: str | None, value: Any) -> list[Any]:
+        return evaluate(self.list, key, msgspec.to_builtins(value)) or []  # type: ignore[no-any-return]
+
+
+class Values:
+    """Changes value, headers and time by the node's expressions, and counts the records of each key."""
+
+    node: Mapping[str, Any]
+
+    def init(self, context: ValueContext) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        counts = self.context.store("counts")
+        count = counts.get("records", 0) + 1
+        counts.put("records", count)
+        value = msgspec.to_builtins(record.value)
+
+        def lookup(table: str, key: Expression) -> Any:
+            return msgspec.to_builtins(self.context.table(table).get(computed(key)))
+
+        more: Mapping[str, Callable[..., Any]] = {
+            "ts": lambda: record.time,
+            "header": record.headers.text,
+            "count_so_far": lambda: count,
+            "lookup": lookup,
+        }
+
+        def computed(expression: Expression) -> Any:
+            return evaluate(expression, record.key, value, more)
+
+        node = self.node
+        if "where" in node and computed(node["where"]) is not True:
+            return
+        headers = record.headers
+        for name in node.get("remove_headers", ()):
+            headers = headers.remove(name)
+        for name, expression in node.get("set_headers", {}).items():
+            headers = headers.set(name, _text(computed(expression)))
+        for name, expression in node.get("add_headers", {}).items():
+            headers = headers.add(name, _text(computed(expression)))
+        new_value = computed(node["value"]) if "value" in node else value
+        time = computed(node["ts"]) if "ts" in node else None
+        self.context.forward(new_value, time=time, headers=headers)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else text(value)
