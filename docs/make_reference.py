@@ -34,7 +34,16 @@ PUBLIC: dict[str, list[Any]] = {
         contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,
     ],
-    "Processors": [processor.Processor, processor.Record, processor.Context, processor.Store, processor.Timer],
+    "Processors": [
+        processor.Processor,
+        processor.Record,
+        sluice.Headers,
+        processor.Context,
+        processor.ValueProcessor,
+        processor.ValueContext,
+        processor.Store,
+        processor.Timer,
+    ],
     "Querying the REST API from Python": [
         Client, client.Entries, client.Entry, client.Groups, client.Group, client.Change,
     ],
@@ -49,7 +58,7 @@ _WITHOUT_MEMBERS = {sluice.Window}
 _MADE_BY_METHODS = {
     sluice.Stream, sluice.GroupedStream, sluice.WindowedStream, sluice.Table, sluice.GlobalTable,
     sluice.GroupedTable, sluice.Processed, processor.Processor, processor.Context, processor.Store,
-    Stores,
+    processor.ValueProcessor, processor.ValueContext, Stores,
 }  # fmt: skip
 
 

@@ -311,6 +311,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _fold(built, node, parent)
         case "to_table":
             return parent.to_table(store=built.store_of(node))
+        case "process" | "process_values" | "deduplicate":
+            return _processed(built, node, parent)
         case _:
             return _step(built, node, parent)
 
@@ -330,8 +332,6 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             return parent.to_stream()
         case "repartition":
             return parent.repartition(node.get("partitions"))
-        case "process_values":
-            return _process_values(built, node, parent)
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values" if isinstance(built._kind_at(node["id"], []), dict):
@@ -342,10 +342,6 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             return parent.flat_map_values(built.sql(node["in"], node["list"]))
         case "double":
             return parent.map_values(doubled, returns=Value)
-        case "process":
-            return parent.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
-        case "deduplicate":
-            return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
         case "suppress" if node["type"] == "window_close":
             return parent.suppress_until_window_closes()
         case "suppress":
@@ -353,12 +349,22 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
     raise NotMet(f"there is no operator {node['op']!r}")
 
 
-def _process_values(built: Built, node: dict[str, Any], parent: Any) -> Any:
-    # The cases count the records without a key too, and a store has entries for a key only.
-    return parent.process_values(
-        value_processor(node), stores={"counts": int}, by="coalesce(_key, '')", queryable=False,
-        returns=values.contract(built._kind_at(node["id"], [])),
-    ).output  # fmt: skip
+def _processed(built: Built, node: dict[str, Any], parent: Any) -> Any:
+    """The results of a step that has a state for each key and passes records on one by one."""
+    match node["op"]:
+        case "process":
+            return parent.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
+        case "process_values":
+            # The cases count the records without a key too, and a store has entries for a key only.
+            return parent.process_values(
+                value_processor(node),
+                stores={"counts": int},
+                by="coalesce(_key, '')",
+                queryable=False,
+                returns=values.contract(built._kind_at(node["id"], [])),
+            ).output
+        case _:
+            return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
 
 
 def _join(node: dict[str, Any], left: Any, right: Any) -> Any:

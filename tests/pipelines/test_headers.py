@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Record, Serde, Timer, session, tumbling, within
+from sluice import (
+    Context,
+    Headers,
+    Pipeline,
+    Record,
+    Serde,
+    Timer,
+    ValueContext,
+    session,
+    tumbling,
+    within,
+)
+from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -128,3 +140,85 @@ def test_operators_that_see_records_in_order_keep_headers(drive: Drive, by_one: 
     matched = [(r.key, r.headers.get("trace")) for r in driver.output("priced") if r.value["right"] is not None]
     assert matched == [("k", "price")]
     assert unmatched == [("j", "forty"), ("j", "forty"), ("z", None)]
+
+
+class Stamped:
+    """Numbers the orders of each amount in a header, moves `trace` to `origin`, and sets the time to 7 ms."""
+
+    def init(self, context: ValueContext) -> None:
+        self.context = context
+
+    def process(self, record: Record[Order]) -> None:
+        numbers = self.context.store("numbers")
+        numbers.put("last", numbers.get("last", 0) + 1)
+        headers = record.headers.set("number", str(numbers.get("last"))).add("key", record.key)
+        if "trace" in headers:
+            headers = headers.remove("trace").set("origin", record.headers.get("trace"))
+        self.context.forward(record.value.id, time=7, headers=headers)
+
+
+def test_a_value_processor_keeps_the_key_and_changes_headers_and_time(drive: Drive) -> None:
+    pipeline = Pipeline("stamps", workers=2)
+    orders = pipeline.stream("orders", value=Order)
+    stamped = orders.process_values(Stamped, stores={"numbers": int}, by="amount", returns=int)
+    stamped.output.filter("value < 9").to("stamped")
+    # A step that knows nothing of headers passes the new ones on.
+    stamped.output.group_by_key().reduce(max, store="largest").to("largest")
+    driver = drive(pipeline)
+    sent = [("a", 1, [("trace", "x"), ("trace", "y")]), (None, 2, ()), ("b", 3, {"other": None})]
+    for key, number, headers in sent:
+        driver.pipe("orders", {"id": number, "amount": 5}, key, timestamp=50, headers=headers)
+        driver.commit()
+    assert [(record.key, record.value, record.timestamp) for record in driver.output("stamped")] == [
+        ("a", 1, 7), (None, 2, 7), ("b", 3, 7),
+    ]  # fmt: skip
+    headers_by_record = [
+        (("number", "1"), ("key", "a"), ("origin", "y")),
+        (("number", "2"), ("key", None)),
+        (("other", None), ("number", "3"), ("key", "b")),
+    ]
+    assert [record.header_pairs for record in driver.output("stamped")] == headers_by_record
+    first, _, third = headers_by_record
+    assert [record.header_pairs for record in driver.output("largest")] == [first, third]
+    assert driver.store("numbers") == {"5": {"last": 3}}
+
+
+class Bad:
+    """Sends a header that is neither text nor bytes."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Order]) -> None:
+        self.context.forward(record.key, 1, headers={"amount": record.value.amount})
+
+    def on_timer(self, timer: Timer) -> None: ...
+
+
+def test_wrong_headers_and_the_wrong_kind_of_processor_are_errors(drive: Drive) -> None:
+    pipeline = Pipeline("wrong")
+    orders = pipeline.stream("orders", value=Order)
+    with pytest.raises(TopologyError, match="init of Bad takes a Context, but gets a ValueContext"):
+        orders.process_values(Bad)  # type: ignore[type-var]
+    with pytest.raises(TopologyError, match="init of Stamped takes a ValueContext, but gets a Context"):
+        orders.process(Stamped)  # type: ignore[type-var]
+    with pytest.raises(TopologyError, match="a timer belongs to no record"):
+        orders.process_values(Bad, by="amount")  # type: ignore[type-var]
+    orders.process(Bad, returns=int).output.to("bad")
+    driver = drive(pipeline)
+    driver.pipe("orders", {"id": 1, "amount": 2}, "k")
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"] == (
+        "TypeError: header 'amount': the value must be str, bytes or None, not int"
+    )
+
+
+def test_headers_are_values() -> None:
+    headers = Headers([("a", "1"), ("b", b"2"), ("a", None)])
+    assert headers.get("a") is None
+    assert headers.text("b") == "2"
+    assert headers.get("c") is None
+    assert list(headers.set("a", "9")) == [("b", b"2"), ("a", b"9")]
+    assert headers == Headers.of_json(headers.json())
+    assert Headers().json() is None
+    assert len(headers) == 3

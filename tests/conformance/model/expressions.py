@@ -40,7 +40,11 @@ def evaluate(
             return key
         case "struct":
             return {name: evaluate(one, key, value, more) for name, one in arguments[0].items()}
-    parts = [evaluate(one, key, value, more) for one in arguments]
+    return _result(operation, [evaluate(one, key, value, more) for one in arguments])
+
+
+def _result(operation: str, parts: list[Any]) -> Any:
+    """The result of an operation on values."""
     match operation:
         case "list":
             return parts
