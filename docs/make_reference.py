@@ -52,7 +52,15 @@ PUBLIC: dict[str, list[Any]] = {
     "Testing": [TopologyTestDriver, Output, kafka.EmbeddedKafka],
 }  # fmt: skip
 """The public API; everything else may change without notice."""
-_HIDDEN = {"add", "claim", "expire", "turn_to"}
+_HIDDEN = {
+    "Graph.add",
+    "Graph.claim",
+    "ContextBase.expire",
+    "ContextBase.turn_to",
+    "Headers.json",
+    "Headers.of_json",
+}
+"""Methods for the engine."""
 _WITHOUT_MEMBERS = {sluice.Window}
 """Authors only pass these on; their methods are for the engine."""
 _MADE_BY_METHODS = {
@@ -96,7 +104,8 @@ def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
     described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
     for base in (one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")):
         for name, member in vars(base).items() if base not in described else ():
-            if name.startswith("_") or name in _HIDDEN or not inspect.getdoc(member):
+            is_hidden = name.startswith("_") or f"{base.__name__}.{name}" in _HIDDEN
+            if is_hidden or not inspect.getdoc(member):
                 continue
             if inspect.isfunction(member):
                 yield name, _signature(member), _text(member)

@@ -178,7 +178,7 @@ class Process:
         context.keep_changes()
         out.hold()
         try:
-            if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[attr-defined]
+            if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[union-attr]
                 require_run(result)
         except BaseException as error:
             context.undo_changes()

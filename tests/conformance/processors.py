@@ -37,10 +37,10 @@ def _value_processor(name: str) -> type:
 class Elements:
     """A function that returns the elements of an expression for a list."""
 
-    list: Expression
+    expression: Expression
 
     def __call__(self, key: str | None, value: Any) -> list[Any]:
-        return evaluate(self.list, key, msgspec.to_builtins(value)) or []  # type: ignore[no-any-return]
+        return evaluate(self.expression, key, msgspec.to_builtins(value)) or []
 
 
 class Values:
@@ -58,7 +58,7 @@ class Values:
         value = msgspec.to_builtins(record.value)
 
         def lookup(table: str, key: Expression) -> Any:
-            return msgspec.to_builtins(self.context.table(table).get(computed(key)))
+            return None
 
         more: Mapping[str, Callable[..., Any]] = {
             "ts": lambda: record.time,

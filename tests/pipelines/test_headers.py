@@ -165,7 +165,9 @@ def test_a_value_processor_keeps_the_key_and_changes_headers_and_time(drive: Dri
     # A step that knows nothing of headers passes the new ones on.
     stamped.output.group_by_key().reduce(max, store="largest").to("largest")
     driver = drive(pipeline)
-    sent = [("a", 1, [("trace", "x"), ("trace", "y")]), (None, 2, ()), ("b", 3, {"other": None})]
+    sent: list[tuple[str | None, int, list[tuple[str, str | None]]]] = [
+        ("a", 1, [("trace", "x"), ("trace", "y")]), (None, 2, []), ("b", 3, [("other", None)]),
+    ]  # fmt: skip
     for key, number, headers in sent:
         driver.pipe("orders", {"id": number, "amount": 5}, key, timestamp=50, headers=headers)
         driver.commit()
@@ -190,7 +192,7 @@ class Bad:
         self.context = context
 
     def process(self, record: Record[Order]) -> None:
-        self.context.forward(record.key, 1, headers={"amount": record.value.amount})
+        self.context.forward(record.key, 1, headers={"amount": record.value.amount})  # type: ignore[dict-item]
 
     def on_timer(self, timer: Timer) -> None: ...
 
@@ -199,11 +201,11 @@ def test_wrong_headers_and_the_wrong_kind_of_processor_are_errors(drive: Drive) 
     pipeline = Pipeline("wrong")
     orders = pipeline.stream("orders", value=Order)
     with pytest.raises(TopologyError, match="init of Bad takes a Context, but gets a ValueContext"):
-        orders.process_values(Bad)  # type: ignore[type-var]
+        orders.process_values(Bad)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="init of Stamped takes a ValueContext, but gets a Context"):
-        orders.process(Stamped)  # type: ignore[type-var]
+        orders.process(Stamped)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="a timer belongs to no record"):
-        orders.process_values(Bad, by="amount")  # type: ignore[type-var]
+        orders.process_values(Bad, by="amount")  # type: ignore[arg-type]
     orders.process(Bad, returns=int).output.to("bad")
     driver = drive(pipeline)
     driver.pipe("orders", {"id": 1, "amount": 2}, "k")
