@@ -16,7 +16,10 @@ from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/sluice`: the generic view and the page. `folder` has the files of pipelines and custom routes."""
+    """The app for `/sluice`: the generic view and the page.
+
+    `folder` has the files of pipelines and custom routes.
+    """
     folder = folder or settings().pipelines
     routes: list[Route] = []
     for router in (page_router(folder), description_router(folder), *ROUTERS):

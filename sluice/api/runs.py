@@ -1,4 +1,7 @@
-"""The interface through which the API lists and starts runs of pipelines in Airflow. A state server has no runs."""
+"""The interface through which the API lists and starts runs of pipelines in Airflow.
+
+A state server has no runs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Runs(Protocol):
         """The newest runs of a pipeline, newest first."""
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
-        """Start a run and return its id. Raises QueryError if the DAG does not accept the parameters."""
+        """Start a run and return its id.
+
+        Raises QueryError if the DAG does not accept the parameters.
+        """
 
 
 class NoRuns:

@@ -53,7 +53,11 @@ class AsyncClient(Queries):
 
     @override
     @asynccontextmanager
-    async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
+    async def _lines(
+        self,
+        query: Query[Any],
+        headers: dict[str, str],
+    ) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
         with transport_errors():

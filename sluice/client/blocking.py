@@ -137,7 +137,11 @@ class _BlockingQueries(Queries):
 
     @override
     @asynccontextmanager
-    async def _lines(self, query: Query[Any], headers: dict[str, str]) -> AsyncIterator[AsyncIterator[str]]:
+    async def _lines(
+        self,
+        query: Query[Any],
+        headers: dict[str, str],
+    ) -> AsyncIterator[AsyncIterator[str]]:
         request = self._connection.request(query)
         request["headers"] = request["headers"] | headers
         with transport_errors(), self.http.stream("GET", **request, timeout=None) as response:

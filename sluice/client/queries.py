@@ -122,10 +122,10 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; in a store with windows, the key's windows. Raises NotFound if there is no value.
+        """The value of one key; in a store with windows, the key's windows.
 
-        A key that is not a str, such as a number, a date or a dict, is looked up by its text as a
-        key.
+        Raises NotFound if there is no value. A key that is not a str, such as a number, a date or a
+        dict, is looked up by its text as a key.
         """
         text = lookup_key(key)
         if "\n" not in text and "\r" not in text:
@@ -207,7 +207,14 @@ class Queries:
         query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
         return await self._send(query)
 
-    async def diff(self, store: str, *, before: str, after: str | None = None, pipeline: str | None = None) -> Diff:
+    async def diff(
+        self,
+        store: str,
+        *,
+        before: str,
+        after: str | None = None,
+        pipeline: str | None = None,
+    ) -> Diff:
         """The numbers of equal, changed, missing and added entries in two snapshots, with examples."""
         return await self._send(_query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline))
 
@@ -256,7 +263,11 @@ class Queries:
     async def _send(self, query: Query[T]) -> T:
         raise NotImplementedError
 
-    def _lines(self, query: Query[Any], headers: dict[str, str]) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+    def _lines(
+        self,
+        query: Query[Any],
+        headers: dict[str, str],
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         raise NotImplementedError
 
 
@@ -267,7 +278,13 @@ class _Token(msgspec.Struct):
 class Connection:
     """The address of a REST view, and the log-in."""
 
-    def __init__(self, address: str, token: str | None, user: str | None, password: str | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        user: str | None,
+        password: str | None,
+    ) -> None:
         _require_url(address)
         token = token and token.strip()
         if token and not (token.isascii() and token.isprintable()):
@@ -314,7 +331,10 @@ class Connection:
 
 
 def _require_url(address: str) -> None:
-    """Raise SettingsError if the address is not the URL of a server. The error omits it, as it may have a password."""
+    """Raise SettingsError if the address is not the URL of a server.
+
+    The error omits it, as it may have a password.
+    """
     try:
         url = httpx.URL(address)
         is_url = url.scheme in ("http", "https") and bool(url.host)
@@ -380,7 +400,10 @@ def _requested_keys(keys: list[str]) -> list[list[str]]:
 
 
 def join_answers(answers: list[Entries]) -> Entries:
-    """Join several answers into one. A worker counts as unavailable if it was unavailable for any of the answers."""
+    """Join several answers into one.
+
+    A worker counts as unavailable if it was unavailable for any of the answers.
+    """
     workers: dict[int, WorkerStatus] = {}
     for worker in chain.from_iterable(answer.workers for answer in answers):
         earlier = workers.get(worker.number, worker)

@@ -42,7 +42,10 @@ _WIDTH = 400
 
 @dataclass(frozen=True)
 class Options:
-    """The demo's options. By default, Airflow uses its default port or, if that is in use, a free port."""
+    """The demo's options.
+
+    By default, Airflow uses its default port or, if that is in use, a free port.
+    """
 
     leave: bool = False
     """Exit after the queries instead of waiting for Ctrl-C."""
@@ -66,7 +69,10 @@ class Outcome:
 
 
 def demo(example: Example, options: Options, console: Console) -> int:
-    """Run an example's demo. Returns 0 if all results are right, 1 if not, and 130 if the demo was interrupted."""
+    """Run an example's demo.
+
+    Returns 0 if all results are right, 1 if not, and 130 if the demo was interrupted.
+    """
     home = settings().home / "demo"
     try:
         with _alone(home), _stoppable():
@@ -217,7 +223,10 @@ def _point_out(places: dict[str, str], console: Console) -> None:
 
 
 def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Addresses and files for the user to look at while Airflow and Kafka run. Writes the drawings of the topology."""
+    """Addresses and files for the user to look at while Airflow and Kafka run.
+
+    Writes the drawings of the topology.
+    """
     return {
         "Airflow": platform.url,
         "log-in": f"{platform.admin.user}, password {platform.admin.password}",

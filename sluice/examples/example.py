@@ -66,7 +66,10 @@ class Results:
                 counts[f"{kind} {name}"] = different
         return counts
 
-    def _pairs(self, actual: Results) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
+    def _pairs(
+        self,
+        actual: Results,
+    ) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
         for kind in ("stores", "tables", "streams"):
             for name, values in getattr(self, kind).items():
                 yield (
@@ -149,8 +152,15 @@ def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[s
     return create_topics(kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()])
 
 
-def produce_samples(kafka: Mapping[str, str], example: Example, samples: Iterable[Sample]) -> dict[str, int]:
-    """Send samples and wait until the broker has all of them. Returns the number of records per topic."""
+def produce_samples(
+    kafka: Mapping[str, str],
+    example: Example,
+    samples: Iterable[Sample],
+) -> dict[str, int]:
+    """Send samples and wait until the broker has all of them.
+
+    Returns the number of records per topic.
+    """
     by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = {topic: [] for topic in example.topics}
     for sample in samples:
         by_topic[sample.topic].append((sample.key, sample.value, sample.timestamp_ms))

@@ -33,7 +33,10 @@ _HEADER = (
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One invoice per second of six stores, keyed by store. A few are invalid: the customer type is missing."""
+    """One invoice per second of six stores, keyed by store.
+
+    A few are invalid: the customer type is missing.
+    """
     random = Random(seed)
     for number in range(count):
         invoice = _invoice(random, number, start_ms + 1_000 * number)

@@ -14,7 +14,10 @@ _BAD_EVERY = 97
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One delivery per second of eight products. Some have a negative quantity, a few are invalid."""
+    """One delivery per second of eight products.
+
+    Some have a negative quantity, a few are invalid.
+    """
     random = Random(seed)
     for number in range(count):
         product = random.randrange(len(_NAMES))

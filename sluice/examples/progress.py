@@ -35,7 +35,10 @@ class Step:
         self._said_at = time.monotonic()
 
     def say(self, detail: str) -> None:
-        """Report a detail. Without a terminal, print a new one at most once a second; repeat it every five seconds."""
+        """Report a detail.
+
+        Without a terminal, print a new one at most once a second; repeat it every five seconds.
+        """
         news, self._said = detail != self._said, detail
         now = time.monotonic()
         if self._steps.live or now - self._said_at >= (_OFTEN_S if news else _REMIND_S):

@@ -32,7 +32,10 @@ _HOUR_MS = 3_600_000
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Visits to four pages in three topics, one every few seconds. A few are out of order, late or invalid."""
+    """Visits to four pages in three topics, one every few seconds.
+
+    A few are out of order, late or invalid.
+    """
     random = Random(seed)
     time_ms = start_ms + _LATE_MS
     for number in range(count // len(_TOPICS)):
@@ -140,7 +143,11 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
     return windows
 
 
-def totals_once_per(limit_ms: int, visits: Iterable[Visit], max_records: int) -> list[tuple[int, str, int]]:
+def totals_once_per(
+    limit_ms: int,
+    visits: Iterable[Visit],
+    max_records: int,
+) -> list[tuple[int, str, int]]:
     """Stream time, page and total of each result of a suppress step, which holds back at most `max_records` pages.
 
     A page's total is held back until stream time is `limit_ms` after the first total held back. A
@@ -176,7 +183,10 @@ def _by_page(visits: Iterable[Visit]) -> dict[str, list[int]]:
 
 
 def _in_utc(value: Any) -> Any:
-    """A visit with its time in a single format, because programs write times differently. Counts are unchanged."""
+    """A visit with its time in a single format, because programs write times differently.
+
+    Counts are unchanged.
+    """
     if not isinstance(value, dict):
         return value
     return value | {"at": datetime.fromisoformat(value["at"]).replace(tzinfo=UTC).isoformat()}

@@ -102,7 +102,11 @@ def expected(records: Iterable[Sample]) -> Results:
     return results
 
 
-def _join_near(results: Results, spoken: list[tuple[str, str, int]], described: list[tuple[str, str, int]]) -> None:
+def _join_near(
+    results: Results,
+    spoken: list[tuple[str, str, int]],
+    described: list[tuple[str, str, int]],
+) -> None:
     """Add pairs of words and descriptions at most ten seconds apart, and words and descriptions without a match."""
     matched: set[tuple[str, str, int]] = set()
     near = "words_near_description"

@@ -41,9 +41,10 @@ _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """The settings for a client. Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own.
+    """The settings for a client.
 
-    Clients log only critical messages; the caller gets other errors as exceptions.
+    Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only
+    critical messages; the caller gets other errors as exceptions.
     """
     return {
         "log_level": _CRITICAL,

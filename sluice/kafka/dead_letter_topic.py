@@ -138,7 +138,10 @@ class DeadLetter:
 
     @property
     def is_original(self) -> bool:
-        """Whether key, value and headers are the rejected record's. For a failed step, they can be the step's input."""
+        """Whether key, value and headers are the rejected record's.
+
+        For a failed step, they can be the step's input.
+        """
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
@@ -216,7 +219,11 @@ def find_dead_letters(
     return matches
 
 
-def chosen_letters(kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFilter) -> Iterator[DeadLetter]:
+def chosen_letters(
+    kafka: Mapping[str, str],
+    pipeline: str,
+    chosen: DeadLetterFilter,
+) -> Iterator[DeadLetter]:
     """The dead letters that a filter selects, in the order of each partition."""
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
     for message in read_topic(kafka, topic_of(pipeline), since):
@@ -225,7 +232,11 @@ def chosen_letters(kafka: Mapping[str, str], pipeline: str, chosen: DeadLetterFi
             yield letter
 
 
-def redrive_markers(kafka: Mapping[str, str], pipeline: str, topic_id: str) -> dict[tuple[int, int], Marker]:
+def redrive_markers(
+    kafka: Mapping[str, str],
+    pipeline: str,
+    topic_id: str,
+) -> dict[tuple[int, int], Marker]:
     """The markers of the dead-letter topic with this id, by the dead letter's partition and offset."""
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
@@ -255,7 +266,10 @@ def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
     return sorted(letters, key=lambda letter: (letter.at, letter.offset), reverse=True)[:limit]
 
 
-def with_histories(letters: Iterable[DeadLetter], markers: Mapping[tuple[int, int], Marker]) -> Iterator[DeadLetter]:
+def with_histories(
+    letters: Iterable[DeadLetter],
+    markers: Mapping[tuple[int, int], Marker],
+) -> Iterator[DeadLetter]:
     """The dead letters with the earlier failures of their records, according to the markers of the re-drives."""
     histories = {(marker.topic, marker.partition, marker.offset): marker.history for marker in markers.values()}
     for letter in letters:

@@ -37,7 +37,8 @@ class OldestUnread:
         unread = {place for lag in lags for place in lag.first_unread()}
         self._times = {place: self._times[place] for place in unread if place in self._times}
         unknown = unread - self._times.keys()
-        # Two pipelines may wait at different offsets of a partition, and a consumer has one position in it.
+        # Two pipelines may wait at different offsets of a partition, and a consumer has one
+        # position in it.
         while unknown:
             batch = dict(unknown)
             read = timestamps_at(self._kafka, batch)
@@ -46,10 +47,13 @@ class OldestUnread:
         return dict(self._times)
 
 
-def timestamps_at(kafka: Mapping[str, str], offsets: Mapping[Partition, int]) -> dict[Partition, datetime]:
-    """Partition → the timestamp of its first record at or after an offset. Transactions may be open.
+def timestamps_at(
+    kafka: Mapping[str, str],
+    offsets: Mapping[Partition, int],
+) -> dict[Partition, datetime]:
+    """Partition → the timestamp of its first record at or after an offset.
 
-    Omits partitions without such a record. Raises BrokersUnreachable.
+    Transactions may be open. Omits partitions without such a record. Raises BrokersUnreachable.
     """
     places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     if not places:

@@ -141,7 +141,10 @@ def _obstacle(
     partitions: Mapping[str, int],
     markers: Mapping[tuple[int, int], Marker],
 ) -> str:
-    """Like `redrive_obstacle`. `partitions` has each topic that the pipeline reads, and its number of partitions."""
+    """Like `redrive_obstacle`.
+
+    `partitions` has each topic that the pipeline reads, and its number of partitions.
+    """
     obstacle = redrive_obstacle(letter, partitions, markers.get((letter.partition, letter.offset)))
     if obstacle:
         return obstacle
@@ -171,7 +174,12 @@ def _send(
     errors: list[tuple[DeadLetter, KafkaError]] = []
     now = datetime.now(UTC)
 
-    def delivered(letter: DeadLetter, history: list[Failure], error: KafkaError | None, message: Message) -> None:
+    def delivered(
+        letter: DeadLetter,
+        history: list[Failure],
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
         if error is not None:
             errors.append((letter, error))
             return
@@ -300,7 +308,10 @@ def _fetch(consumer: Consumer, place: Place) -> Message | None:
 
 
 def _milliseconds(iso: str) -> int:
-    """A timestamp header as epoch ms. If it is missing, 0, with which the record gets the current time."""
+    """A timestamp header as epoch ms.
+
+    If it is missing, 0, with which the record gets the current time.
+    """
     if iso.endswith(" ms") and is_number(iso.removesuffix(" ms")):  # a time after the year 9999
         return int(iso.removesuffix(" ms"))
     try:

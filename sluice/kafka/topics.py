@@ -92,7 +92,11 @@ def _was_created(name: str, error: BaseException | None) -> bool:
     raise EngineError(f"Topic {name} was not created: {error}", next_step="Check that the broker is running.")
 
 
-def produce(kafka: Mapping[str, str], topic: str, records: Iterable[tuple[str | None, bytes | None, int]]) -> None:
+def produce(
+    kafka: Mapping[str, str],
+    topic: str,
+    records: Iterable[tuple[str | None, bytes | None, int]],
+) -> None:
     """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
     Raises EngineError if the topic does not exist or the broker refuses a record, and
@@ -142,7 +146,11 @@ def require_delivery(error: KafkaError | None, message: Message) -> None:
         raise EngineError(f"A record was not written to {message.topic()}: {error}.")
 
 
-def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None) -> Iterator[Message]:
+def read_topic(
+    kafka: Mapping[str, str],
+    topic: str,
+    since_ms: int | None = None,
+) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, each partition's in order.
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later one.
@@ -185,10 +193,14 @@ def read_topic(kafka: Mapping[str, str], topic: str, since_ms: int | None = None
         consumer.close()
 
 
-def topic_ids(kafka: Mapping[str, str], topics: Iterable[str], seconds: float = _TIMEOUT_S) -> dict[str, str]:
-    """Topic → its Kafka id, which is new after the topic is deleted and created again. Omits missing topics.
+def topic_ids(
+    kafka: Mapping[str, str],
+    topics: Iterable[str],
+    seconds: float = _TIMEOUT_S,
+) -> dict[str, str]:
+    """Topic → its Kafka id, which is new after the topic is deleted and created again.
 
-    Raises BrokersUnreachable if no broker answers within `seconds`.
+    Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
     admin = silent_admin(kafka)
     ids: dict[str, str] = {}
@@ -224,10 +236,13 @@ def headers_of(message: Message) -> Headers:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 
-def records_at(kafka: Mapping[str, str], places: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], Message]:
-    """Topic and partition → the committed record at the given offset. Omits partitions without a record there.
+def records_at(
+    kafka: Mapping[str, str],
+    places: Mapping[tuple[str, int], int],
+) -> dict[tuple[str, int], Message]:
+    """Topic and partition → the committed record at the given offset.
 
-    Raises BrokersUnreachable if a broker does not answer.
+    Omits partitions without a record there. Raises BrokersUnreachable if a broker does not answer.
     """
     records: dict[tuple[str, int], Message] = {}
     unread = set(places)

@@ -116,9 +116,10 @@ class Lag:
 
 
 def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> Lag:
-    """The lag of a pipeline that has read its topics up to `positions`. Topics that do not exist are omitted.
+    """The lag of a pipeline that has read its topics up to `positions`.
 
-    Raises KafkaException or TimeoutError if no broker answers.
+    Topics that do not exist are omitted. Raises KafkaException or TimeoutError if no broker
+    answers.
     """
     partitions = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
@@ -134,7 +135,10 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
 
 
 def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
-    """The partitions of the topics that exist. Only these topics are asked for, however many the cluster has."""
+    """The partitions of the topics that exist.
+
+    Only these topics are asked for, however many the cluster has.
+    """
     partitions: list[TopicPartition] = []
     futures = admin.describe_topics(TopicCollection([*topics]), request_timeout=ANSWER_SECONDS)
     for name, future in futures.items():
@@ -154,7 +158,10 @@ def _offsets(
     which: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> Offsets:
-    """Begin or end offsets. For a reader of committed records, the end is before any open transaction."""
+    """Begin or end offsets.
+
+    For a reader of committed records, the end is before any open transaction.
+    """
     if not partitions:
         return {}
     requests = dict.fromkeys(partitions, which)

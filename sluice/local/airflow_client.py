@@ -55,7 +55,10 @@ class Airflow:
         return self._client.get(path, params=parameters or None, headers=self._headers())
 
     def json(self, path: str, **parameters: Any) -> Any:
-        """GET JSON, with decimal numbers as Decimal. Raises EngineError unless the status is 200."""
+        """GET JSON, with decimal numbers as Decimal.
+
+        Raises EngineError unless the status is 200.
+        """
         answer = self.ask(path, **parameters)
         if answer.status_code != httpx.codes.OK:
             raise EngineError(f"GET {path} returned {answer.status_code}: {answer.text[:500]}")

@@ -114,14 +114,21 @@ class EmbeddedKafka:
         self.bootstrap = f"{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
-        """Start the broker and wait until it answers. Raises PreflightError with the end of its log if it does not."""
+        """Start the broker and wait until it answers.
+
+        Raises PreflightError with the end of its log if it does not.
+        """
         start(self.folder, self.port, quick=self.quick, config=self.config)
 
     def stop(self) -> None:
         """Stop the broker and wait until its process has ended; do nothing if it is not running."""
         stop(self.folder)
 
-    def create_topics(self, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+    def create_topics(
+        self,
+        partitions: Mapping[str, int],
+        config: Mapping[str, str] | None = None,
+    ) -> None:
         """Create missing topics. `partitions`: topic → number of partitions."""
         create_topics(self.bootstrap, partitions, config)
 
@@ -188,9 +195,10 @@ def start(
 
 
 def stop(folder: Path) -> Broker | None:
-    """Stop the broker of `folder` and wait until it has ended. Returns the broker, or None if none was running.
+    """Stop the broker of `folder` and wait until it has ended.
 
-    The process gets SIGTERM, and SIGKILL if it has not ended after 20 seconds.
+    Returns the broker, or None if none was running. The process gets SIGTERM, and SIGKILL if it has
+    not ended after 20 seconds.
     """
     folder = folder.absolute()
     broker = running(folder)
@@ -207,7 +215,10 @@ def stop(folder: Path) -> Broker | None:
 
 
 def running(folder: Path) -> Broker | None:
-    """The running broker of `folder`, or None. Checks that the process id does not belong to another program now."""
+    """The running broker of `folder`, or None.
+
+    Checks that the process id does not belong to another program now.
+    """
     folder = folder.absolute()
     try:
         broker = msgspec.json.decode((folder / "broker.json").read_bytes(), type=Broker)
@@ -218,14 +229,21 @@ def running(folder: Path) -> Broker | None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """The arguments of a process. A process that was just spawned has none until its program is loaded."""
+    """The arguments of a process.
+
+    A process that was just spawned has none until its program is loaded.
+    """
     until = time.monotonic() + _LOADING_SECONDS
     while not (command := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.005)
     return command
 
 
-def create_topics(bootstrap: str, partitions: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+def create_topics(
+    bootstrap: str,
+    partitions: Mapping[str, int],
+    config: Mapping[str, str] | None = None,
+) -> None:
     """Create missing topics with `config`. `partitions`: topic → number of partitions."""
     topics = [NewTopic(topic, count, 1, config=dict(config or {})) for topic, count in partitions.items()]
     # The client is assigned to a variable because it must outlive its futures.
@@ -275,7 +293,10 @@ def _format(java: list[str], folder: Path, configuration: Path) -> None:
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start `command` in a new session, so that it does not get this process's Ctrl-C. Returns the process id."""
+    """Start `command` in a new session, so that it does not get this process's Ctrl-C.
+
+    Returns the process id.
+    """
     to_log = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     from_nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     actions = [from_nothing, to_log, (os.POSIX_SPAWN_DUP2, 1, 2)]

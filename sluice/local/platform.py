@@ -136,7 +136,10 @@ class LocalPlatform:
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
-        """Wait until all components are healthy. Raises EngineError if a component ends, or if it takes too long."""
+        """Wait until all components are healthy.
+
+        Raises EngineError if a component ends, or if it takes too long.
+        """
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
             unhealthy = airflow.unhealthy()
@@ -146,7 +149,10 @@ class LocalPlatform:
         airflow.close()
 
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
-        """Yield the elapsed seconds every `pause_s`. Raises EngineError after `seconds`, or if a component ends."""
+        """Yield the elapsed seconds every `pause_s`.
+
+        Raises EngineError after `seconds`, or if a component ends.
+        """
         began = time.monotonic()
         while (gone := time.monotonic() - began) < seconds:
             for service in self._services.values():
@@ -258,7 +264,10 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Secrets that Airflow's components share. Without them, each component would write its own to airflow.cfg."""
+    """Secrets that Airflow's components share.
+
+    Without them, each component would write its own to airflow.cfg.
+    """
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),

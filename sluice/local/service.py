@@ -18,14 +18,23 @@ _LOG_LINES = 25
 
 @dataclass(frozen=True)
 class Service:
-    """A running program. Its session contains all processes that it has started, including re-parented ones."""
+    """A running program.
+
+    Its session contains all processes that it has started, including re-parented ones.
+    """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     @classmethod
-    def start(cls, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> Service:
+    def start(
+        cls,
+        name: str,
+        command: list[str],
+        environment: Mapping[str, str],
+        log: Path,
+    ) -> Service:
         """Start `command` with its output in the file `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:

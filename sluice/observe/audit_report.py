@@ -146,7 +146,12 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
     return damaged
 
 
-def _is_standby_damaged(ledger: Ledger, info: GenerationInfo, worker: WorkerInfo, out: Console) -> bool:
+def _is_standby_damaged(
+    ledger: Ledger,
+    info: GenerationInfo,
+    worker: WorkerInfo,
+    out: Console,
+) -> bool:
     """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
     standby = worker.standby
     if standby is None or standby.batch < 0:

@@ -109,7 +109,11 @@ def gauges(
     yield Measurement("degraded", "rejections" in kinds)
 
 
-def _of_lag(lag: Lag, oldest_unread: Mapping[tuple[Partition, int], datetime], now: datetime) -> Iterator[Measurement]:
+def _of_lag(
+    lag: Lag,
+    oldest_unread: Mapping[tuple[Partition, int], datetime],
+    now: datetime,
+) -> Iterator[Measurement]:
     """The gauges of unread records."""
     for topic, partition in sorted(lag.partitions()):
         labels = (("topic", topic), ("partition", str(partition)))

@@ -25,7 +25,10 @@ both together."""
 
 @dataclass(frozen=True)
 class LedgerFigures:
-    """What the ledger says about all pipelines. Takes as many statements for sixty pipelines as for one."""
+    """What the ledger says about all pipelines.
+
+    Takes as many statements for sixty pipelines as for one.
+    """
 
     generations: Mapping[str, GenerationInfo]
     """Pipeline → its current generation."""
@@ -85,8 +88,16 @@ class LedgerFigures:
         return _batch(snapshot, audit if audit is not None and audit.batch == snapshot.batch else None, "")
 
 
-def batches(ledger: Ledger, info: GenerationInfo, limit: int, airflow: str = "") -> list[answers.BatchHistory]:
-    """The newest batches of a pipeline's current generation, newest first. `airflow` is Airflow's root path."""
+def batches(
+    ledger: Ledger,
+    info: GenerationInfo,
+    limit: int,
+    airflow: str = "",
+) -> list[answers.BatchHistory]:
+    """The newest batches of a pipeline's current generation, newest first.
+
+    `airflow` is Airflow's root path.
+    """
     snapshots = ledger.snapshots.recent(info.pipeline, limit)
     audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, limit)}
     return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
@@ -116,7 +127,11 @@ def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if count}
 
 
-def generations(ledger: Ledger, pipeline: str, now: datetime | None = None) -> list[answers.Generation]:
+def generations(
+    ledger: Ledger,
+    pipeline: str,
+    now: datetime | None = None,
+) -> list[answers.Generation]:
     """All generations of a pipeline: the current generation, and the generations of unfinished rebuilds and replays."""
     current, now = ledger.generations.current(pipeline), now or datetime.now(UTC)
     return [_generation(ledger, info, current, now) for info in ledger.generations.all(pipeline)]

@@ -64,14 +64,14 @@ class ChangedStores:
     from_topics: bool = False
 
     def run(self) -> int:
-        """Compute the changed stores and promote a new generation. Returns its number, or the current one's.
+        """Compute the changed stores and promote a new generation.
 
-        Runs go on while the stores are computed, and wait for the newest records and the promotion.
-        Nothing happens if no store has changed. Raises CompatibilityError for a change that
-        concerns all stores; EngineError without published state, after an interrupted batch, or if
-        the state has been replaced meanwhile; InputError if the topics no longer have all records
-        that the changed stores need, unless `from_topics`; DamagedState if the state is not as
-        published.
+        Returns its number, or the current one's. Runs go on while the stores are computed, and wait
+        for the newest records and the promotion. Nothing happens if no store has changed. Raises
+        CompatibilityError for a change that concerns all stores; EngineError without published
+        state, after an interrupted batch, or if the state has been replaced meanwhile; InputError
+        if the topics no longer have all records that the changed stores need, unless `from_topics`;
+        DamagedState if the state is not as published.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._lease(ledger) as lease:
@@ -137,7 +137,10 @@ class ChangedStores:
             )
 
     def _require_written(self, ledger: Ledger, state: _State) -> None:
-        """Fence off other drivers, so that they write no more output. Raises EngineError after an interrupted batch."""
+        """Fence off other drivers, so that they write no more output.
+
+        Raises EngineError after an interrupted batch.
+        """
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
         for database in databases_of(self.job, self.settings).values():
@@ -194,8 +197,17 @@ class ChangedStores:
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
 
-    def _require_same(self, ledger: Ledger, lease: Lease, before: _State, part: ComputedStores) -> _State:
-        """The state now. Raises EngineError if another command has replaced it, or removed the changed stores."""
+    def _require_same(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        before: _State,
+        part: ComputedStores,
+    ) -> _State:
+        """The state now.
+
+        Raises EngineError if another command has replaced it, or removed the changed stores.
+        """
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
         if not is_there or state.info.ref != before.info.ref or state.changes != before.changes:
@@ -206,8 +218,17 @@ class ChangedStores:
             )
         return state
 
-    def _promote(self, ledger: Ledger, lease: Lease, state: _State, part: ComputedStores | None) -> int:
-        """Fill a new generation with the kept and the computed state, and promote it. Returns its number."""
+    def _promote(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        state: _State,
+        part: ComputedStores | None,
+    ) -> int:
+        """Fill a new generation with the kept and the computed state, and promote it.
+
+        Returns its number.
+        """
         old, batch, changes = state.info, state.published.batch, state.changes
         # A run may have been interrupted while the stores were computed.
         self._require_written(ledger, state)

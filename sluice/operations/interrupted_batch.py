@@ -8,7 +8,13 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
 
 
-def require_complete(ledger: Ledger, published: Snapshot, written: Batch | None, *, next_step: str) -> None:
+def require_complete(
+    ledger: Ledger,
+    published: Snapshot,
+    written: Batch | None,
+    *,
+    next_step: str,
+) -> None:
     """Raise EngineError with this next step unless all batches that were begun or written have been published."""
     planned = ledger.plans.unpublished(published.ref)
     last = max(-1 if batch is None else batch.number for batch in (planned, written))

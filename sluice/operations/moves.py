@@ -27,11 +27,11 @@ from sluice.values.host_ports import address_of
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
-    """Move a worker with all its shards to `place`. Returns the number of copied versions. Can be repeated.
+    """Move a worker with all its shards to `place`. Returns the number of copied versions.
 
-    Raises NotFound if the pipeline has no such worker, and Refused if another server answers at
-    that address, if the server is the worker's standby, or if another command has changed the
-    worker's place meanwhile.
+    Can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if another
+    server answers at that address, if the server is the worker's standby, or if another command has
+    changed the worker's place meanwhile.
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)
@@ -151,7 +151,11 @@ def _is_shared(worker: WorkerInfo) -> bool:
     return not worker.location.startswith(("sqlite", "http"))
 
 
-def fill_and_seal(source: Shard, copy: ShardCopy, require_newest: Callable[[], None] = lambda: None) -> None:
+def fill_and_seal(
+    source: Shard,
+    copy: ShardCopy,
+    require_newest: Callable[[], None] = lambda: None,
+) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
     Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest`

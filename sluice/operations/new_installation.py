@@ -28,9 +28,10 @@ class NewInstallation:
         self._copies: list[ShardCopy] = []
 
     def finish_interrupted(self, *, next_step: str) -> bool:
-        """Finish a copy that was interrupted after its ledger was copied. Returns whether there was one.
+        """Finish a copy that was interrupted after its ledger was copied.
 
-        Raises Refused, with this next step, if the ledger has pipelines that come from elsewhere.
+        Returns whether there was one. Raises Refused, with this next step, if the ledger has
+        pipelines that come from elsewhere.
         """
         pipelines = self._target.generations.pipelines()
         if not pipelines:

@@ -51,11 +51,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Rebuilds a pipeline's state. With `from_topics`, it may read fewer records than before, if some were deleted.
+    """Rebuilds a pipeline's state.
 
-    `run` promotes the new generation at once, and runs wait for it. `replay` builds it beside the
-    current one while runs go on. It stays there until `promote`, which first repeats the batches
-    published since, or until it is dropped.
+    With `from_topics`, it may read fewer records than before, if some were deleted. `run` promotes
+    the new generation at once, and runs wait for it. `replay` builds it beside the current one
+    while runs go on. It stays there until `promote`, which first repeats the batches published
+    since, or until it is dropped.
 
     Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
     repair, if any; it is stored in a note together with the duration of the rebuild.
@@ -104,11 +105,11 @@ class Rebuild:
         return new.generation
 
     def replay(self, span: Span = EVERYTHING) -> int:
-        """Build a new generation from a part of the topics, without promoting it. Returns its number.
+        """Build a new generation from a part of the topics, without promoting it.
 
-        The new generation replaces an earlier replay's generation. Its state may differ from the
-        current state; the user decides whether to promote it. Raises the same errors as `run`, and
-        EngineError if no record was read in that part.
+        Returns its number. The new generation replaces an earlier replay's generation. Its state
+        may differ from the current state; the user decides whether to promote it. Raises the same
+        errors as `run`, and EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._current(ledger) as lease:
@@ -126,9 +127,10 @@ class Rebuild:
     def begin_beside(
         self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
-        """Remove other generations. Returns a new one, and the batches to `build` it with when the lease is released.
+        """Remove other generations.
 
-        `lease` is the lease of the current generation.
+        Returns a new one, and the batches to `build` it with when the lease is released. `lease` is
+        the lease of the current generation.
         """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
@@ -151,18 +153,20 @@ class Rebuild:
         ).run()
 
     def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
-        """The batches of the current generation with which a generation beside it catches up. Needs its lease.
+        """The batches of the current generation with which a generation beside it catches up.
 
-        Raises InputError if the topics have lost records that the generation has not read yet.
+        Needs its lease. Raises InputError if the topics have lost records that the generation has
+        not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
 
     def promote(self) -> int:
-        """Bring the generation that `replay` has built up to date, and make it the current one. Returns its number.
+        """Bring the generation that `replay` has built up to date, and make it the current one.
 
-        Does nothing if the promotion is repeated, such as after the connection to the ledger was
-        lost. Raises EngineError if there is no such generation, and the same errors as `run`.
+        Returns its number. Does nothing if the promotion is repeated, such as after the connection
+        to the ledger was lost. Raises EngineError if there is no such generation, and the same
+        errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             if is_promoted(ledger, lease.ref):
@@ -242,7 +246,12 @@ class Rebuild:
         self._require_last_records(ledger, old, now)
         return sources, now
 
-    def _require_last_records(self, ledger: Ledger, ref: GenerationRef, now: Mapping[str, Topic]) -> None:
+    def _require_last_records(
+        self,
+        ledger: Ledger,
+        ref: GenerationRef,
+        now: Mapping[str, Topic],
+    ) -> None:
         """Raise InputError if a partition has lost records that a generation read, and got others at their offsets."""
         identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
         identity.require_last_records(now)
@@ -291,7 +300,12 @@ class Rebuild:
         divided_steps = [replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided]
         return History(divided_steps, unpublished_steps, complete=False)
 
-    def _unpublished(self, ledger: Ledger, latest: Snapshot | None, old: GenerationRef) -> list[Batch]:
+    def _unpublished(
+        self,
+        ledger: Ledger,
+        latest: Snapshot | None,
+        old: GenerationRef,
+    ) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
         If the ledger was restored from a backup, several batches may have been written since. They
@@ -313,7 +327,12 @@ class Rebuild:
             return []
         return [marker.with_earlier]
 
-    def _require_no_batch_between(self, ledger: Ledger, old: GenerationRef, latest: Snapshot | None) -> None:
+    def _require_no_batch_between(
+        self,
+        ledger: Ledger,
+        old: GenerationRef,
+        latest: Snapshot | None,
+    ) -> None:
         """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
@@ -338,10 +357,19 @@ class Rebuild:
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:
-        """The newest generation that has written output. A ledger that was restored from a backup may not know it."""
+        """The newest generation that has written output.
+
+        A ledger that was restored from a backup may not know it.
+        """
         return max(read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0)
 
-    def _compare(self, ledger: Ledger, old: GenerationRef, new: GenerationRef, history: History) -> None:
+    def _compare(
+        self,
+        ledger: Ledger,
+        old: GenerationRef,
+        new: GenerationRef,
+        history: History,
+    ) -> None:
         """Raise EngineError if the same topology and records do not reproduce the published state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
         assert before is not None
@@ -462,7 +490,10 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 
 
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
-    """The generation that a replay has built beside the current one. Raises EngineError before a replay."""
+    """The generation that a replay has built beside the current one.
+
+    Raises EngineError before a replay.
+    """
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
         raise EngineError(
@@ -473,9 +504,10 @@ def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Returns its number. Raises EngineError before a replay.
+    """Remove the generation that a replay built. Returns its number.
 
-    If a drop is repeated, such as after it was interrupted, removes what is left.
+    Raises EngineError before a replay. If a drop is repeated, such as after it was interrupted,
+    removes what is left.
     """
     name = job.pipeline.name
     holder = this_process(settings.run or "drop")

@@ -51,7 +51,11 @@ class RepartitionResult:
     """None if the pipeline already had this number of workers, so that nothing was moved."""
 
 
-def repartition(job: Job, settings: Settings, progress: Progress = lambda _: None) -> RepartitionResult:
+def repartition(
+    job: Job,
+    settings: Settings,
+    progress: Progress = lambda _: None,
+) -> RepartitionResult:
     """Spread a pipeline's state over the workers that it now has. Returns the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated.
@@ -132,7 +136,10 @@ def _divide(
     epoch: int,
     progress: Progress,
 ) -> tuple[list[Checksums], int]:
-    """Fill the new shards from the old ones. Returns the new shards' checksums, and the number of rows and states."""
+    """Fill the new shards from the old ones.
+
+    Returns the new shards' checksums, and the number of rows and states.
+    """
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
     audit = ledger.audits.newest(old.ref)
     rows = 0

@@ -62,7 +62,11 @@ def retain(
     return RetentionResult(pipeline, forgotten, versions, failed)
 
 
-def _oldest_kept(snapshots: list[Snapshot], keep_snapshots: int, deadline: datetime) -> Snapshot | None:
+def _oldest_kept(
+    snapshots: list[Snapshot],
+    keep_snapshots: int,
+    deadline: datetime,
+) -> Snapshot | None:
     """The oldest snapshot to keep: the snapshot that was the newest at the deadline, or an earlier one.
 
     `snapshots` are sorted from newest to oldest.

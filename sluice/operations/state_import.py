@@ -20,11 +20,16 @@ from sluice.state.remote.opening import open_shard
 from sluice.state.shard.addresses import is_file, shown
 
 
-def import_state(source: Ledger, target: Ledger, shards: str, progress: Progress = lambda _: None) -> int:
-    """Copy all pipelines of a ledger, with their shards to `shards`. Returns the number of copied versions.
+def import_state(
+    source: Ledger,
+    target: Ledger,
+    shards: str,
+    progress: Progress = lambda _: None,
+) -> int:
+    """Copy all pipelines of a ledger, with their shards to `shards`.
 
-    Can be repeated until it succeeds. Raises Refused if the target has pipelines, or if a state
-    server has a worker; LeaseError if a run is in progress.
+    Returns the number of copied versions. Can be repeated until it succeeds. Raises Refused if the
+    target has pipelines, or if a state server has a worker; LeaseError if a run is in progress.
     """
     installation = NewInstallation(source, target, shards)
     if installation.finish_interrupted(next_step="Set SLUICE_LEDGER to an empty database."):

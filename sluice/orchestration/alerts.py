@@ -38,11 +38,16 @@ def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> Deadlin
     )
 
 
-async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: dict[str, Any] | None = None) -> str:
-    """Alert unless a snapshot has been published since the run was queued. Airflow's triggerer calls this.
+async def check_age(
+    pipeline: str,
+    deadline_ms: int,
+    notify: str = "",
+    context: dict[str, Any] | None = None,
+) -> str:
+    """Alert unless a snapshot has been published since the run was queued.
 
-    A run that lingers can last longer than the deadline, although its data are new. Returns a
-    sentence about the outcome.
+    Airflow's triggerer calls this. A run that lingers can last longer than the deadline, although
+    its data are new. Returns a sentence about the outcome.
     """
     context = context or {}
     allowed = timedelta(milliseconds=deadline_ms)
@@ -52,7 +57,13 @@ async def check_age(pipeline: str, deadline_ms: int, notify: str = "", context: 
     return await alert(pipeline, queued, why, notify, context)
 
 
-async def alert(pipeline: str, since: datetime, why: str, notify: str, context: dict[str, Any]) -> str:
+async def alert(
+    pipeline: str,
+    since: datetime,
+    why: str,
+    notify: str,
+    context: dict[str, Any],
+) -> str:
     """Record that a pipeline's data are too old, and call `notify`, unless its newest snapshot is newer than `since`.
 
     Alerts only once until a run has read all records. Returns a sentence about the outcome.
@@ -69,7 +80,13 @@ async def alert(pipeline: str, since: datetime, why: str, notify: str, context: 
     return detail
 
 
-def _note_if_old(configuration: Settings, pipeline: str, since: datetime, why: str, run: str) -> str:
+def _note_if_old(
+    configuration: Settings,
+    pipeline: str,
+    since: datetime,
+    why: str,
+    run: str,
+) -> str:
     with Ledger.open(configuration.ledger) as ledger:
         newest = ledger.snapshots.latest(pipeline)
         # A run that lingers publishes without ending, and another run may have published meanwhile.

@@ -99,7 +99,10 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
 
 
 def _note(broken: dict[str, SluiceError]) -> None:
-    """Record broken files in the ledger. Wait only a short time, so that an unreachable ledger does not delay DAGs."""
+    """Record broken files in the ledger.
+
+    Wait only a short time, so that an unreachable ledger does not delay DAGs.
+    """
     noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
     noting.start()
     noting.join(_NOTE_SECONDS)
@@ -119,7 +122,10 @@ def _as_ours(error: Exception) -> SluiceError:
 
 
 def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
-    """DAG id → broken file. The id is the pipeline's name if the file's text contains it, otherwise the file's name."""
+    """DAG id → broken file.
+
+    The id is the pipeline's name if the file's text contains it, otherwise the file's name.
+    """
     files: dict[str, Broken] = {}
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
@@ -135,7 +141,10 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
 
 
 def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
-    """The DAG of a pipeline, with the pipeline's name and a task that runs the pipeline. Has one active run at most."""
+    """The DAG of a pipeline, with the pipeline's name and a task that runs the pipeline.
+
+    Has one active run at most.
+    """
     job, deadline = plan(pipeline).job, pipeline.deadline_ms
     dag = DAG(
         pipeline.name,
@@ -199,7 +208,10 @@ def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:
 
 
 def _broken_dag(name: str, broken: Broken) -> DAG:
-    """The DAG of a pipeline that cannot be loaded. It keeps the history of runs visible, and has no schedule."""
+    """The DAG of a pipeline that cannot be loaded.
+
+    It keeps the history of runs visible, and has no schedule.
+    """
     from airflow.providers.standard.operators.python import PythonOperator
 
     message = "\n".join(f"    {line}" for line in str(broken.error).splitlines())

@@ -97,7 +97,11 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
                 yield TriggerEvent(overdue)  # type: ignore[no-untyped-call]
 
 
-def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: dict[str, Any]) -> DAG:
+def deadlines_dag(
+    watched: Mapping[str, OverdueTrigger],
+    notify: str,
+    defaults: dict[str, Any],
+) -> DAG:
     """The DAG that alerts for these pipelines. `notify` is the import path of an async function."""
     assets = [Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)]) for name, trigger in watched.items()]
     dag = DAG(
@@ -121,7 +125,10 @@ def deadlines_dag(watched: Mapping[str, OverdueTrigger], notify: str, defaults: 
 
 
 def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> list[str]:
-    """Alert for each event of the run, unless a snapshot has been published meanwhile. Returns a sentence per event."""
+    """Alert for each event of the run, unless a snapshot has been published meanwhile.
+
+    Returns a sentence per event.
+    """
     alerts = []
     dag_run = context["dag_run"]
     run = {"dag_run": {"dag_id": dag_run.dag_id, "dag_run_id": dag_run.run_id}}

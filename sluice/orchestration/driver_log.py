@@ -1,6 +1,7 @@
 """Brings the lines of a driver into Airflow's log at the levels that the driver gave them.
 
-Airflow's hook logs every line of spark-submit as INFO, so a filter for warnings and errors would show none of them.
+Airflow's hook logs every line of spark-submit as INFO, so a filter for warnings and errors would
+show none of them.
 """
 
 from __future__ import annotations
@@ -68,14 +69,18 @@ class _LogAtLevel:
 
 
 def levels(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Each line with its level. The lines of a stack trace have the level of the line before them."""
+    """Each line with its level.
+
+    The lines of a stack trace have the level of the line before them.
+    """
     level, is_in_traceback = logging.INFO, False
     for line in lines:
         own_level = _own_level(line)
         if own_level is not None:
             level, is_in_traceback = own_level, line.startswith(_TRACEBACK)
         elif not line[:1].isspace() and not line.startswith(_CONTINUED):
-            # The first line of a traceback that is not indented is the exception. The next one is something else.
+            # The first line of a traceback that is not indented is the exception. The next one is
+            # something else.
             level = level if is_in_traceback else logging.INFO
             is_in_traceback = False
         yield line, level

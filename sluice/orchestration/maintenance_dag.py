@@ -18,7 +18,10 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline. Raises StateError at the end if some shards could not be reached."""
+    """Apply retention to every pipeline.
+
+    Raises StateError at the end if some shards could not be reached.
+    """
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
         for pipeline in ledger.generations.pipelines():

@@ -93,7 +93,10 @@ class SluiceOperator(SparkSubmitOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Submit the pipeline and wait until it has read everything. A wrong configuration fails without retries."""
+        """Submit the pipeline and wait until it has read everything.
+
+        A wrong configuration fails without retries.
+        """
         started_at = now()
         self._count_retry(context)
         arguments, configuration = [*_options(context), self.pipeline], _settings(context)
@@ -149,7 +152,10 @@ class SluiceOperator(SparkSubmitOperator):
         return {name: database_url(name) for name in self.databases}
 
     def get_openlineage_facets_on_start(self) -> Lineage:
-        """The datasets that the run reads and writes. Airflow's OpenLineage provider calls this method."""
+        """The datasets that the run reads and writes.
+
+        Airflow's OpenLineage provider calls this method.
+        """
         return self._lineage(get_current_context())
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:

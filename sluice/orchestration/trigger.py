@@ -63,9 +63,10 @@ class Burst:
         self._ever, self._fired_at = True, now - ago_s
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock. No event is due while a driver runs.
+        """Whether an event is due at `now`, in seconds of a monotonic clock.
 
-        `is_lasting`: the last run has failed with an error that would end the same run again.
+        No event is due while a driver runs. `is_lasting`: the last run has failed with an error
+        that would end the same run again.
         """
         # A run could not read what an open transaction holds back.
         if lag.readable == 0:
@@ -225,9 +226,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._watch = None
 
     async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
-        """Observe the pipeline. None while the broker, a topic or the ledger is unreachable, which is logged once.
+        """Observe the pipeline.
 
-        A new burst learns when the last run began, which an earlier triggerer has started.
+        None while the broker, a topic or the ledger is unreachable, which is logged once. A new
+        burst learns when the last run began, which an earlier triggerer has started.
         """
         try:
             seen = await watch.observe(self.pipeline, frozenset(self.topics))

@@ -1,4 +1,7 @@
-"""End offsets, positions and leases, which all triggers of a triggerer watch. They are read once for all triggers."""
+"""End offsets, positions and leases, which all triggers of a triggerer watch.
+
+They are read once for all triggers.
+"""
 
 from __future__ import annotations
 
@@ -78,16 +81,20 @@ class Watch:
         self._topics[trigger] = topics
 
     async def leave(self, trigger: object) -> None:
-        """Stop watching the topics of a trigger. When the last trigger leaves, the connections are closed."""
+        """Stop watching the topics of a trigger.
+
+        When the last trigger leaves, the connections are closed.
+        """
         self._topics.pop(trigger, None)
         if not self._topics and self._ledger is not None:
             ledger, self._ledger, self._admin = self._ledger, None, None
             await asyncio.to_thread(ledger.close)
 
     async def observe(self, pipeline: str, topics: frozenset[str]) -> Observation:
-        """Observe a pipeline for a trigger that has joined. Topics that do not exist are missing in the lag.
+        """Observe a pipeline for a trigger that has joined.
 
-        Raises BrokersUnreachable, and StateError if the ledger cannot be reached.
+        Topics that do not exist are missing in the lag. Raises BrokersUnreachable, and StateError
+        if the ledger cannot be reached.
         """
         topics_of_all = frozenset[str]().union(*self._topics.values())
         shared = await self._rounds.get(topics_of_all, lambda: self._read(topics_of_all))

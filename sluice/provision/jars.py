@@ -67,7 +67,10 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
-    """Read the lock file. Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`."""
+    """Read the lock file.
+
+    Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`.
+    """
     return tuple(_parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
@@ -80,7 +83,10 @@ def _parse(line: str) -> Jar:
 
 
 def folder(bundle: Bundle, root: Path) -> Path:
-    """The folder of `bundle` below `root`. Raises PreflightError if the folder is missing or incomplete."""
+    """The folder of `bundle` below `root`.
+
+    Raises PreflightError if the folder is missing or incomplete.
+    """
     path = root / bundle
     if not is_ready(path, _jars_of(bundle, read_lock())):
         raise PreflightError(
@@ -91,7 +97,10 @@ def folder(bundle: Bundle, root: Path) -> Path:
 
 
 def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
-    """Whether `path` was created for exactly these `jars` and all of them still exist. Does not verify checksums."""
+    """Whether `path` was created for exactly these `jars` and all of them still exist.
+
+    Does not verify checksums.
+    """
     jars = tuple(jars)
     mark = path / _MARK
     return (
@@ -107,7 +116,10 @@ def provide(
     lock: Path = LOCK,
     on_jar: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download missing bundles to `root`. Raises PreflightError if a jar is missing or has the wrong checksum."""
+    """Download missing bundles to `root`.
+
+    Raises PreflightError if a jar is missing or has the wrong checksum.
+    """
     jars = read_lock(lock)
     missing = [bundle for bundle in bundles if not is_ready(root / bundle, _jars_of(bundle, jars))]
     if not missing:
@@ -152,7 +164,12 @@ def _lanes(jars: tuple[Jar, ...]) -> list[tuple[Jar, ...]]:
     return [jars[start::lanes] for start in range(lanes)]
 
 
-def _fetch(java: Path, lanes: list[tuple[Jar, ...]], work: Path, on_jar: Callable[[], None]) -> dict[Module, Path]:
+def _fetch(
+    java: Path,
+    lanes: list[tuple[Jar, ...]],
+    work: Path,
+    on_jar: Callable[[], None],
+) -> dict[Module, Path]:
     def fetch(numbered: tuple[int, tuple[Jar, ...]]) -> dict[Module, Path]:
         number, lane = numbered
         modules = [jar.module for jar in lane]

@@ -32,7 +32,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """Find Java in JAVA_HOME, else on the PATH. Raises PreflightError if it is missing or too old."""
+    """Find Java in JAVA_HOME, else on the PATH.
+
+    Raises PreflightError if it is missing or too old.
+    """
     next_step = f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
     path = _java_path(environ)
     if path is None:
@@ -87,7 +90,10 @@ def free_port() -> int:
 
 
 def check_port(port: int, *, purpose: str = "", next_step: str = "") -> None:
-    """Raise PreflightError if `port` is not available. `purpose` is the component that needs it, for the message."""
+    """Raise PreflightError if `port` is not available.
+
+    `purpose` is the component that needs it, for the message.
+    """
     if (reason := _why_not(port)) is None:
         return
     wanted = f", which {purpose} needs," if purpose else ""
@@ -109,7 +115,10 @@ def _why_not(port: int) -> str | None:
 
 
 def check_memory(need_mib: int = DEMO_MEMORY_MIB, meminfo: Path = Path("/proc/meminfo")) -> None:
-    """Raise PreflightError if less than `need_mib` MiB are available. Passes if the system has no /proc/meminfo."""
+    """Raise PreflightError if less than `need_mib` MiB are available.
+
+    Passes if the system has no /proc/meminfo.
+    """
     try:
         available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
     except OSError:

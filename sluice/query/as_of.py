@@ -81,7 +81,10 @@ NEWEST = AsOf()
 
 
 def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
-    """The snapshot that `as_of` names. Raises NotFound if it never existed, and Gone if it is no longer kept."""
+    """The snapshot that `as_of` names.
+
+    Raises NotFound if it never existed, and Gone if it is no longer kept.
+    """
     pipeline = newest.pipeline
     if as_of == _STANDBY:
         return _at_standbys(ledger, newest)
@@ -150,7 +153,10 @@ def as_snapshot(text: str) -> tuple[int, int] | None:
 
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
-    """Parse positions: `topic:partition:offset`, separated by commas. Raises QueryError if the text is invalid."""
+    """Parse positions: `topic:partition:offset`, separated by commas.
+
+    Raises QueryError if the text is invalid.
+    """
     positions: dict[str, dict[str, int]] = {}
     for part in text.split(","):
         topic, _, rest = part.strip().partition(":")

@@ -65,7 +65,13 @@ class PipelineSnapshot:
         return self._pins[name]
 
 
-def only_store(name: str, stores: Sequence[StoreInfo], *, unknown: str, ambiguous: str) -> StoreInfo:
+def only_store(
+    name: str,
+    stores: Sequence[StoreInfo],
+    *,
+    unknown: str,
+    ambiguous: str,
+) -> StoreInfo:
     """The only element of `stores`, which are the stores with this name.
 
     Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the
@@ -84,7 +90,10 @@ def only_store(name: str, stores: Sequence[StoreInfo], *, unknown: str, ambiguou
 
 
 class Catalogue:
-    """Caches reads of the ledger for `FRESH_SECONDS`. Reads that are in demand are renewed a little earlier."""
+    """Caches reads of the ledger for `FRESH_SECONDS`.
+
+    Reads that are in demand are renewed a little earlier.
+    """
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -184,7 +193,14 @@ class Catalogue:
             by_name.setdefault(store.name, []).append(store)
         return by_name
 
-    async def _fresh(self, name: Hashable, read: Callable[[], T], *, times: int = 1, since: float | None = None) -> T:
+    async def _fresh(
+        self,
+        name: Hashable,
+        read: Callable[[], T],
+        *,
+        times: int = 1,
+        since: float | None = None,
+    ) -> T:
         """A result from the ledger, at most `times * FRESH_SECONDS` old, or read at `since` or later."""
         now, max_age = self._clock(), FRESH_SECONDS * times
         cached = self._cache.get(name)

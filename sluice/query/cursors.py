@@ -34,7 +34,10 @@ def write_cursor(cursor: Cursor, secret: bytes) -> str:
 
 
 def read_cursor(text: str, secret: bytes, store: str) -> Cursor:
-    """Parse a cursor of `store`. Raises QueryError for another store's cursor, or if the signature is wrong."""
+    """Parse a cursor of `store`.
+
+    Raises QueryError for another store's cursor, or if the signature is wrong.
+    """
     try:
         signed = base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
         signature, content = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]

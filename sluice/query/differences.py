@@ -25,7 +25,10 @@ Kind = Literal["changed", "missing", "added"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A key, or a key's window, with its values in both snapshots. The value is None in a snapshot without the key."""
+    """A key, or a key's window, with its values in both snapshots.
+
+    The value is None in a snapshot without the key.
+    """
 
     kind: Kind
     key: str
@@ -56,9 +59,10 @@ class Differences:
 
 
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
-    """Compare all entries of a store at two snapshots. Values are equal if their published texts are equal.
+    """Compare all entries of a store at two snapshots.
 
-    Raises TooSlow after `_DIFF_SECONDS`, and Incomplete if a worker is unavailable.
+    Values are equal if their published texts are equal. Raises TooSlow after `_DIFF_SECONDS`, and
+    Incomplete if a worker is unavailable.
     """
     differences = Differences()
     try:

@@ -51,7 +51,10 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
 
 
 def _fields(ddl: str) -> dict[str, str] | None:
-    """The fields of a struct with their types; empty for any other type. None if the text is not a type."""
+    """The fields of a struct with their types; empty for any other type.
+
+    None if the text is not a type.
+    """
     fields = struct_fields(ddl.strip())
     if fields:
         return fields if all(fields.values()) else None

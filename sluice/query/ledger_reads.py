@@ -20,7 +20,10 @@ _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 
 async def read_ledger(read: Callable[[], T]) -> T:
-    """The result of `read`, which runs in another thread. Raises StateError after `ANSWER_SECONDS`."""
+    """The result of `read`, which runs in another thread.
+
+    Raises StateError after `ANSWER_SECONDS`.
+    """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(_THREADS, read)

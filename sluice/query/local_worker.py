@@ -49,7 +49,10 @@ class LocalWorker:
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result. A look-up in SQLite runs in this thread, because switching threads would take longer."""
+        """The query's result.
+
+        A look-up in SQLite runs in this thread, because switching threads would take longer.
+        """
         if query.is_quick:
             shard = self._shards.get("get")
             # PostgreSQL's answer may take a while, so its look-ups run in other threads.
@@ -67,10 +70,10 @@ class LocalWorker:
         self._shards.clear()
 
     def _hold(self, shard: LocalShard, as_of: int) -> bool:
-        """Hold the shard for look-ups of a batch. Returns False if the shard's file has been removed or replaced.
+        """Hold the shard for look-ups of a batch.
 
-        A hold that began before a batch was published does not have the batch, so a newer batch
-        needs a new hold.
+        Returns False if the shard's file has been removed or replaced. A hold that began before a
+        batch was published does not have the batch, so a newer batch needs a new hold.
         """
         if self._held_shard is shard and as_of <= self._held_as_of:
             return True

@@ -36,12 +36,12 @@ def read_store(
     end: str | None = None,
     limit: int | None = None,
 ) -> list[answers.Entry]:
-    """Read a store's entries, in order, from the ledger and shards in the settings. Needs no server.
+    """Read a store's entries, in order, from the ledger and shards in the settings.
 
-    Takes the parameters of `Client.range`; with `limit`, it returns only the first `limit`
-    entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does not
-    exist, QueryError without `limit` if there are more than 100,000 entries, and StateError if a
-    worker's shard cannot be read.
+    Needs no server. Takes the parameters of `Client.range`; with `limit`, it returns only the first
+    `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does
+    not exist, QueryError without `limit` if there are more than 100,000 entries, and StateError if
+    a worker's shard cannot be read.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
@@ -56,7 +56,13 @@ def read_store(
     return [_to_answer(entry) for entry in entries]
 
 
-async def _read(name: str, pipeline: str | None, as_of: AsOf, within: Range, limit: int | None) -> list[Entry]:
+async def _read(
+    name: str,
+    pipeline: str | None,
+    as_of: AsOf,
+    within: Range,
+    limit: int | None,
+) -> list[Entry]:
     with Ledger.open(settings().ledger) as ledger:
         reader = Reader(ledger)
         try:

@@ -43,12 +43,12 @@ MANY = 2_000
 
 
 class Reader:
-    """Reads stores, each query at one pinned snapshot. One reader serves a whole process, in one event loop.
+    """Reads stores, each query at one pinned snapshot.
 
-    `served` returns the shard's address if this process's own state server serves the worker. Every
-    query raises StateError if the ledger, or the owner of the requested key, cannot be read; Gone
-    if retention removed the snapshot during the query; and Busy if too many queries are already
-    scanning stores.
+    One reader serves a whole process, in one event loop. `served` returns the shard's address if
+    this process's own state server serves the worker. Every query raises StateError if the ledger,
+    or the owner of the requested key, cannot be read; Gone if retention removed the snapshot during
+    the query; and Busy if too many queries are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
@@ -69,7 +69,10 @@ class Reader:
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The values of up to `MAX_KEYS` keys, in the order of `keys`. Omits keys without a value."""
+        """The values of up to `MAX_KEYS` keys, in the order of `keys`.
+
+        Omits keys without a value.
+        """
         _require_windows(pin, are_there=False)
         wanted = list(dict.fromkeys(keys))
         if len(wanted) > MAX_KEYS:
@@ -90,7 +93,13 @@ class Reader:
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
         return Answer(pin, statuses, entries)
 
-    async def windows(self, pin: Pin, key: str, start: int | None = None, end: int | None = None) -> Answer:
+    async def windows(
+        self,
+        pin: Pin,
+        key: str,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Answer:
         """The windows of one key whose start lies between two times (epoch ms, both inclusive), sorted.
 
         Raises QueryError if there are more than `MAX_ENTRIES`.
@@ -126,7 +135,13 @@ class Reader:
         next_after = _order(entries[limit - 1]) if len(entries) > limit else None
         return Page(pin, statuses, entries[:limit], next_after)
 
-    async def all(self, pin: Pin, within: Range = EVERYTHING, *, workers: Iterable[WorkerInfo] | None = None) -> Answer:
+    async def all(
+        self,
+        pin: Pin,
+        within: Range = EVERYTHING,
+        *,
+        workers: Iterable[WorkerInfo] | None = None,
+    ) -> Answer:
         """All entries. Raises QueryError if there are more than `MAX_ENTRIES`."""
         page = await self.scan(pin, within, limit=MAX_ENTRIES, workers=workers)
         if page.after is not None:
@@ -272,7 +287,13 @@ def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the t
     raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Query the windows of the key.")
 
 
-def _merge_groups(shares: list[list[Group]], field: str, group_by: str, order: Order, limit: int | None) -> list[Group]:
+def _merge_groups(
+    shares: list[list[Group]],
+    field: str,
+    group_by: str,
+    order: Order,
+    limit: int | None,
+) -> list[Group]:
     aggregates = Aggregates(field, group_by)
     for groups in shares:
         aggregates.merge(groups)

@@ -22,7 +22,10 @@ def snapshot_name(snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Pin:
-    """A store at one snapshot. Queries with the same pin see the same state, whatever is published meanwhile."""
+    """A store at one snapshot.
+
+    Queries with the same pin see the same state, whatever is published meanwhile.
+    """
 
     store: StoreInfo
     snapshot: Snapshot

@@ -14,7 +14,10 @@ WAIT_SECONDS = 10.0
 
 
 class Gate:
-    """Admits `running` queries and queues `waiting` more. Raises Busy for further queries, and after a long wait."""
+    """Admits `running` queries and queues `waiting` more.
+
+    Raises Busy for further queries, and after a long wait.
+    """
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._most = running + waiting

@@ -14,7 +14,10 @@ def time_text(ms: int) -> str:
 
 
 def parse_time(name: str, text: str | None) -> int | None:
-    """Parse epoch milliseconds, or ISO 8601 (UTC without a zone). Raises QueryError, which names the parameter."""
+    """Parse epoch milliseconds, or ISO 8601 (UTC without a zone).
+
+    Raises QueryError, which names the parameter.
+    """
     return None if text is None else (parse_moment(name, text) - _EPOCH) // timedelta(milliseconds=1)
 
 

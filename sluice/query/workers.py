@@ -37,7 +37,10 @@ class Worker(Protocol):
     """A worker, on this host or another."""
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result. Raises StateError for an unreadable shard, QueryError for an unsuitable query."""
+        """The query's result.
+
+        Raises StateError for an unreadable shard, QueryError for an unsuitable query.
+        """
 
     async def close(self) -> None: ...
 
@@ -61,7 +64,10 @@ class OpenWorkers(Generic[W]):
         self._checked = clock()
 
     def get(self, key: Hashable) -> W | None:
-        """The open worker with this key; None if it is not open, so that the caller adds it. It counts as used now."""
+        """The open worker with this key; None if it is not open, so that the caller adds it.
+
+        It counts as used now.
+        """
         self._used[key] = self._clock()
         return self._workers.get(key)
 
@@ -70,7 +76,10 @@ class OpenWorkers(Generic[W]):
         return worker
 
     async def close_unused(self) -> None:
-        """Close the workers that have not been used for `OPEN_SECONDS`. Looks for them only once in this time."""
+        """Close the workers that have not been used for `OPEN_SECONDS`.
+
+        Looks for them only once in this time.
+        """
         oldest = self._clock() - OPEN_SECONDS
         if self._checked > oldest:
             return
@@ -86,7 +95,10 @@ class OpenWorkers(Generic[W]):
 
 
 class Workers:
-    """All workers. `served` returns the address of a shard that this process's own state server serves."""
+    """All workers.
+
+    `served` returns the address of a shard that this process's own state server serves.
+    """
 
     def __init__(
         self,
@@ -106,9 +118,10 @@ class Workers:
         return isinstance(self._worker(info), LocalWorker)
 
     async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The result as a list of one, and the worker's status. If the worker is unavailable, its standby is queried.
+        """The result as a list of one, and the worker's status.
 
-        The list is empty if the standby does not have the query's snapshot, or is unavailable too.
+        If the worker is unavailable, its standby is queried. The list is empty if the standby does
+        not have the query's snapshot, or is unavailable too.
         """
         result, status = await self.execute_at(info, query)
         return (result, status) if result else await self.execute_at_standby(info, query, status)

@@ -92,9 +92,17 @@ class Admission:
 
 
 class Arrival(asyncio.Protocol):
-    """The protocol of a connection until it is accepted. Then TLS, if any, and HTTP take its place."""
+    """The protocol of a connection until it is accepted.
 
-    def __init__(self, admission: Admission, tls: ssl.SSLContext | None, http: Callable[[], PatientProtocol]) -> None:
+    Then TLS, if any, and HTTP take its place.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        tls: ssl.SSLContext | None,
+        http: Callable[[], PatientProtocol],
+    ) -> None:
         self._admission = admission
         self._tls = tls
         self._http = http

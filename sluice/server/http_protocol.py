@@ -72,9 +72,10 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client will send nothing more. Requests whose response has not begun are answered first.
+        """Called when the client will send nothing more.
 
-        A response that is being streamed ends, because the client may just as well have left.
+        Requests whose response has not begun are answered first. A response that is being streamed
+        ends, because the client may just as well have left.
         """
         self._batched.flush()
         running, newest = self._running, self.cycle

@@ -308,7 +308,11 @@ async def _rows(request: Request) -> bytes:
     return await _body(request, MAX_WRITE_BYTES, _WRITE_BODY_SECONDS)
 
 
-async def _body(request: Request, most: int = MAX_QUERY_BYTES, seconds: float = _QUERY_BODY_SECONDS) -> bytes:
+async def _body(
+    request: Request,
+    most: int = MAX_QUERY_BYTES,
+    seconds: float = _QUERY_BODY_SECONDS,
+) -> bytes:
     return await read_body(request, most, seconds)
 
 

@@ -26,7 +26,13 @@ from sluice.state.model import WorkerInfo
 class MetricsApp:
     """Answers every request with the current metrics; without the unread records if Kafka does not answer."""
 
-    def __init__(self, ledger: Ledger, kafka: Mapping[str, str], served: ServedLocation, latencies: Latencies) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        kafka: Mapping[str, str],
+        served: ServedLocation,
+        latencies: Latencies,
+    ) -> None:
         self._ledger = ledger
         self._served = served
         self._latencies = latencies

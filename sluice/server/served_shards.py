@@ -59,13 +59,19 @@ class ServedShards:
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:
-        """Address of a shard that this server serves or is receiving. Raises Refused if another server has it."""
+        """Address of a shard that this server serves or is receiving.
+
+        Raises Refused if another server has it.
+        """
         if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
         return location(self._base_url, ref, number)
 
     async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
-        """The worker that executes queries over a shard. Raises Refused if another server has the shard."""
+        """The worker that executes queries over a shard.
+
+        Raises Refused if another server has the shard.
+        """
         address = await self.location(ref, number)
         await self._open.close_unused()
         worker = self._open.get((ref, number))

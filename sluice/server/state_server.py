@@ -78,11 +78,17 @@ class Options:
         return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 
-def claim(ledger: Ledger, configuration: Settings, options: Options, pipeline: str, numbers: Iterable[int]) -> None:
-    """Place workers on this server. It must listen already, because readers will send their token to its address.
+def claim(
+    ledger: Ledger,
+    configuration: Settings,
+    options: Options,
+    pipeline: str,
+    numbers: Iterable[int],
+) -> None:
+    """Place workers on this server.
 
-    Raises Refused if there is no such worker, if it is on another server, or if its state is on
-    another host.
+    It must listen already, because readers will send their token to its address. Raises Refused if
+    there is no such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
     most = max((len(info.workers) for info in generations), default=None)

@@ -76,7 +76,10 @@ class DeltaColumn:
         return kind_of(self.arrow) == "text"
 
     def encode(self, json: bytes) -> Any:
-        """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+        """The column's value for a JSON value.
+
+        Raises ValueError, which names the column, if the value does not fit.
+        """
         with column_checks.column(self.name, self.type, json):
             value = column_checks.length(self._encode(column_checks.decode(json)), self.most)
             if self.partitions and value == "":

@@ -79,7 +79,10 @@ def _without_parameters(kind: str) -> str:
 
 @dataclass(frozen=True)
 class PostgresColumn:
-    """A column, with its type as PostgreSQL's `format_type` shows it. Implements `Column`: values are text for COPY."""
+    """A column, with its type as PostgreSQL's `format_type` shows it.
+
+    Implements `Column`: values are text for COPY.
+    """
 
     name: str
     type: str
@@ -94,7 +97,10 @@ class PostgresColumn:
         return self.type.startswith(("text", "char"))
 
     def encode(self, json: bytes) -> str | None:
-        """The column's text for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+        """The column's text for a JSON value.
+
+        Raises ValueError, which names the column, if the value does not fit.
+        """
         with column_checks.column(self.name, self.type, json):
             if json != b"null":
                 return self._encode(column_checks.decode(json), json)

@@ -69,9 +69,10 @@ class PostgresTarget(Target):
 
 @dataclass
 class PostgresTables:
-    """The tables of one database to which a pipeline writes. Implements `TableSink` and keeps its promises.
+    """The tables of one database to which a pipeline writes.
 
-    Each call opens a connection of its own, so that none is open between batches.
+    Implements `TableSink` and keeps its promises. Each call opens a connection of its own, so that
+    none is open between batches.
     """
 
     connection: str
@@ -82,7 +83,10 @@ class PostgresTables:
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
 
     def begin(self, published: Published | None) -> None:
-        """Create or check the tables, and fence off earlier writers. Raises EngineError if another writes a table."""
+        """Create or check the tables, and fence off earlier writers.
+
+        Raises EngineError if another writes a table.
+        """
         # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's
         # row fails at once.
         self.fence()
@@ -115,7 +119,10 @@ class PostgresTables:
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
-        """Note the pipeline's tables. Raises EngineError if two outputs or two pipelines write to the same table."""
+        """Note the pipeline's tables.
+
+        Raises EngineError if two outputs or two pipelines write to the same table.
+        """
         # Two pipelines that begin at the same time would not see each other's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
@@ -167,7 +174,10 @@ class PostgresTables:
             self.epoch = taken[0]
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
+        """Write a batch's rows per output.
+
+        Returns the number of rows written and deleted per output.
+        """
         with self._transaction("Writing the tables") as database:
             last = self._last_batch(database)
             # The batch was written before, and its driver ended before the snapshot was published.
@@ -198,7 +208,12 @@ class PostgresTables:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
         return {output: of_output.count for output, of_output in now.items()}
 
-    def _require_same(self, batch: BatchId, written: Mapping[str, Written], now: Mapping[str, Written]) -> None:
+    def _require_same(
+        self,
+        batch: BatchId,
+        written: Mapping[str, Written],
+        now: Mapping[str, Written],
+    ) -> None:
         """Raise BatchDiffers unless a repeated batch has the rows that were written."""
         differences = [written[output].difference(output, now[output]) for output in now if output in written]
         if differences := [*filter(None, differences)]:
@@ -233,7 +248,10 @@ class PostgresTables:
                     target.name, _list(names), _list(names), new, _list(identity), action
                 )
 
-    def _last_batch(self, database: psycopg.Connection) -> tuple[BatchId, dict[str, Written]] | None:
+    def _last_batch(
+        self,
+        database: psycopg.Connection,
+    ) -> tuple[BatchId, dict[str, Written]] | None:
         """The last batch, and the rows that it wrote to each table; None before the first batch."""
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
@@ -244,7 +262,10 @@ class PostgresTables:
         return BatchId(*row[:3]), msgspec.convert(row[3], dict[str, Written])
 
     def _require_epoch(self, database: psycopg.Connection) -> None:
-        """Lock the pipeline's row until the transaction ends. Raises LeaseError if another driver has taken over."""
+        """Lock the pipeline's row until the transaction ends.
+
+        Raises LeaseError if another driver has taken over.
+        """
         row = database.execute(
             SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
             [self.pipeline],
@@ -285,7 +306,10 @@ def _at(target: PostgresTarget) -> Iterator[None]:
 
 
 def _reason(error: psycopg.Error) -> str:
-    """The database's message with its detail, on one line. A message never contains the password."""
+    """The database's message with its detail, on one line.
+
+    A message never contains the password.
+    """
     parts = [
         error.diag.message_primary or str(error),
         error.diag.message_detail,
@@ -319,9 +343,10 @@ def _list(parts: Sequence[Composable]) -> Composed:
 def _create_or_check(
     database: psycopg.Connection, target: PostgresTarget, written: Written | None
 ) -> tuple[PostgresColumn, ...]:
-    """The columns of a table. Creates the table if it is missing. Raises EngineError if it does not fit the rows.
+    """The columns of a table. Creates the table if it is missing.
 
-    `written` are the rows of the last batch, None if no batch has written the table.
+    Raises EngineError if it does not fit the rows. `written` are the rows of the last batch, None
+    if no batch has written the table.
     """
     with _at(target):
         if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
@@ -366,7 +391,10 @@ def _require_fitting_columns(
     database: psycopg.Connection,
     target: PostgresTarget,
 ) -> tuple[PostgresColumn, ...]:
-    """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
+    """The columns that the pipeline writes.
+
+    Raises EngineError that lists all problems of the table.
+    """
     table = target.name.as_string(database)
     columns: dict[str, _TableColumn] = {}
     for name, *values in database.execute(

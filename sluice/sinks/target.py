@@ -33,7 +33,10 @@ class Column(Protocol):
         """Whether this is a text column. A key that is a number is written to it as text."""
 
     def encode(self, json: bytes) -> Any:
-        """The column's value for a JSON value. Raises ValueError, which names the column, if the value does not fit."""
+        """The column's value for a JSON value.
+
+        Raises ValueError, which names the column, if the value does not fit.
+        """
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,10 @@ class Target:
 
     @property
     def wanted(self) -> dict[str, str]:
-        """Column → its Spark SQL type; an empty text if the type is unknown. Columns that identify a row come first.
+        """Column → its Spark SQL type; an empty text if the type is unknown.
 
-        The type is unknown if the key is no field of the value, because the text of such a key may
-        be a number.
+        Columns that identify a row come first. The type is unknown if the key is no field of the
+        value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -81,7 +84,10 @@ class Rows:
 
 
 class BatchId(NamedTuple):
-    """Identifies a pipeline's batch. A batch that is repeated after a crash has the same id, and the same records."""
+    """Identifies a pipeline's batch.
+
+    A batch that is repeated after a crash has the same id, and the same records.
+    """
 
     generation: int
     number: int
@@ -169,4 +175,7 @@ class TableSink(Protocol):
         """
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output. Returns the number of rows written and deleted per output."""
+        """Write a batch's rows per output.
+
+        Returns the number of rows written and deleted per output.
+        """

@@ -75,7 +75,10 @@ def database_url(text: str) -> URL:
 
 
 def is_durable(url: URL) -> bool:
-    """Whether the data in a SQLite file must survive a crash. The files of a test driver need not."""
+    """Whether the data in a SQLite file must survive a crash.
+
+    The files of a test driver need not.
+    """
     return url.query.get("synchronous") != "off"
 
 
@@ -145,7 +148,10 @@ def open_engine(url: URL) -> Engine:
 
 @cache
 def _sqlite_dialect() -> Dialect:
-    """The dialect that all SQLite engines of this process share. The first connection tells it SQLite's version."""
+    """The dialect that all SQLite engines of this process share.
+
+    The first connection tells it SQLite's version.
+    """
     engine = create_engine("sqlite://")
     engine.connect().close()
     return engine.dialect
@@ -174,7 +180,10 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def close_file(url: str) -> None:
-    """Move the log of a SQLite database that nobody has open into its file. It can then be read on a read-only disk."""
+    """Move the log of a SQLite database that nobody has open into its file.
+
+    It can then be read on a read-only disk.
+    """
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))
         with engine.connect() as connection:

@@ -11,7 +11,10 @@ _OTHERS = 0o077
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents. Existing folders keep their modes, because they may be shared."""
+    """Create a folder and its missing parents.
+
+    Existing folders keep their modes, because they may be shared.
+    """
     for folder in reversed((path, *path.parents)):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(0o700)

@@ -52,7 +52,12 @@ class SingleFlightCache(Generic[T]):
         # A cancelled caller must not cancel the computation for other callers.
         return await asyncio.shield(task)
 
-    async def _compute(self, key: Hashable, compute: Callable[[], Awaitable[T]], keep: Callable[[T], bool]) -> T:
+    async def _compute(
+        self,
+        key: Hashable,
+        compute: Callable[[], Awaitable[T]],
+        keep: Callable[[T], bool],
+    ) -> T:
         try:
             value = await compute()
             self._drop(key)

@@ -74,7 +74,10 @@ async def _user_of_token(token: bytes) -> AirflowUser | None:
 
 
 def _token(scope: Scope) -> bytes:
-    """The bearer token, or else the token in the browser's cookie. Airflow looks in the same order."""
+    """The bearer token, or else the token in the browser's cookie.
+
+    Airflow looks in the same order.
+    """
     if (token := _bearer(scope)) is not None:
         return token
     cookie = header(scope, b"cookie")
@@ -88,7 +91,10 @@ def _bearer(scope: Scope) -> bytes | None:
 
 
 def _is_same_origin(scope: Scope) -> bool:
-    """Whether the browser says that a page of this site sent the request. Browsers send cookies for any page."""
+    """Whether the browser says that a page of this site sent the request.
+
+    Browsers send cookies for any page.
+    """
     if site := header(scope, b"sec-fetch-site"):
         return site == b"same-origin"
     origin = urlsplit(header(scope, b"origin").decode("latin-1"))

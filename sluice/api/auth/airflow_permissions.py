@@ -18,7 +18,10 @@ _DagMethod: TypeAlias = Literal["GET", "PUT"]
 
 
 def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
-    """Whether Airflow lets a user read or edit the DAG of a pipeline. Blocks while Airflow reads its database."""
+    """Whether Airflow lets a user read or edit the DAG of a pipeline.
+
+    Blocks while Airflow reads its database.
+    """
     details = DagDetails(id=pipeline, team_name=DagModel.get_team_name(pipeline))
     manager: Any = get_auth_manager()
     return bool(manager.is_authorized_dag(method=method, details=details, user=user))

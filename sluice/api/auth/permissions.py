@@ -1,7 +1,8 @@
-"""Who may see a pipeline. Every request has a principal, and every route asks the principal, through `routes.access`.
+"""Who may see a pipeline.
 
-A user of Airflow may see a pipeline if Airflow lets the user read the pipeline's DAG, and may start
-its runs if the user may edit the DAG: `airflow_permissions.airflow_allows` decides. The holder of a
+Every request has a principal, and every route asks the principal, through `routes.access`. A user
+of Airflow may see a pipeline if Airflow lets the user read the pipeline's DAG, and may start its
+runs if the user may edit the DAG: `airflow_permissions.airflow_allows` decides. The holder of a
 state server's token may do both with every pipeline.
 """
 
@@ -38,7 +39,10 @@ Refresh = Callable[[], Awaitable[Principal | None]]
 
 
 def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
-    """Attach the principal to a request. Long streaming responses use `refresh` to check the log-in again."""
+    """Attach the principal to a request.
+
+    Long streaming responses use `refresh` to check the log-in again.
+    """
     scope.setdefault("state", {}).update({_PRINCIPAL: principal, _REFRESH: refresh})
 
 
@@ -54,6 +58,9 @@ async def refresh_principal(request: Request) -> Principal | None:
 
 
 def unauthorized(how_to_log_in: str) -> Response:
-    """A new 401 response. It is not cached, because Airflow's middleware changes the headers of responses."""
+    """A new 401 response.
+
+    It is not cached, because Airflow's middleware changes the headers of responses.
+    """
     detail = "The request has no valid log-in."
     return problem(401, detail, how_to_log_in, headers={"WWW-Authenticate": "Bearer"})

@@ -30,7 +30,10 @@ _JSON_HEADERS: Headers = (
 
 @dataclass(frozen=True)
 class Payload:
-    """The part of a response that depends only on the snapshot. It is encoded once and can be sent many times."""
+    """The part of a response that depends only on the snapshot.
+
+    It is encoded once and can be sent many times.
+    """
 
     member: str
     """The name of the response's member with this content; empty if the content is the whole
@@ -76,7 +79,11 @@ def window_time(ms: int) -> datetime | None:
     return None if ms == NO_WINDOW else utc_datetime(ms)
 
 
-def entries_payload(entries: Iterable[Entry], workers: tuple[WorkerStatus, ...], cursor: str | None = None) -> Payload:
+def entries_payload(
+    entries: Iterable[Entry],
+    workers: tuple[WorkerStatus, ...],
+    cursor: str | None = None,
+) -> Payload:
     """Entries as they appear in a response."""
     shown = [
         answers.Entry(entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end))

@@ -63,7 +63,10 @@ class _NoParameters(msgspec.Struct, frozen=True):
 
 
 class Unchanged(Exception):
-    """The client already has the current response. Handlers raise this to send a response with status 304."""
+    """The client already has the current response.
+
+    Handlers raise this to send a response with status 304.
+    """
 
     def __init__(self, etag: str) -> None:
         super().__init__(etag)
@@ -72,7 +75,10 @@ class Unchanged(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A path and its handler. `parameters` is the type of the parameters; `answers` are the types of JSON responses."""
+    """A path and its handler.
+
+    `parameters` is the type of the parameters; `answers` are the types of JSON responses.
+    """
 
     path: str
     tag: str
@@ -146,7 +152,10 @@ class Router:
         parameters: type[msgspec.Struct] = _NoParameters,
         **options: Any,
     ) -> Callable[[Change], Change]:
-        """Register the decorated function for POST. The function takes the parameters and the decoded JSON body."""
+        """Register the decorated function for POST.
+
+        The function takes the parameters and the decoded JSON body.
+        """
 
         def register(handler: Change) -> Change:
             async def read_and_handle(request: Request, query: Any) -> Response:
@@ -173,7 +182,10 @@ class Router:
 
 
 class App:
-    """An ASGI app of routes. Errors become problem documents. `services` are added to the state of each request."""
+    """An ASGI app of routes. Errors become problem documents.
+
+    `services` are added to the state of each request.
+    """
 
     def __init__(
         self,
@@ -312,7 +324,10 @@ class ParameterReader:
 
 
 def query_pairs(query: str) -> list[tuple[str, str]]:
-    """The names and values of a query that is not empty. Raises ValueError if they are not UTF-8."""
+    """The names and values of a query that is not empty.
+
+    Raises ValueError if they are not UTF-8.
+    """
     if "%" not in query and "+" not in query and "&" not in query:
         # The most frequent query has one plain parameter. Reading it like this takes 0.6 us instead
         # of 4.5.

@@ -37,7 +37,11 @@ class ApiState:
         self.figures = SingleFlightCache[Any](FIGURES_SECONDS, 1_000)
         self._secrets: dict[str, bytes] = {}
 
-    async def cached(self, key: tuple[object, ...], compute: Callable[[], Awaitable[Payload]]) -> Payload:
+    async def cached(
+        self,
+        key: tuple[object, ...],
+        compute: Callable[[], Awaitable[Payload]],
+    ) -> Payload:
         """The cached payload, or the computed one. Payloads that are partial or come from standbys are not cached."""
         return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
 

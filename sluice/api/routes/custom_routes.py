@@ -78,7 +78,13 @@ class Stores:
         answer = await self._reader.multi_get(await self._pin(store), map(lookup_key, keys))
         return self._entries(answer.entries, answer.workers)
 
-    async def windows(self, store: str, key: Any, start: Time = None, end: Time = None) -> list[Entry]:
+    async def windows(
+        self,
+        store: str,
+        key: Any,
+        start: Time = None,
+        end: Time = None,
+    ) -> list[Entry]:
         """The windows of a key that start between `start` and `end`, in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
@@ -100,12 +106,26 @@ class Stores:
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
         return self._entries(answer.entries, answer.workers)
 
-    async def count(self, store: str, prefix: str = "", *, start: Time = None, end: Time = None) -> int:
+    async def count(
+        self,
+        store: str,
+        prefix: str = "",
+        *,
+        start: Time = None,
+        end: Time = None,
+    ) -> int:
         counted = await self._reader.count(await self._pin(store), _range(prefix, start, end))
         self.statuses += counted.workers
         return counted.entries
 
-    async def top(self, store: str, field: str = "", limit: int = 10, *, smallest: bool = False) -> list[Entry]:
+    async def top(
+        self,
+        store: str,
+        field: str = "",
+        limit: int = 10,
+        *,
+        smallest: bool = False,
+    ) -> list[Entry]:
         """The entries with the largest numbers in a field, or with the smallest."""
         answer = await self._reader.top(await self._pin(store), field, limit, smallest=smallest)
         return self._entries(answer.entries, answer.workers)
@@ -205,7 +225,12 @@ class Routes:
         return register
 
 
-def _route(pipeline: str, path: str, function: Callable[..., Awaitable[Any]], has_etag: bool) -> Route:
+def _route(
+    pipeline: str,
+    path: str,
+    function: Callable[..., Awaitable[Any]],
+    has_etag: bool,
+) -> Route:
     name = f"{pipeline}.{function.__name__}"
     if not inspect.iscoroutinefunction(function):
         raise RouteError(f"{function.__name__} is not async.", next_step="Write: async def.")

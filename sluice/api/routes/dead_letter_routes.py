@@ -86,7 +86,11 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 
 
-def _letter(letter: DeadLetter, topics: Collection[str], marker: Marker | None) -> answers.DeadLetter:
+def _letter(
+    letter: DeadLetter,
+    topics: Collection[str],
+    marker: Marker | None,
+) -> answers.DeadLetter:
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",
         at=letter.at,

@@ -73,7 +73,10 @@ class Totals:
     _stream_times: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int), repr=False)
 
     def add(self, value: bytes | None, partition: int, now_ms: int) -> None:
-        """Add the next record of a partition. `now_ms` is the current time, to reject records from the future."""
+        """Add the next record of a partition.
+
+        `now_ms` is the current time, to reject records from the future.
+        """
         self.read += 1
         try:
             order = read(value, now_ms)
@@ -123,7 +126,10 @@ def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
 
 
 def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
-    """The totals of a topic from its beginning to its current end. `kafka` has librdkafka settings."""
+    """The totals of a topic from its beginning to its current end.
+
+    `kafka` has librdkafka settings.
+    """
     return totals((message.partition() or 0, message.value()) for message in read_topic(kafka, topic))
 
 

@@ -36,7 +36,10 @@ def answers(count: int, revenue: Decimal) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The eight stores, the amounts, and each shop's revenue with its address. None of the sample orders is late."""
+    """The eight stores, the amounts, and each shop's revenue with its address.
+
+    None of the sample orders is late.
+    """
     addresses: dict[str, Any] = {}
     values: list[tuple[int, bytes | None]] = []
     for record in records:

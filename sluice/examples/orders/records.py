@@ -25,7 +25,10 @@ _GOOD = ""
 
 
 class Sample(NamedTuple):
-    """A record as a producer sends it. `reason` is the reason of its dead letter, or empty for a valid order."""
+    """A record as a producer sends it.
+
+    `reason` is the reason of its dead letter, or empty for a valid order.
+    """
 
     key: str
     value: bytes
@@ -40,7 +43,15 @@ class _Order(NamedTuple):
     kind: str
     when: str
 
-    def json(self, *, amount: str = "", kind: str = "", when: str = "", number: str = "", more: str = "") -> str:
+    def json(
+        self,
+        *,
+        amount: str = "",
+        kind: str = "",
+        when: str = "",
+        number: str = "",
+        more: str = "",
+    ) -> str:
         """The order as JSON text. Arguments replace the order's own values."""
         return (
             f'{{"orderId":{number or self.number},"locationId":"{self.location}",'
@@ -124,8 +135,16 @@ def orders(
         yield Sample(order.location, write(order).encode(), second * 1000, reason)
 
 
-def messages(count: int | str, stores: int | str, seed: int | str, start_s: float | str) -> Iterator[tuple[str, bytes]]:
-    """Keys and values of sample orders, for a templated operator. The first is placed at `start_s` (epoch seconds)."""
+def messages(
+    count: int | str,
+    stores: int | str,
+    seed: int | str,
+    start_s: float | str,
+) -> Iterator[tuple[str, bytes]]:
+    """Keys and values of sample orders, for a templated operator.
+
+    The first is placed at `start_s` (epoch seconds).
+    """
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000):
         yield sample.key, sample.value
 

@@ -77,7 +77,10 @@ class _Sent:
         self.orders = self.bad = 0
         self._progress = progress
 
-    def count(self, samples: Iterable[tuple[str, bytes, int, str]]) -> Iterator[tuple[str, bytes, int]]:
+    def count(
+        self,
+        samples: Iterable[tuple[str, bytes, int, str]],
+    ) -> Iterator[tuple[str, bytes, int]]:
         for key, value, timestamp_ms, reason in samples:
             self.orders += 1
             self.bad += bool(reason)

@@ -1,4 +1,7 @@
-"""A backup's manifest: the checksum of each of its files. It is written last, so a backup without one is incomplete."""
+"""A backup's manifest: the checksum of each of its files.
+
+It is written last, so a backup without one is incomplete.
+"""
 
 from __future__ import annotations
 

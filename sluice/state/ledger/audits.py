@@ -1,4 +1,7 @@
-"""Audits account for every record that a published batch read. An audit is kept as long as its snapshot."""
+"""Audits account for every record that a published batch read.
+
+An audit is kept as long as its snapshot.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcomes of one partition's records. Every record in `read` appears in exactly one other count."""
+    """The outcomes of one partition's records.
+
+    Every record in `read` appears in exactly one other count.
+    """
 
     topic: str
     partition: int
@@ -91,7 +97,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
 
     @property
     def is_written(self) -> bool:
-        """Whether a run has written the batch's output, with a marker of this generation. A replay writes neither."""
+        """Whether a run has written the batch's output, with a marker of this generation.
+
+        A replay writes neither.
+        """
         return "start" in self.phases
 
     @property
@@ -151,7 +160,10 @@ class Audits(LedgerPart):
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
-    """The summed counts of several batches per partition. The audits must be sorted, oldest first."""
+    """The summed counts of several batches per partition.
+
+    The audits must be sorted, oldest first.
+    """
     by_partition: dict[tuple[str, int], list[SourceAudit]] = {}
     for audit in audits:
         for source in audit.sources:

@@ -90,7 +90,10 @@ class Failures(LedgerPart):
             connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
 
     def add_if_new(self, failure: Failure) -> bool:
-        """Add a failure and return True. Does nothing if the pipeline already has a failure of this kind."""
+        """Add a failure and return True.
+
+        Does nothing if the pipeline already has a failure of this kind.
+        """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             if connection.execute(select(FAILURES).where(*_same(failure))).first() is not None:
                 return False
@@ -98,7 +101,10 @@ class Failures(LedgerPart):
             return True
 
     def keep(self, failure: Failure) -> None:
-        """Add a failure. If the pipeline already has a failure of this kind, replace its text but not its time."""
+        """Add a failure.
+
+        If the pipeline already has a failure of this kind, replace its text but not its time.
+        """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
             connection.execute(delete(FAILURES).where(*_same(failure)))

@@ -1,4 +1,7 @@
-"""The generations of pipelines: their stores and workers. Readers see a pipeline's current generation."""
+"""The generations of pipelines: their stores and workers.
+
+Readers see a pipeline's current generation.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +64,12 @@ class Generations(LedgerPart):
         epoch: int | None = None,
         lease: LeaseRow | None = None,
     ) -> None:
-        """Insert or replace a generation's description. The first one of a pipeline becomes the current one.
+        """Insert or replace a generation's description.
 
-        A `hidden` generation only becomes current through `promote`, even if it is the first. The
-        caller may pass the `epoch` of this generation's lease, or the `lease` of another
-        generation: if that lease is no longer held, raises LeaseError and changes nothing.
+        The first one of a pipeline becomes the current one. A `hidden` generation only becomes
+        current through `promote`, even if it is the first. The caller may pass the `epoch` of this
+        generation's lease, or the `lease` of another generation: if that lease is no longer held,
+        raises LeaseError and changes nothing.
         """
         ref = msgspec.structs.asdict(info.ref)
         texts = {name: getattr(info, name) for name in ("description", "picture")}
@@ -304,8 +308,15 @@ class Generations(LedgerPart):
         return workers
 
 
-def _with_lost_workers(ref: GenerationRef, workers: Sequence[WorkerInfo], number: int) -> list[WorkerInfo]:
-    """The workers of a generation. A worker that is missing in the ledger is unavailable, and has no address."""
+def _with_lost_workers(
+    ref: GenerationRef,
+    workers: Sequence[WorkerInfo],
+    number: int,
+) -> list[WorkerInfo]:
+    """The workers of a generation.
+
+    A worker that is missing in the ledger is unavailable, and has no address.
+    """
     lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
     missing = {*range(number)} - {worker.number for worker in workers}
     lost_workers = [

@@ -108,7 +108,10 @@ class Leases(LedgerPart):
 
 
 def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> None:
-    """Lock the lease until the transaction ends. Raises LeaseError unless it is held in this epoch."""
+    """Lock the lease until the transaction ends.
+
+    Raises LeaseError unless it is held in this epoch.
+    """
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:
         raise lost(row, epoch)

@@ -74,7 +74,10 @@ class Ledger:
         self.close()
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → the pipeline's next offset. Omits partitions that the pipeline has not read yet."""
+        """Topic → partition → the pipeline's next offset.
+
+        Omits partitions that the pipeline has not read yet.
+        """
         current = self.generations.current(pipeline)
         if current is None:
             return {}

@@ -100,7 +100,11 @@ class Measurements(LedgerPart):
             _write(connection, pipeline, measurements, _REPLACING)
 
 
-def add_measurements(connection: Connection, pipeline: str, measurements: Iterable[Measurement]) -> None:
+def add_measurements(
+    connection: Connection,
+    pipeline: str,
+    measurements: Iterable[Measurement],
+) -> None:
     """Add measurements to a pipeline's totals, within a transaction."""
     _write(connection, pipeline, measurements, _ADDING)
 

@@ -75,7 +75,10 @@ class Placements(LedgerPart):
         return [Placement(**dict(row)) for row in rows]
 
     def claim(self, placement: Placement) -> None:
-        """Place a worker at a server. Raises Refused if another server has it, or if this server is its standby."""
+        """Place a worker at a server.
+
+        Raises Refused if another server has it, or if this server is its standby.
+        """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             standby = select(STANDBYS.c.host, STANDBYS.c.port).where(*_same_worker(STANDBYS, placement))
             if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
@@ -96,7 +99,10 @@ class Placements(LedgerPart):
                 replace_placement(connection, placement)
 
     def begin_move(self, placement: Placement) -> Move:
-        """Begin to move a worker to a server. From now on, earlier moves of the worker are refused."""
+        """Begin to move a worker to a server.
+
+        From now on, earlier moves of the worker are refused.
+        """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             epoch = _next_epoch(connection, placement)
             values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
@@ -131,7 +137,10 @@ class Placements(LedgerPart):
             _write_placement(connection, move)
 
     def epochs(self, pipeline: str) -> dict[int, int]:
-        """Worker number → the epoch of the newest change of its placement. Equal epochs mean equal placements."""
+        """Worker number → the epoch of the newest change of its placement.
+
+        Equal epochs mean equal placements.
+        """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return epochs_of(connection, pipeline)
 
@@ -184,7 +193,10 @@ def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
     return {number: place for (_, number), place in _of_pipelines(connection, [pipeline]).items()}
 
 
-def _of_pipelines(connection: Connection, pipelines: Sequence[str]) -> dict[tuple[str, int], Placement]:
+def _of_pipelines(
+    connection: Connection,
+    pipelines: Sequence[str],
+) -> dict[tuple[str, int], Placement]:
     """Pipeline and worker number → placement."""
     statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
     rows = connection.execute(statement).mappings()
@@ -229,9 +241,9 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
 
 
 def replace_placement(connection: Connection, placement: Placement) -> int:
-    """Place a worker at a server, within a transaction. Moves that have begun are refused afterwards.
+    """Place a worker at a server, within a transaction.
 
-    Returns the epoch of this change.
+    Moves that have begun are refused afterwards. Returns the epoch of this change.
     """
     _write_placement(connection, placement)
     return _next_epoch(connection, placement)
@@ -243,5 +255,8 @@ def _write_placement(connection: Connection, placement: Placement) -> None:
     connection.execute(insert(PLACEMENTS), values)
 
 
-def _same_worker(table: Table, placement: Placement) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+def _same_worker(
+    table: Table,
+    placement: Placement,
+) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return table.c.pipeline == placement.pipeline, table.c.number == placement.number

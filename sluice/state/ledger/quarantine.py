@@ -44,7 +44,10 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """The quarantine and the places of shards that are about to be read. `conclude` compares them afterwards."""
+        """The quarantine and the places of shards that are about to be read.
+
+        `conclude` compares them afterwards.
+        """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
@@ -75,7 +78,12 @@ def _since(connection: Connection, ref: GenerationRef) -> dict[int, str]:
     return {row.worker: row.since for row in rows}
 
 
-def replace_quarantine(connection: Connection, ref: GenerationRef, worker: int, reason: str) -> None:
+def replace_quarantine(
+    connection: Connection,
+    ref: GenerationRef,
+    worker: int,
+    reason: str,
+) -> None:
     """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
     connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
     if reason:

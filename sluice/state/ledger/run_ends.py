@@ -1,7 +1,7 @@
-"""Records in the ledger how runs end. The process that waits for a driver records that the driver was killed.
+"""Records in the ledger how runs end.
 
-Modules that need SQLAlchemy are imported only when a run fails, because they take `sluice run` 0.2
-seconds.
+The process that waits for a driver records that the driver was killed. Modules that need SQLAlchemy
+are imported only when a run fails, because they take `sluice run` 0.2 seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from sluice.settings import Settings
 
 @contextmanager
 def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the pipeline's failure. A run that reads all records clears the failure.
+    """Record the error that ends the block as the pipeline's failure.
 
-    An unreachable ledger does not affect how the block ends.
+    A run that reads all records clears the failure. An unreachable ledger does not affect how the
+    block ends.
     """
     try:
         yield
@@ -27,7 +28,13 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
         raise
 
 
-def note_killed(configuration: Settings, pipeline: str, run: str, since: datetime | None, what: str) -> None:
+def note_killed(
+    configuration: Settings,
+    pipeline: str,
+    run: str,
+    since: datetime | None,
+    what: str,
+) -> None:
     """Record that a driver failed, unless a failure of the pipeline's run has been recorded since a time, or ever."""
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
@@ -42,7 +49,10 @@ def note_killed(configuration: Settings, pipeline: str, run: str, since: datetim
 
 
 def note_files(configuration: Settings, broken: Mapping[str, SluiceError]) -> None:
-    """Record which pipelines' files cannot be loaded. `broken` replaces the earlier record of all files."""
+    """Record which pipelines' files cannot be loaded.
+
+    `broken` replaces the earlier record of all files.
+    """
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 

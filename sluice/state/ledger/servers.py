@@ -1,4 +1,7 @@
-"""The state server of each address. The ledger, not the network, decides which server has an address."""
+"""The state server of each address.
+
+The ledger, not the network, decides which server has an address.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class Servers(LedgerPart):
         return str(rows[0]["server"]) if rows else ""
 
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
-        """Give an address to a server. Raises Refused if another server has it, unless this server `takes_over`."""
+        """Give an address to a server.
+
+        Raises Refused if another server has it, unless this server `takes_over`.
+        """
         here = SERVERS.c.host == host, SERVERS.c.port == port
         with (
             database_errors("Registering the state server"),

@@ -1,4 +1,7 @@
-"""The published snapshots. Readers see the newest snapshot of each pipeline's current generation."""
+"""The published snapshots.
+
+Readers see the newest snapshot of each pipeline's current generation.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
 class Snapshots(LedgerPart):
-    """The snapshots of all pipelines. Methods that take a `pipeline` read its current generation."""
+    """The snapshots of all pipelines.
+
+    Methods that take a `pipeline` read its current generation.
+    """
 
     def publish(
         self,
@@ -90,10 +96,10 @@ class Snapshots(LedgerPart):
         return False
 
     def times_before(self, ref: GenerationRef, batch: int) -> dict[str, int]:
-        """The stream times of the preceding snapshot, from which a batch continues. Empty for the first batch.
+        """The stream times of the preceding snapshot, from which a batch continues.
 
-        The ledger keeps the times of the newest two snapshots only. Raises DamagedState if the
-        times are gone.
+        Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
+        Raises DamagedState if the times are gone.
         """
         statement = select(TIMES).where(of_ref(TIMES, ref), TIMES.c.batch < batch).order_by(TIMES.c.batch.desc())
         rows = self._read(statement.limit(1))
@@ -128,7 +134,12 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch.desc())
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
-    def since(self, moment: datetime, counting: Sequence[str] = ("",), pipeline: str | None = None) -> list[Snapshot]:
+    def since(
+        self,
+        moment: datetime,
+        counting: Sequence[str] = ("",),
+        pipeline: str | None = None,
+    ) -> list[Snapshot]:
         """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
         Omits a snapshot unless the name of one of its counts contains one of the texts in
@@ -158,7 +169,10 @@ class Snapshots(LedgerPart):
         return self._newest(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
 
     def all_of_run(self, pipeline: str, run: str) -> list[Snapshot]:
-        """All snapshots that a run published, oldest first. A run that lingers publishes thousands."""
+        """All snapshots that a run published, oldest first.
+
+        A run that lingers publishes thousands.
+        """
         statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
 
@@ -202,7 +216,10 @@ class Snapshots(LedgerPart):
         return kept
 
     def forget(self, ref: GenerationRef, before: int) -> int:
-        """Remove the snapshots older than batch `before`, but never the newest. Returns the number removed."""
+        """Remove the snapshots older than batch `before`, but never the newest.
+
+        Returns the number removed.
+        """
         with (
             database_errors("Removing old snapshots", seconds=None),
             transaction(self._engine) as connection,
@@ -225,7 +242,12 @@ def _last_batch(connection: Connection, ref: GenerationRef) -> int | None:
     return connection.execute(select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))).scalar()
 
 
-def _insert_times(connection: Connection, snapshot: Snapshot, last: int | None, times: Mapping[str, int]) -> None:
+def _insert_times(
+    connection: Connection,
+    snapshot: Snapshot,
+    last: int | None,
+    times: Mapping[str, int],
+) -> None:
     if last is not None:
         # A retry of the newest batch needs the times before it, so they stay until the next batch.
         connection.execute(delete(TIMES).where(of_ref(TIMES, snapshot.ref), TIMES.c.batch < last))
@@ -240,7 +262,10 @@ def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as the ledger stores it. All such texts are equally long, so that every collation sorts them by time."""
+    """A time as the ledger stores it.
+
+    All such texts are equally long, so that every collation sorts them by time.
+    """
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 

@@ -47,7 +47,12 @@ class Sources(LedgerPart):
             with database_errors("Writing the sources"), transaction(self._engine) as connection:
                 connection.execute(insert(SOURCES), rows)
 
-    def replace(self, ref: GenerationRef, partitions: Iterable[SourcePartition], lease: LeaseRow) -> None:
+    def replace(
+        self,
+        ref: GenerationRef,
+        partitions: Iterable[SourcePartition],
+        lease: LeaseRow,
+    ) -> None:
         """Set where a generation begins to read. It must not have read anything yet.
 
         `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
@@ -61,7 +66,11 @@ class Sources(LedgerPart):
                 connection.execute(insert(SOURCES), _rows(ref, unread))
 
 
-def note_last_records(connection: Connection, ref: GenerationRef, audits: Iterable[SourceAudit]) -> None:
+def note_last_records(
+    connection: Connection,
+    ref: GenerationRef,
+    audits: Iterable[SourceAudit],
+) -> None:
     """Store, within a transaction, the last records that a batch has read."""
     for source in audits:
         if source.fingerprint:

@@ -84,16 +84,25 @@ class Standbys(LedgerPart):
                 connection.execute(insert(STANDBYS), msgspec.structs.asdict(place) | _NO_COPY)
 
     def remove(self, standby: Standby) -> None:
-        """Forget a worker's standby. Raises Refused and changes nothing if it has changed since it was read."""
+        """Forget a worker's standby.
+
+        Raises Refused and changes nothing if it has changed since it was read.
+        """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
 
-    def record_copy(self, standby: Standby, ref: GenerationRef, batch: int | None, epoch: int) -> Standby:
-        """Record that a standby has a complete copy up to `batch`; None means no copy. Returns the new standby.
+    def record_copy(
+        self,
+        standby: Standby,
+        ref: GenerationRef,
+        batch: int | None,
+        epoch: int,
+    ) -> Standby:
+        """Record that a standby has a complete copy up to `batch`; None means no copy.
 
-        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
-        epoch, and Refused if the standby has changed since it was read.
+        Returns the new standby. Raises LeaseError and changes nothing if the generation's lease is
+        no longer held in this epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
         if batch is not None:

@@ -32,7 +32,10 @@ for a number."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """The aggregates of one group. `sum`, `min` and `max` are None if no field was given, or no entry has it."""
+    """The aggregates of one group.
+
+    `sum`, `min` and `max` are None if no field was given, or no entry has it.
+    """
 
     group: msgspec.Raw
     """The value that the group's entries share, as JSON."""
@@ -117,7 +120,10 @@ class Aggregates:
 
 
 def number_at(entry: Entry, field: str) -> Decimal | None:
-    """The number in an entry's field; None if the field is missing or null. Raises QueryError for any other value."""
+    """The number in an entry's field; None if the field is missing or null.
+
+    Raises QueryError for any other value.
+    """
     names = names_of(field)
     return _number(entry, _field_value(_decode_value(entry), names), names)
 

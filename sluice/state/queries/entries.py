@@ -25,7 +25,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """The JSON exactly as published: 27.00 stays 27.00."""
 
     def decode(self, kind: type[T]) -> T:
-        """The value decoded to a type that msgspec supports. Raises QueryError if the value does not match."""
+        """The value decoded to a type that msgspec supports.
+
+        Raises QueryError if the value does not match.
+        """
         try:
             return msgspec.json.decode(self.value, type=kind)
         except (msgspec.DecodeError, RecursionError):
@@ -33,7 +36,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def store_value(column: int, values: str | None) -> msgspec.Raw | None:
-    """A store's value in a state row's JSON array, or None. Raises StateError if the array is damaged."""
+    """A store's value in a state row's JSON array, or None.
+
+    Raises StateError if the array is damaged.
+    """
     if values is None:
         return None
     try:

@@ -85,7 +85,10 @@ class Scan(Query[list[Entry]], frozen=True, tag=True):
     limit: int
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """Read the page. State rows without a value of this store do not count towards the limit."""
+        """Read the page.
+
+        State rows without a value of this store do not count towards the limit.
+        """
         entries: list[Entry] = []
         for page in _pages(self, shard, self.within, self.after, min(self.limit, _PAGE)):
             entries += page[: self.limit - len(entries)]
@@ -113,7 +116,10 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
     group_by: str
 
     def execute(self, shard: LocalShard) -> list[Group]:
-        """Aggregate the entries. Raises QueryError if a field does not hold a number or there are too many groups."""
+        """Aggregate the entries.
+
+        Raises QueryError if a field does not hold a number or there are too many groups.
+        """
         aggregates = Aggregates(self.field, self.group_by)
         for page in _pages(self, shard, self.within):
             aggregates.add(page)

@@ -42,7 +42,12 @@ class NotAStateServer(Exception):
     """The response does not come from a state server."""
 
 
-def client_options(seconds: float, token: str = "", *, verify_certificate: bool = True) -> dict[str, Any]:
+def client_options(
+    seconds: float,
+    token: str = "",
+    *,
+    verify_certificate: bool = True,
+) -> dict[str, Any]:
     """Arguments for httpx clients that call state servers. Raises SettingsError without a token."""
     tls = tls_context() if verify_certificate else False
     return {

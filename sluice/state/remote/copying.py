@@ -87,11 +87,12 @@ class ShardCopy:
         let_write: Callable[[], None] = lambda: None,
         before_replacing: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy what is missing, and compare the checksums. Raises DamagedState if a new copy differs, too.
+        """Copy what is missing, and compare the checksums.
 
-        `stop_writers` is called when most rows are copied. It must keep others from writing to the
-        source, because a copy without `until` would lack what they write. `let_write` lets them
-        write again if the copy differs. `before_replacing` is called before a copy is replaced.
+        Raises DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
+        copied. It must keep others from writing to the source, because a copy without `until` would
+        lack what they write. `let_write` lets them write again if the copy differs.
+        `before_replacing` is called before a copy is replaced.
         """
         if self._target is not None:
             is_continued = bool(self._target.journal().batches)
@@ -128,7 +129,10 @@ class ShardCopy:
             raise
 
     def _copy_most(self, target: Shard) -> int:
-        """Copy the rows while the source may be in use. Returns the first batch that is missing afterwards."""
+        """Copy the rows while the source may be in use.
+
+        Returns the first batch that is missing afterwards.
+        """
         # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)
         missing = unsettled if self._until is None else self._until + 1
@@ -192,7 +196,10 @@ class NewShard:
         self.totals[operator] += sum(version.digest for version in versions)
 
     def finish(self, batch: int, epoch: int) -> Checksums:
-        """Write the journal, compare the checksums with the rows, and accept writes. Returns the checksums."""
+        """Write the journal, compare the checksums with the rows, and accept writes.
+
+        Returns the checksums.
+        """
         entries: list[JournalEntry] = []
         for operator, rows in self.rows.items():
             entries.append(JournalEntry(operator, batch, rows, checksum_of(self.totals[operator])))

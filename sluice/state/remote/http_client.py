@@ -22,7 +22,10 @@ _UNACKNOWLEDGED_SECONDS = 5.0
 
 
 class HttpClient:
-    """Posts to paths below one address. Raises OSError if the server is unreachable or the connection breaks."""
+    """Posts to paths below one address.
+
+    Raises OSError if the server is unreachable or the connection breaks.
+    """
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)

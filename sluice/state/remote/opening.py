@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
-    """Open a shard. Raises StateError if it does not exist, because a lost shard must not look like an empty one.
+    """Open a shard.
 
+    Raises StateError if it does not exist, because a lost shard must not look like an empty one.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)

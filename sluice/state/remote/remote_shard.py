@@ -36,7 +36,10 @@ _KEYS_AT_ONCE = 10_000
 
 
 class RemoteShard(Shard):
-    """A shard that a state server reads and writes. Raises Unreachable if the server does not respond."""
+    """A shard that a state server reads and writes.
+
+    Raises Unreachable if the server does not respond.
+    """
 
     def __init__(self, address: str, client: httpx.Client) -> None:
         self._address = address
@@ -44,7 +47,10 @@ class RemoteShard(Shard):
 
     @classmethod
     def open(cls, url: str, *, token: str = "") -> Self:
-        """Open a shard. Raises StateError if the server does not have it. `token` defaults to the settings' token."""
+        """Open a shard. Raises StateError if the server does not have it.
+
+        `token` defaults to the settings' token.
+        """
         client = httpx.Client(**client_options(ANSWER_SECONDS, token))
         shard = cls(url, client)
         try:
@@ -58,7 +64,10 @@ class RemoteShard(Shard):
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
-        """Open a shard; create it if it does not exist. See `LocalShard.create` for `anew` and `continued`."""
+        """Open a shard; create it if it does not exist.
+
+        See `LocalShard.create` for `anew` and `continued`.
+        """
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
         try:
             shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
@@ -80,7 +89,13 @@ class RemoteShard(Shard):
         return stored
 
     @override
-    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+    def write_rows(
+        self,
+        batch: int,
+        rows: Iterable[Row],
+        epoch: int = 0,
+        replaced: int | None = None,
+    ) -> int:
         content = msgspec.msgpack.encode(list(rows))
         parameter = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
         written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content))
@@ -103,12 +118,25 @@ class RemoteShard(Shard):
         return states
 
     @override
-    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+    def due_keys(
+        self,
+        operator: int,
+        until: int,
+        before: int,
+        epoch: int,
+        clock: str = "due",
+    ) -> list[str]:
         content = msgspec.json.encode((operator, until, before, epoch, clock))
         return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
 
     @override
-    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+    def write_states(
+        self,
+        batch: int,
+        numbers: Iterable[int],
+        states: Sequence[State],
+        epoch: int,
+    ) -> None:
         content = msgspec.msgpack.encode((list(numbers), states))
         self._call("PUT", f"/states/{batch}?epoch={epoch}", content)
 
@@ -166,7 +194,12 @@ class RemoteShard(Shard):
         return removed
 
     @override
-    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(
+        self,
+        since: int,
+        after: tuple[int, str, int, int] | None,
+        limit: int,
+    ) -> list[Version]:
         content = msgspec.json.encode([since, after, limit])
         return _VERSIONS.decode(self._call("POST", "/versions", content))
 
@@ -175,7 +208,12 @@ class RemoteShard(Shard):
         self._call("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
 
     @override
-    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+    def state_versions(
+        self,
+        since: int,
+        after: tuple[int, int, str, int] | None,
+        limit: int,
+    ) -> list[StateVersion]:
         content = msgspec.json.encode((since, after, limit))
         return _STATE_VERSIONS.decode(self._call("POST", "/states/versions", content))
 

@@ -25,7 +25,10 @@ call."""
 
 
 class RemoteWorker:
-    """A worker at a state server's URL. The server executes queries itself and never calls another server."""
+    """A worker at a state server's URL.
+
+    The server executes queries itself and never calls another server.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -36,7 +39,10 @@ class RemoteWorker:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result. Raises StateError if the server is unreachable or cannot read the shard."""
+        """The query's result.
+
+        Raises StateError if the server is unreachable or cannot read the shard.
+        """
         if isinstance(query, Value):
             return cast("T", await self._value(query))
         return await self._call(query)

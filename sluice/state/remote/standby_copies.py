@@ -93,7 +93,10 @@ def _refresh(
             _compare_journal(source, batch, published)
 
         def forget_copy() -> None:
-            """Keep readers from the copy, and delete it. A server rejects queries of a copy that is not complete."""
+            """Keep readers from the copy, and delete it.
+
+            A server rejects queries of a copy that is not complete.
+            """
             nonlocal standby
             copied = standby.copied_generation
             standby = ledger.standbys.record_copy(standby, ref, None, epoch)
@@ -126,11 +129,12 @@ def promote_standby(
     why: str,
     accept_stale: bool = False,
 ) -> str:
-    """Put a worker's standby in the worker's place, for readers and for runs. Returns the note that the ledger keeps.
+    """Put a worker's standby in the worker's place, for readers and for runs.
 
-    The lease of the generation must be held in `epoch`. The copy must hold the newest snapshot and
-    match its published checksums. With `accept_stale`, an older copy is promoted too: it is
-    quarantined, and the next run restores the state from the topics.
+    Returns the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
+    copy must hold the newest snapshot and match its published checksums. With `accept_stale`, an
+    older copy is promoted too: it is quarantined, and the next run restores the state from the
+    topics.
 
     Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if
     the worker's place or its standby has changed meanwhile, and DamagedState if the copy is
@@ -232,7 +236,10 @@ def _answers(worker: WorkerInfo) -> bool:
 
 
 def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
-    """Read all rows of a shard. Raises DamagedState if its rows or its journal differ from the published checksums."""
+    """Read all rows of a shard.
+
+    Raises DamagedState if its rows or its journal differ from the published checksums.
+    """
     _compare_journal(shard, batch, published)
     shard.verify_rows(batch, published)
     shard.verify_states(batch, published)

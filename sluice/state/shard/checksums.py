@@ -28,7 +28,14 @@ def row_digest(row: Row) -> int:
     return 0 if value is None else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
 
 
-def state_digest(operator: int, shared: bool, key: str, due: int | None, wall: int | None, data: bytes | None) -> int:
+def state_digest(
+    operator: int,
+    shared: bool,
+    key: str,
+    due: int | None,
+    wall: int | None,
+    data: bytes | None,
+) -> int:
     """The digest of an operator's state of a key; 0 if the operator has removed it."""
     return 0 if data is None else _digest(f"{operator} {shared:d} {due} {wall} {len(key)} {key}".encode() + data)
 

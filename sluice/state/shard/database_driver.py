@@ -36,7 +36,10 @@ class Driver(Protocol):
         """
 
     def release(self) -> None:
-        """Let each later read see the newest state of the database again. Does nothing without an earlier `hold`."""
+        """Let each later read see the newest state of the database again.
+
+        Does nothing without an earlier `hold`.
+        """
 
     def pinned(self) -> AbstractContextManager[None]:
         """A context manager whose block's reads all see the database as it was when the block began."""
@@ -63,7 +66,10 @@ class Driver(Protocol):
         """Whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
-        """Whether the shard was moved away. Within a transaction, the answer holds until its end."""
+        """Whether the shard was moved away.
+
+        Within a transaction, the answer holds until its end.
+        """
 
     def seal(self, sealed: bool) -> None:
         """Mark the shard as moved away, or remove the mark."""

@@ -27,7 +27,11 @@ _DELETE_VERSION = "DELETE FROM state_rows WHERE group_id = ? AND key = ? AND win
 _COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
-def expire(driver: Driver, batch: int, ends: Mapping[int, int]) -> tuple[list[tuple[Any, ...]], int]:
+def expire(
+    driver: Driver,
+    batch: int,
+    ends: Mapping[int, int],
+) -> tuple[list[tuple[Any, ...]], int]:
     """Within a transaction, write tombstones for windows that ended before `ends`: group id → epoch ms.
 
     Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per

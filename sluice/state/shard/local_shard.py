@@ -61,16 +61,19 @@ class LocalShard(Shard):
 
     @classmethod
     def open(cls, url: str, *, to_write: bool = False) -> Self:
-        """Open a shard. Raises StateError if it does not exist, because a lost shard must not look empty."""
+        """Open a shard.
+
+        Raises StateError if it does not exist, because a lost shard must not look empty.
+        """
         return cls(open_driver(url, "write" if to_write else "read"))
 
     @classmethod
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
-        """Open a shard for writing, and create it if it does not exist. Only for generations without a snapshot.
+        """Open a shard for writing, and create it if it does not exist.
 
-        With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is
-        a sealed shard already, `anew` replaces it, and `continued` keeps its rows. Raises Refused
-        if a shard in use is there.
+        Only for generations without a snapshot. With `anew` or `continued`, the shard is sealed, to
+        be filled from another one. If there is a sealed shard already, `anew` replaces it, and
+        `continued` keeps its rows. Raises Refused if a shard in use is there.
         """
         # A shard that was moved away from here may be in the place of the copy.
         if anew or (continued and not _is_copy(url)):
@@ -97,7 +100,13 @@ class LocalShard(Shard):
         return stored
 
     @override
-    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
+    def write_rows(
+        self,
+        batch: int,
+        rows: Iterable[Row],
+        epoch: int = 0,
+        replaced: int | None = None,
+    ) -> int:
         # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of a key
         # together.
         ordered = sorted(rows, key=itemgetter(0, 1, 2))
@@ -140,13 +149,26 @@ class LocalShard(Shard):
         return states
 
     @override
-    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+    def due_keys(
+        self,
+        operator: int,
+        until: int,
+        before: int,
+        epoch: int,
+        clock: str = "due",
+    ) -> list[str]:
         keys = operator_states.due(self._driver, operator, until, before, clock)
         self._require_newest_writer(epoch)
         return keys
 
     @override
-    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
+    def write_states(
+        self,
+        batch: int,
+        numbers: Iterable[int],
+        states: Sequence[State],
+        epoch: int,
+    ) -> None:
         by_operator: dict[int, list[State]] = {number: [] for number in numbers}
         for state in states:
             by_operator[state.operator].append(state)
@@ -233,7 +255,10 @@ class LocalShard(Shard):
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-rows, -states))
 
     def _require_row_counts(self) -> int:
-        """The number of rows in the shard. Raises DamagedState if it differs from the recorded number."""
+        """The number of rows in the shard.
+
+        Raises DamagedState if it differs from the recorded number.
+        """
         state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROW_COUNTS, ())[0]
         for what, written, there in (
             ("state rows", state_rows, rows_there),
@@ -303,7 +328,13 @@ class LocalShard(Shard):
             by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
         return by_key
 
-    def changed_keys(self, group_id: int, since: int, until: int, limit: int) -> list[tuple[str, int]]:
+    def changed_keys(
+        self,
+        group_id: int,
+        since: int,
+        until: int,
+        limit: int,
+    ) -> list[tuple[str, int]]:
         """The sorted keys and window starts of state rows that changed in the batches after `since` up to `until`."""
         return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))]
 
@@ -335,7 +366,10 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows in a range in which the group's first store has a value. JSON's null is no value."""
+        """The number of state rows in a range in which the group's first store has a value.
+
+        JSON's null is no value.
+        """
         where, values = conditions(within, None)
         sql = f"SELECT count(*) {statements.ROWS_AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"
         counted: int = self._driver.fetch(sql, (group_id, as_of, as_of, *values))[0][0]
@@ -356,7 +390,12 @@ class LocalShard(Shard):
         return removed
 
     @override
-    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(
+        self,
+        since: int,
+        after: tuple[int, str, int, int] | None,
+        limit: int,
+    ) -> list[Version]:
         return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]
 
     @override
@@ -368,7 +407,12 @@ class LocalShard(Shard):
             self._driver.insert("state_rows", _ROW_COLUMNS, rows)
 
     @override
-    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+    def state_versions(
+        self,
+        since: int,
+        after: tuple[int, int, str, int] | None,
+        limit: int,
+    ) -> list[StateVersion]:
         return operator_states.versions(self._driver, since, after, limit)
 
     @override
@@ -413,8 +457,18 @@ class LocalShard(Shard):
             raise Refused("The shard is in use. Only a sealed shard can be filled from another.")
 
 
-def _checked_digest(group_id: int, key: str, start: int, end: int, value: str | None, digest: int) -> int:
-    """The digest of a state row. Raises DamagedState if the row was altered since it was written."""
+def _checked_digest(
+    group_id: int,
+    key: str,
+    start: int,
+    end: int,
+    value: str | None,
+    digest: int,
+) -> int:
+    """The digest of a state row.
+
+    Raises DamagedState if the row was altered since it was written.
+    """
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered.")
     return digest
@@ -435,7 +489,10 @@ def _is_copy(url: str) -> bool:
 
 
 def _discard_sealed(url: str) -> None:
-    """Remove a shard that was moved away, so that it can move back. Raises Refused if it was not moved."""
+    """Remove a shard that was moved away, so that it can move back.
+
+    Raises Refused if it was not moved.
+    """
     if not exists(url):
         return
     with LocalShard.open(url) as shard:

@@ -34,7 +34,10 @@ _BEGIN = (-1, 0, "", -1)
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """The state that an operator keeps for a key, as of a batch. `data` is None if the operator deleted it."""
+    """The state that an operator keeps for a key, as of a batch.
+
+    `data` is None if the operator deleted it.
+    """
 
     operator: int
     key: str
@@ -75,7 +78,13 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
             raise _damage_error(self.operator, self.key)
 
 
-def read(driver: Driver, operator: int, keys: Sequence[str], before: int, shared: bool) -> dict[str, StoredState]:
+def read(
+    driver: Driver,
+    operator: int,
+    keys: Sequence[str],
+    before: int,
+    shared: bool,
+) -> dict[str, StoredState]:
     """The states of these keys as of the batch before `before`. Omits keys without a state.
 
     Raises DamagedState if a row has been altered since it was written.
@@ -98,12 +107,18 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
 
 
 def remove(driver: Driver, operator: int, batch: int) -> int:
-    """Within a transaction, remove an operator's versions of a batch. Returns the number removed."""
+    """Within a transaction, remove an operator's versions of a batch.
+
+    Returns the number removed.
+    """
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
-    """Within a transaction, write a batch's versions. Returns the growth of the digest sum and of the row count."""
+    """Within a transaction, write a batch's versions.
+
+    Returns the growth of the digest sum and of the row count.
+    """
     rows, digest_growth = [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
@@ -115,7 +130,12 @@ def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int
     return digest_growth, len(rows) - deleted
 
 
-def versions(driver: Driver, since: int, after: tuple[Any, ...] | None, limit: int) -> list[StateVersion]:
+def versions(
+    driver: Driver,
+    since: int,
+    after: tuple[Any, ...] | None,
+    limit: int,
+) -> list[StateVersion]:
     """A page of all versions since batch `since`, sorted, that come after (operator, shared, key, batch)."""
     return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
@@ -131,7 +151,10 @@ def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, insert another shard's versions. They must be newer than this shard's versions."""
+    """Within a transaction, insert another shard's versions.
+
+    They must be newer than this shard's versions.
+    """
     rows = []
     for version in moved:
         version.check()

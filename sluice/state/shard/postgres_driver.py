@@ -114,7 +114,10 @@ class PostgresDriver(Driver):
                 ) from error
 
     def _require_usage(self) -> None:
-        """Raise StateError if this role may not use the schema. PostgreSQL shows such a role no tables."""
+        """Raise StateError if this role may not use the schema.
+
+        PostgreSQL shows such a role no tables.
+        """
         usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
         denied = self._connection.execute(usage, [self._schema]).fetchone()
         if denied is not None:

@@ -98,11 +98,12 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shard(Protocol):
-    """One worker's state rows and operator states. Every batch is a version; readers specify which batch they read.
+    """One worker's state rows and operator states.
 
-    A writer passes the epoch of its lease. Once the holder of a newer lease has begun, older
-    writers get a LeaseError and nothing is written. A writer writes its batches in order. Rows have
-    digests; reading a row that was altered since it was written raises DamagedState.
+    Every batch is a version; readers specify which batch they read. A writer passes the epoch of
+    its lease. Once the holder of a newer lease has begun, older writers get a LeaseError and
+    nothing is written. A writer writes its batches in order. Rows have digests; reading a row that
+    was altered since it was written raises DamagedState.
 
     Every method raises StateError if the shard cannot be reached. Methods may be called from any
     thread.
@@ -126,10 +127,16 @@ class Shard(Protocol):
     def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
         """The newest versions of these state rows before a batch. Omits rows without a value."""
 
-    def write_rows(self, batch: int, rows: Iterable[Row], epoch: int = 0, replaced: int | None = None) -> int:
-        """Write a batch of state rows in one transaction. Returns their number. A retry replaces the batch.
+    def write_rows(
+        self,
+        batch: int,
+        rows: Iterable[Row],
+        epoch: int = 0,
+        replaced: int | None = None,
+    ) -> int:
+        """Write a batch of state rows in one transaction. Returns their number.
 
-        Raises EngineError if the shard has a newer batch.
+        A retry replaces the batch. Raises EngineError if the shard has a newer batch.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
         sorted. `replaced` is the sum of the digests of the versions that these rows replace, if the
@@ -145,18 +152,32 @@ class Shard(Protocol):
     def read_states(
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
-        """An operator's states of these keys as of the batch before `before`. Omits keys without a state.
+        """An operator's states of these keys as of the batch before `before`.
 
-        The state that all keys of the worker share (`shared`) has the empty key.
+        Omits keys without a state. The state that all keys of the worker share (`shared`) has the
+        empty key.
         """
 
-    def due_keys(self, operator: int, until: int, before: int, epoch: int, clock: str = "due") -> list[str]:
+    def due_keys(
+        self,
+        operator: int,
+        until: int,
+        before: int,
+        epoch: int,
+        clock: str = "due",
+    ) -> list[str]:
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
-    def write_states(self, batch: int, numbers: Iterable[int], states: Sequence[State], epoch: int) -> None:
-        """Write states of the operators with these numbers in one transaction. A retry replaces the batch.
+    def write_states(
+        self,
+        batch: int,
+        numbers: Iterable[int],
+        states: Sequence[State],
+        epoch: int,
+    ) -> None:
+        """Write states of the operators with these numbers in one transaction.
 
-        Raises EngineError if one of the operators has a newer batch.
+        A retry replaces the batch. Raises EngineError if one of the operators has a newer batch.
         """
 
     def journal(self) -> Journal:
@@ -166,9 +187,10 @@ class Shard(Protocol):
         """The checksums recorded with batch `as_of`, or with the last batch before it."""
 
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
-        """Read and check all state rows as of a batch. Raises DamagedState if the checksum or the database is wrong.
+        """Read and check all state rows as of a batch.
 
-        Compares with the published checksum if given, otherwise with the recorded one.
+        Raises DamagedState if the checksum or the database is wrong. Compares with the published
+        checksum if given, otherwise with the recorded one.
         """
 
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
@@ -190,19 +212,29 @@ class Shard(Protocol):
         """
 
     def compact(self, keep_from: int) -> int:
-        """Remove the versions that no snapshot since batch `keep_from` can show. Returns the number removed.
+        """Remove the versions that no snapshot since batch `keep_from` can show.
 
-        Uses small transactions, so that a writer can work at the same time, and may be interrupted
-        at any time.
+        Returns the number removed. Uses small transactions, so that a writer can work at the same
+        time, and may be interrupted at any time.
         """
 
-    def row_versions(self, since: int, after: tuple[int, str, int, int] | None, limit: int) -> list[Version]:
+    def row_versions(
+        self,
+        since: int,
+        after: tuple[int, str, int, int] | None,
+        limit: int,
+    ) -> list[Version]:
         """A page of all versions since batch `since`, sorted, that come after (group, key, window start, batch)."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
 
-    def state_versions(self, since: int, after: tuple[int, int, str, int] | None, limit: int) -> list[StateVersion]:
+    def state_versions(
+        self,
+        since: int,
+        after: tuple[int, int, str, int] | None,
+        limit: int,
+    ) -> list[StateVersion]:
         """Like `row_versions`, for operator states that come after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:

@@ -44,10 +44,11 @@ _VERSION = Table(
 
 
 def migrate(engine: Engine) -> None:
-    """Create a ledger's tables, or migrate them to `HEAD`, in one transaction. Several processes may do so at once.
+    """Create a ledger's tables, or migrate them to `HEAD`, in one transaction.
 
-    Raises StateError, and changes nothing, if the ledger is from before the first release, if a
-    newer version of Sluice has migrated it, or if it has lost its version.
+    Several processes may do so at once. Raises StateError, and changes nothing, if the ledger is
+    from before the first release, if a newer version of Sluice has migrated it, or if it has lost
+    its version.
     """
     # Almost every ledger has this version already. Reading it takes no lock, so it does not wait
     # for writers.
@@ -95,14 +96,20 @@ def _from_before_release() -> StateError:
 
 
 def _create(connection: Connection) -> None:
-    """Create the newest tables directly. Alembic would repeat their history, which takes ten times as long."""
+    """Create the newest tables directly.
+
+    Alembic would repeat their history, which takes ten times as long.
+    """
     METADATA.create_all(connection, checkfirst=False)
     _VERSION.create(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
 
 
 def upgrade(connection: Connection, version: str, to: str) -> None:
-    """Migrate a ledger from one version to another. Raises StateError if this version of Sluice does not know it."""
+    """Migrate a ledger from one version to another.
+
+    Raises StateError if this version of Sluice does not know it.
+    """
     if version.startswith(_BEFORE_RELEASE):
         raise _from_before_release()
     # Alembic takes a while to import, and is not needed for a new ledger and one of this version.

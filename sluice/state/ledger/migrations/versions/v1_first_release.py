@@ -1,4 +1,7 @@
-"""The ledger of the first release. A new ledger gets its tables at once, so this step has nothing to do."""
+"""The ledger of the first release.
+
+A new ledger gets its tables at once, so this step has nothing to do.
+"""
 
 from __future__ import annotations
 
