@@ -55,6 +55,7 @@ def _iterating(
                     return
                 yield item
         finally:
+            # If the caller stops early, this closes the connection of the stream.
             _finish(items.aclose())
 
     return _not_async(iterate)

@@ -181,6 +181,7 @@ class Queries:
 
         Raises StateError if a worker is unavailable; `page` has the other workers' entries.
         """
+        # Otherwise the entries of an unavailable worker would be missing, and nobody would notice.
         complete: RangeParameters = {"require": "complete", **part}
         cursor = ""
         while True:

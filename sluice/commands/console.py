@@ -123,13 +123,15 @@ def printable(text: str) -> Text:
     """The text without control characters, and never interpreted as markup."""
     from rich.text import Text
 
+    # Control characters in a record could change what the terminal shows.
     return Text("".join(letter if letter.isprintable() else "�" for letter in text))
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, _columns(rows))
     writer.writeheader()
-    writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
+    for row in rows:
+        writer.writerow({name: _text(value) for name, value in row.items()})
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -52,6 +52,7 @@ def check(
             try:
                 plans.append(plan(definition))
             except TopologyError as error:
+                # The other pipelines are checked even so.
                 errors.append(error)
         findings = check_with_spark(settings(), plans) if plans else Findings()
         for planned in plans:
@@ -65,6 +66,7 @@ def check(
         if not pipeline:
             errors += _check_routes()
     try:
+        # A run translates Kafka's settings for Spark, and ends if a setting has no translation.
         java_settings(settings().kafka)
     except SettingsError as error:
         errors.append(error)

@@ -35,6 +35,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                     settings().kafka, settings().ledger, pipeline, definition.topics, enough=LARGE_BACKLOG,
                     from_beginning=not READING_AGAIN.isdisjoint(options),
                 )  # fmt: skip
+                # A large backlog is worth the JVM's optimizing compiler.
                 status = submitted.for_backlog(unread).run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:

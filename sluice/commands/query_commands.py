@@ -98,6 +98,7 @@ def get(
             _print_entries(entries, form)
         return
     with errors_as_messages(), _client() as client:
+        # For a windowed store, `get` returns the windows of a key, which `multi_get` cannot.
         answer = (
             client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
         )
@@ -133,6 +134,7 @@ def scan(
                 # An error of `read_store` would name its own parameter, not the option of the
                 # command.
                 parse_time(option, text)
+            # One entry more than the limit shows whether there are more entries.
             entries = read_store(store, limit=limit + 1, **selection)
             has_more = len(entries) > limit
             _print_entries(entries[:limit], form)

@@ -186,6 +186,7 @@ class LocalPlatform:
 
     def variables(self) -> dict[str, str]:
         """The environment of Airflow's processes."""
+        # Settings in the user's shell must not reach this Airflow.
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "SLUICE_"))}
         return {**outer, **self.secrets, **self._sluice(), **self._airflow(), **self.environment}
 

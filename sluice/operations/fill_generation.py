@@ -120,7 +120,9 @@ class Merge:
             True: _stores_by_name(self.old),
             False: {} if self.part is None else _stores_by_name(self.part.info),
         }
-        sizes = {is_kept: Counter(s.group_id for s in stores.values()) for is_kept, stores in sources.items()}
+        sizes: dict[bool, Counter[int]] = {}
+        for is_kept, stores_by_name in sources.items():
+            sizes[is_kept] = Counter(store.group_id for store in stores_by_name.values())
         of_group: dict[int, list[StoreInfo]] = defaultdict(list)
         for store in sorted(self.new.stores, key=lambda each: each.store_column):
             of_group[store.group_id].append(store)

@@ -125,6 +125,7 @@ def provide(
     if not missing:
         return
     root.mkdir(parents=True, exist_ok=True)
+    # The temporary folder is on the same file system, so that a verified bundle can be renamed.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as work:
         lanes = list(chain.from_iterable(_lanes(_jars_of(bundle, jars)) for bundle in missing))
         fetched = _fetch(java, lanes, Path(work), on_jar)
@@ -151,6 +152,7 @@ def write_lock(java: Path, path: Path = LOCK) -> int:
 
 
 def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
+    # Only the broker gets the dependencies of its roots. The other bundles list all of their jars.
     modules = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
     return [Jar(bundle, module, _sha256(path)) for module, path in modules.items()]
 

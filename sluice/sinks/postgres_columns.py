@@ -119,8 +119,10 @@ class PostgresColumn:
         if kind == "numeric":
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
+            most = limits[0] if limits else None
             # The type "character" without a length is one character.
-            most = limits[0] if limits else 1 if kind == "character" else None
+            if most is None and kind == "character":
+                most = 1
             return lambda value, _: _text(value, most, keeps_blanks=kind != "character")
         if kind in _TIMES:
             return lambda value, _: _timestamp(value, *limits, has_zone=kind == _TIMES[0])

@@ -135,6 +135,7 @@ class Written(msgspec.Struct, frozen=True):
 def written_rows(rows: Rows) -> Written:
     """The number and the checksum of the rows that a batch writes to a table."""
     total = sum(crc32(repr(row).encode()) for row in rows.written)
+    # The start value 1 tells a deleted row from a written row with the same values.
     total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
     return Written(rows.count, f"{total:x}")
 

@@ -128,6 +128,7 @@ class Access:
         etags = header(self.request.scope, b"if-none-match")
         if etags:
             current = etag(pins)
+            # The header may list several ETags.
             if current in etags.decode("latin-1"):
                 raise Unchanged(current)
 

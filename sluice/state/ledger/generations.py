@@ -212,7 +212,8 @@ class Generations(LedgerPart):
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
         rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(registered)))
-        return self._workers([GenerationRef(pipeline, number) for number in sorted(row["generation"] for row in rows)])
+        numbers = sorted(row["generation"] for row in rows)
+        return self._workers([GenerationRef(pipeline, number) for number in numbers])
 
     def forget_workers(self, ref: GenerationRef) -> None:
         """Remove the workers of a forgotten generation, after their shards have been removed."""
