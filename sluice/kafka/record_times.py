@@ -27,7 +27,7 @@ class OldestUnread:
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
         self._times: dict[tuple[Partition, int], datetime] = {}
-        """Partition and offset → the timestamp of the first record from there on."""
+        """Partition and offset → the timestamp of the first record at this offset or after it."""
 
     def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
         """Partition and first unread offset → the timestamp of that record, for partitions with unread records.

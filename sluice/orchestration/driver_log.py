@@ -103,4 +103,4 @@ def _titles(error: type[SluiceError]) -> Iterator[str]:
 
 
 _OWN_ERRORS = tuple(f"{title}: " for title in _titles(SluiceError))
-"""How the line begins that says why the driver has ended."""
+"""The beginning of the line that says why the driver has ended."""

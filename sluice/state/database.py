@@ -77,7 +77,7 @@ def database_url(text: str) -> URL:
 def is_durable(url: URL) -> bool:
     """Whether the data in a SQLite file must survive a crash.
 
-    The files of a test driver need not.
+    The files of a test driver may be lost.
     """
     return url.query.get("synchronous") != "off"
 
@@ -171,7 +171,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A read transaction, whose statements all see the database as it was at the first one."""
+    """A read transaction, whose statements all see the database as it was at the first statement."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     repeatable = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}

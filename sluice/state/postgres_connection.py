@@ -26,8 +26,7 @@ CONNECT_SECONDS = 5
 _SHORTEST_CONNECT = 2
 """Psycopg's shortest time limit for connecting. It replaces shorter limits by this limit."""
 SILENT_SECONDS = 30.0
-"""How long a server may be silent before this process tries whether it accepts another
-connection."""
+"""How long a server may be silent before this process tries to open another connection to it."""
 _TCP = {
     "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
 }  # fmt: skip

@@ -13,7 +13,7 @@ import psutil
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
     """Send SIGTERM to the processes that a function returns, until none is left; after `patience_s`, send SIGKILL.
 
-    An exception, such as that of a signal's handler, ends the wait.
+    An exception, such as an exception that a signal's handler raises, ends the wait.
     """
     _send(processes(), signal.SIGTERM)
     until = time.monotonic() + patience_s
