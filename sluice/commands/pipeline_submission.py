@@ -39,6 +39,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 status = submitted.for_backlog(unread).run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
+            # A shell shows this status for a program that a signal has ended.
             status, detail = 128 + interrupted.number, f"The command was {interrupted}."
             err.print(
                 f"{detail} Published batches are kept; repeat the command to continue.",

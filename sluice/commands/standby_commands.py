@@ -47,6 +47,7 @@ def add(
         try:
             _refresh(ledger, pipeline)
         except LeaseError as error:
+            # The run in progress makes the copy when it has read all records.
             out.print(error.detail, markup=False, soft_wrap=True)
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.
@@ -145,6 +146,7 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
             try:
                 drop_shard(standby.shard(standby.copied_generation))
             except SluiceError as error:
+                # The standby can be removed even if its server is gone for good.
                 kept = f" Its copy was not deleted: {error.detail}"
         out.print(
             f"{standby.host_port} is no standby of worker {worker} of {pipeline} any more.{kept}",

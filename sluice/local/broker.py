@@ -313,6 +313,7 @@ def _wait_until_ready(broker: Broker, folder: Path) -> None:
             if admin.list_topics(timeout=0.5).brokers:
                 return
         except KafkaException:
+            # The broker does not accept connections yet.
             time.sleep(0.05)
     raise _not_ready(f"Kafka did not answer within {START_SECONDS:.0f} s", folder)
 

@@ -90,4 +90,5 @@ def _session(process: psutil.Process) -> int | None:
     try:
         return os.getsid(process.pid)
     except (ProcessLookupError, PermissionError):
+        # The process has ended, or belongs to another user.
         return None

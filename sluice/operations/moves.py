@@ -111,6 +111,7 @@ def _shards(
         source = open_shard(worker.location, to_write=True)
     except StateError:
         if published is None:
+            # A generation without a snapshot may have no shard yet.
             return None
         raise
     new_address = place.shard(info.ref)

@@ -129,6 +129,7 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, error.detail)
             raise AirflowFailException(str(error)) from None
         except BrokersUnreachable as error:
+            # A retry may reach the brokers again.
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except Exception as error:

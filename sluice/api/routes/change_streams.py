@@ -145,6 +145,7 @@ class _Stream(StreamingResponse):
             return
         _Stream.open_streams += 1
         try:
+            # `_send_in_time` ends the stream of a client that reads nothing with this exception.
             with suppress(ClientDisconnect):
                 await super().__call__(scope, receive, partial(_send_in_time, send))
         finally:

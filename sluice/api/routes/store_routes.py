@@ -334,6 +334,7 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
     try:
         pin = await access.pin(store.name, store.pipeline)
     except NotReady:
+        # The list also has stores that have not been published yet.
         pin = None
     workers = () if pin is None else await access.reader.statuses(pin.workers)
     return answers.Store(

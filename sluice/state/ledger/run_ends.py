@@ -70,5 +70,6 @@ def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> 
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
+    # The caller raises the error of the run, which must not be hidden by an error of the ledger.
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         ledger.failures.add(Failure.of(error, pipeline, run=run, secrets=configuration.secrets))

@@ -61,6 +61,7 @@ class ShardCopy:
                 # A promotion that was killed may have left the copy unsealed.
                 self._target.seal()
         except DamagedState as error:
+            # A damaged copy is replaced when it is filled.
             self.why_replaced = error.detail
 
     def __enter__(self) -> Self:
@@ -125,6 +126,7 @@ class ShardCopy:
             entries = [entry for entry in journal.batches if entry.batch <= as_of]
             _finish_copy(target, Journal(journal.epoch, entries), as_of, published)
         except DamagedState:
+            # The source stays in use, because the copy cannot take its place.
             let_write()
             raise
 

@@ -73,6 +73,7 @@ def refresh_standbys(
             require_copyable(worker)
             outcome: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
         except (StateError, Refused) as error:
+            # The other standbys are refreshed even so.
             outcome = FailedRefresh(worker.number, error)
         yield outcome
 

@@ -302,6 +302,7 @@ def _postgres_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.errors.QueryCanceled as error:
+        # Without a deadline, an administrator has cancelled the statement.
         if seconds_left() is None:
             raise StateError(f"The shard cannot be used: {first_line(error)}") from error
         raise too_slow() from None
