@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
@@ -171,6 +172,8 @@ def _require_names(value: Any) -> None:
         inner = value
     elif isinstance(value, msgspec.Struct):
         inner = msgspec.structs.astuple(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
         return
     for each in inner:

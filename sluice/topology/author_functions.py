@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -11,6 +12,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Record
+from sluice.values import contracts
 from sluice.values.function_wrappers import WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
@@ -57,10 +59,11 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """
     struct = _value_in(declared_type(function, position))
-    if value_type is Any or struct is Record or not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
+    is_contract = isinstance(struct, type) and (issubclass(struct, msgspec.Struct) or is_dataclass(struct))
+    if value_type is Any or struct is Record or not is_contract:
         return
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):
-        values = "plain JSON data" if value_type is None else getattr(value_type, "__name__", str(value_type))
+        values = "plain JSON data" if value_type is None else contracts.name_of(value_type)
         name = _parameter(function, position)
         raise TopologyError(
             f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",

@@ -26,7 +26,7 @@ from sluice.topology.author_functions import (
     with_key,
 )
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import Serde, Value, serde_of, shape_of
+from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
 from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
@@ -68,7 +68,7 @@ class Handle(Generic[V]):
         pipeline: Graph,
         node: nodes.Node,
         shape: Shape,
-        contract: type | None = None,
+        contract: Contract | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.node = node
@@ -92,7 +92,7 @@ class Handle(Generic[V]):
         if other.pipeline is not self.pipeline:
             raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
 
-    def _result_shape(self, step: str, returns: type | None, argument: str = "returns") -> Shape:
+    def _result_shape(self, step: str, returns: Contract | None, argument: str = "returns") -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
             return shape_of(returns)
@@ -457,7 +457,7 @@ class Stream(Handle[V]):
         self,
         function: str | Function,
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Replace the value with the result of a Python function or an SQL expression; keep the key.
@@ -541,7 +541,7 @@ class Stream(Handle[V]):
         self,
         function: Function,
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Replace key and value with the pair that a Python function returns; `returns` is the type of the value.
@@ -593,7 +593,7 @@ class Stream(Handle[V]):
         self,
         items: str | Function,
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Emit a record for each element of an SQL array or each item that a Python function returns; keep the key.
@@ -653,7 +653,7 @@ class Stream(Handle[V]):
         self,
         items: str | Function,
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
         """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
@@ -893,7 +893,7 @@ class Stream(Handle[V]):
         *,
         returns: type[R],
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -905,7 +905,7 @@ class Stream(Handle[V]):
         *,
         returns: None = None,
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -914,9 +914,9 @@ class Stream(Handle[V]):
         self,
         processor: type[Processor[V]],
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -942,7 +942,7 @@ class Stream(Handle[V]):
         *,
         returns: type[R],
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -954,7 +954,7 @@ class Stream(Handle[V]):
         *,
         returns: None = None,
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -963,9 +963,9 @@ class Stream(Handle[V]):
         self,
         processor: type[ValueProcessor[V]],
         *,
-        returns: type | None = None,
+        returns: Contract | None = None,
         stores: Mapping[str, Any] | None = None,
-        outputs: Mapping[str, type | None] | None = None,
+        outputs: Mapping[str, Contract | None] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -989,9 +989,9 @@ class Stream(Handle[V]):
         self,
         step: Literal["process", "process_values"],
         processor: Any,
-        returns: type | None,
+        returns: Contract | None,
         stores: Mapping[str, Any] | None,
-        outputs: Mapping[str, type | None] | None,
+        outputs: Mapping[str, Contract | None] | None,
         *,
         by: str | None,
         queryable: bool,
@@ -1075,7 +1075,7 @@ class Stream(Handle[V]):
         function: Function,
         gives: str,
         shape: Shape | None = None,
-        returns: type | None = None,
+        returns: Contract | None = None,
         *,
         on_error: OnError | None,
     ) -> Stream[Any]:
@@ -1115,7 +1115,7 @@ class Stream(Handle[V]):
         function: Function,
         gives: str,
         shape: Shape | None = None,
-        returns: type | None = None,
+        returns: Contract | None = None,
         *,
         on_error: OnError | None,
     ) -> Stream[Any]:
@@ -1125,7 +1125,7 @@ class Stream(Handle[V]):
         )  # fmt: skip
         return self._next(node) if shape is None else self._next(node, shape, returns)
 
-    def _require_no_returns(self, step: str, returns: type | None) -> None:
+    def _require_no_returns(self, step: str, returns: Contract | None) -> None:
         if returns is not None:
             raise TopologyError(f"{self._where(step)}: returns= is only allowed with a Python function.")
 
@@ -1133,7 +1133,7 @@ class Stream(Handle[V]):
         self,
         node: nodes.Node,
         shape: Shape | None = None,
-        contract: type | None = None,
+        contract: Contract | None = None,
     ) -> Stream[Any]:
         """The stream after a node. Without a `shape`, its values have the same shape and contract as before."""
         if shape is None:
@@ -1156,7 +1156,9 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
     return kind, None if ttl is None else milliseconds(ttl)
 
 
-def _require_processor(where: str, processor: Any, value_type: type | None, context_class: type[ContextBase]) -> None:
+def _require_processor(
+    where: str, processor: Any, value_type: Contract | None, context_class: type[ContextBase]
+) -> None:
     process = getattr(processor, "process", None)
     if not (isinstance(processor, type) and callable(process)):
         raise TopologyError(
@@ -1411,7 +1413,7 @@ class Grouped(Generic[V]):
         )
 
     def _aggregate_python(
-        self, store: str, functions: Mapping[str, Any], returns: type | None, columns: Mapping[str, str],
+        self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
         on_error: OnError | None,
     ) -> Table[Any]:  # fmt: skip
         """Aggregate with Python functions. Raises TopologyError if a function is missing or has other parameters."""
@@ -1468,7 +1470,7 @@ class Grouped(Generic[V]):
         store: str,
         columns: dict[str, str],
         shape: Shape,
-        contract: type | None = None,
+        contract: Contract | None = None,
         **options: Any,
     ) -> Table[Any]:
         pipeline = self.parent.pipeline
@@ -1570,7 +1572,7 @@ class GroupedStream(Grouped[V]):
         adder: Function | None = None,
         *,
         store: str,
-        returns: type | None = None,
+        returns: Contract | None = None,
         merger: Function | None = None,
         on_error: OnError | None = None,
         **columns: str,
@@ -1658,7 +1660,7 @@ class GroupedTable(Grouped[V]):
         subtractor: Function | None = None,
         *,
         store: str,
-        returns: type | None = None,
+        returns: Contract | None = None,
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:

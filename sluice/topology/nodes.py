@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
@@ -111,9 +112,9 @@ class Apply(Node):
     parent: Node
     function: Callable[..., Any]
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
-    takes: type | None
+    takes: type | UnionType | None
     """The type of the value passed to the function; None for plain JSON data."""
-    returns: type | None
+    returns: type | UnionType | None
     shape: Shape
     """The shape of the resulting value."""
 
@@ -177,8 +178,8 @@ class PythonAggregate:
     adder: Callable[..., Any]
     subtractor: Callable[..., Any] | None
     merger: Callable[..., Any] | None
-    takes: type | None
-    returns: type | None
+    takes: type | UnionType | None
+    returns: type | UnionType | None
     shape: Shape
     """The shape of the aggregate."""
 
@@ -244,7 +245,7 @@ class Process(Node):
     processor: type
     stores: Mapping[str, tuple[Any, int | None]]
     """Type of the values, and time to live in ms, of each store by name."""
-    takes: type | None
+    takes: type | UnionType | None
     returns: Mapping[str, type | None]
     """Type of the values of each output."""
     queryable: bool

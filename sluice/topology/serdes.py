@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Generic, TypeAlias, TypeVar
-
-import msgspec
 
 from sluice.values import contracts
 from sluice.values.shapes import Shape
 
 V = TypeVar("V")
+
+
+Contract: TypeAlias = type | UnionType
+"""A type of values."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Serde(Generic[V]):
     converts a value to bytes, for sinks.
     """
 
-    contract: type[V]
+    contract: type[V] | UnionType
     decode: Callable[[bytes], V] | None = None
     encode: Callable[[Any], bytes] | None = None
 
@@ -32,22 +35,25 @@ class Serde(Generic[V]):
 
     @property
     def name(self) -> str:
-        return self.contract.__name__ if isinstance(self.contract, type) else str(self.contract)
+        return contracts.name_of(self.contract)
 
 
-Value: TypeAlias = type[V] | Serde[V]
-"""The type of a topic's values: a msgspec Struct, `str`, or a Serde."""
+Value: TypeAlias = type[V] | UnionType | Serde[V]
+"""The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a union of tagged Structs, `str`, or a
+Serde."""
 
 
 def serde_of(value: Value[V]) -> Serde[V]:
     return value if isinstance(value, Serde) else Serde(value)
 
 
-def shape_of(contract: type | None) -> Shape:
-    """The shape of a value of type `contract`. Only a Struct is an object with fields."""
+def shape_of(contract: Contract | None) -> Shape:
+    """The shape of a value of type `contract`."""
     if contract is None:
         return Shape.single()
-    is_object = isinstance(contract, type) and issubclass(contract, msgspec.Struct)
-    shape = Shape(contracts.fields(contract)) if is_object else Shape.single(contracts.sql_type(contract))
+    if contracts.has_fields(contract):
+        shape = Shape(contracts.fields(contract))
+    else:
+        shape = Shape.single(contracts.sql_type(contract))
     contracts.require_importable(contract)
     return shape

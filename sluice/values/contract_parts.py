@@ -9,24 +9,24 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from sluice.values.contracts import choice_type, struct_info
+from sluice.values.contracts import ObjectType, choice_type, variants
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER
 
 
 def quote_counter(
-    contract: type[msgspec.Struct],
-) -> Callable[[Sequence[msgspec.Struct]], int] | None:
+    contract: Any,
+) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks in the JSON of values, including nested values.
 
     The JSON of a value never has fewer quotation marks. JSON with exactly this number has no duplicate field, no
     unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the number
     then depends on which of them the JSON contains.
     """
-    source = _strings(struct_info(contract), "v")
+    source = _strings(inspect.type_info(contract), "v")
     if source is None:
         return None
-    counter: Callable[[Sequence[msgspec.Struct]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
+    counter: Callable[[Sequence[Any]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
     return counter
 
 
@@ -38,15 +38,13 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
     match kind:
         case inspect.Metadata():
             return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
-        case inspect.StructType():
-            if kind.tag_field or any(not field.required for field in kind.fields):
+        case inspect.StructType(tag_field=str()):
+            return None
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
+            if any(not field.required for field in kind.fields):
                 return None
-            return _total(
-                [
-                    str(len(kind.fields)),
-                    *(_strings(f.type, f"{value}.{f.name}") for f in kind.fields),
-                ]
-            )
+            parts = [_strings(field.type, _member(kind, field, value)) for field in kind.fields]
+            return _total([str(len(kind.fields)), *parts])
         case inspect.ListType() | inspect.VarTupleType():
             per_item = _strings(kind.item_type, "i")
             if per_item is None or per_item == "0":
@@ -60,6 +58,13 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
             return "0"
         case _:
             return "1" if isinstance(kind, _QUOTED) else None
+
+
+def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
+    """Python source that reads a field of `value`; None for a field that a TypedDict may leave out."""
+    if not isinstance(kind, inspect.TypedDictType):
+        return f"{value}.{field.name}"
+    return f"{value}[{field.name!r}]" if field.required else f"{value}.get({field.name!r})"
 
 
 def _total(counts: list[str | None]) -> str | None:
@@ -113,9 +118,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
     def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
         name = f"i{len(found)}_{loops.count(' for ')}"
         match kind:
-            case inspect.StructType():
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
                 for field in kind.fields:
-                    visit(field.type, f"{path}.{field.encode_name}", f"{item}.{field.name}", loops)
+                    visit(field.type, f"{path}.{field.encode_name}", _member(kind, field, item), loops)
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
                 visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
             case inspect.DictType():
@@ -126,8 +131,13 @@ def parts_of(kind: Any) -> list[ContractPart]:
                     f"{loops} for {name} in {item}.values()",
                 )
             case inspect.UnionType():
+                present = f"{loops} if {item} is not None"
+                is_tagged = len(variants(kind)) > 1
                 for member in kind.types:
-                    visit(member, path, item, f"{loops} if {item} is not None")
+                    # Only the values of this member have its fields.
+                    tag = getattr(member, "tag", None)
+                    condition = f" and {item}.__struct_config__.tag == {tag!r}" if is_tagged else ""
+                    visit(member, path, item, present + condition)
             case inspect.Metadata() if not isinstance(kind.type, inspect.DecimalType):
                 visit(kind.type, path, item, loops)
             case inspect.NoneType():
@@ -169,7 +179,7 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
         case inspect.UnionType():
             for member in kind.types:
                 yield from _amounts_as_text(member, value, path)
-        case inspect.StructType() if isinstance(value, dict | msgspec.Struct):
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             for field in kind.fields:
                 part = value.get(field.encode_name) if isinstance(value, dict) else getattr(value, field.name, None)
                 yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")

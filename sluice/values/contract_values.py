@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, get_origin
 
 import msgspec
@@ -40,6 +41,8 @@ def plain_data(value: Any) -> Any:
             named = {name: plain_data(getattr(value, attribute)) for name, attribute in fields}
             config = value.__struct_config__
             return named if config.tag_field is None else {config.tag_field: config.tag, **named}
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         case list() | tuple():
             return [*map(plain_data, value)]
         case set() | frozenset():

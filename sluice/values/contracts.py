@@ -1,10 +1,15 @@
-"""Converts contracts, the msgspec Structs that declare a topic's values, to Spark SQL types."""
+"""Converts contracts, the types that declare a topic's values, to Spark SQL types.
+
+A contract with fields is a msgspec Struct, a dataclass, a TypedDict, or a union of tagged Structs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, get_args, get_origin
+from operator import attrgetter, itemgetter
+from types import UnionType
+from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -24,6 +29,9 @@ def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as
 Decimal2 = Annotated[Decimal, Digits(12, 2)]
 """An amount of money: up to twelve digits, two of them after the point."""
 
+ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
+"""A class whose instances have fields."""
+
 _SIMPLE: dict[type[inspect.Type], str] = {
     inspect.IntType: "BIGINT",
     inspect.StrType: "STRING",
@@ -39,9 +47,45 @@ _DEEPEST = 40
 """Limit for nested objects; a contract that exceeds it contains itself."""
 
 
-def fields(contract: type[msgspec.Struct]) -> dict[str, str]:
+def name_of(kind: Any) -> str:
+    """The name of a type, for messages."""
+    if members := [*map(name_of, get_args(kind))]:
+        return " | ".join(members) if get_origin(kind) is UnionType else str(kind)
+    return getattr(kind, "__name__", str(kind))
+
+
+def variants(kind: inspect.Type) -> Sequence[ObjectType]:
+    """The classes of values with fields: one class, or the members of a union. Empty for other types."""
+    if isinstance(kind, ObjectType):
+        return [kind]
+    if isinstance(kind, inspect.UnionType):
+        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        classes = [member for member in members if isinstance(member, inspect.StructType)]
+        if len(classes) == len(members):
+            return classes
+    return []
+
+
+def has_fields(contract: Any) -> bool:
+    """Whether values of this type have fields."""
+    return type(None) not in get_args(contract) and bool(variants(_info(contract, name_of(contract))))
+
+
+def fields(contract: Any) -> dict[str, str]:
     """The contract's tag and fields by their JSON names, each with its Spark SQL type."""
-    return _fields(struct_info(contract), contract.__name__)
+    return _fields(object_variants(contract), name_of(contract))
+
+
+def field_types(contract: Any) -> dict[str, Any]:
+    """The contract's fields by their JSON names, each with its declared type."""
+    types: dict[str, Any] = {}
+    for kind in object_variants(contract):
+        hints = get_type_hints(kind.cls, include_extras=True)
+        for field in kind.fields:
+            declared = hints[field.name]
+            is_marked = get_origin(declared) in (Required, NotRequired)
+            types[field.encode_name] = get_args(declared)[0] if is_marked else declared
+    return types
 
 
 def sql_type(kind: Any) -> str:
@@ -56,20 +100,29 @@ def sql_type(kind: Any) -> str:
     return _sql_type(_info(kind, name), name)
 
 
-def attributes(contract: type[msgspec.Struct]) -> dict[str, str]:
-    """JSON name of a field → the contract's attribute. A tag has no attribute."""
-    return {field.encode_name: field.name for field in struct_info(contract).fields}
+def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
+    """A function that reads a field, by its JSON name, or the tag from a value of the contract."""
+    kinds = object_variants(contract)
+    attributes = {field.encode_name: field.name for kind in kinds for field in kind.fields}
+    if name not in attributes:
+        return attrgetter("__struct_config__.tag")
+    attribute = attributes[name]
+    if isinstance(kinds[0], inspect.TypedDictType):
+        is_required = all(field.required for field in kinds[0].fields if field.name == attribute)
+        return itemgetter(attribute) if is_required else lambda value: value.get(attribute)
+    # A member of a union may lack the field.
+    return attrgetter(attribute) if len(kinds) == 1 else lambda value: getattr(value, attribute, None)
 
 
-def struct_info(contract: type[msgspec.Struct]) -> inspect.StructType:
-    if not (isinstance(contract, type) and issubclass(contract, msgspec.Struct)):
+def object_variants(contract: Any) -> Sequence[ObjectType]:
+    """Like `variants`, for a contract. Raises TopologyError if its values have no fields."""
+    kinds = variants(_info(contract, name_of(contract)))
+    if not kinds:
         raise TopologyError(
             f"{contract!r} is not a contract.",
             next_step="Declare the value as a msgspec.Struct.",
         )
-    info = _info(contract, contract.__name__)
-    assert isinstance(info, inspect.StructType)
-    return info
+    return kinds
 
 
 def _info(kind: Any, name: str) -> inspect.Type:
@@ -93,8 +146,8 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(present) == 1:
             return _sql_type(present[0], where)
-    if isinstance(kind, inspect.StructType):
-        return _struct_type(kind, where)
+    if kinds := variants(kind):
+        return _struct_type(kinds, where)
     if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType):
         return f"ARRAY<{_sql_type(kind.item_type, where)}>"
     if isinstance(kind, inspect.DictType):
@@ -119,7 +172,7 @@ def _instead(kind: inspect.Type) -> str:
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."
-        case inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType() | inspect.CustomType():
+        case inspect.NamedTupleType() | inspect.CustomType():
             return "Declare it as a msgspec.Struct."
         case _:
             return "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."
@@ -134,29 +187,51 @@ def _decimal(precision: Any, scale: Any, where: str) -> str:
     return f"DECIMAL({precision},{scale})"
 
 
-def _struct_type(kind: inspect.StructType, where: str) -> str:
+def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
     # A contract that contains itself would have a type without end.
     if where.count(".") > _DEEPEST:
         raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
-    return struct_type(_fields(kind, where))
+    return struct_type(_fields(kinds, where))
 
 
-def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
-    if kind.array_like:
+def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
+    """The tag and fields of a class, or of all members of a union: a value has null in place of others' fields."""
+    if len(kinds) == 1:
+        return _fields_of_class(kinds[0], where)
+    types: dict[str, str] = {}
+    for kind in kinds:
+        for name, sql in _fields_of_class(kind, f"{where}.{kind.cls.__name__}").items():
+            if types.setdefault(name, sql) != sql:
+                raise TopologyError(
+                    f"{where}: the field {name} is {types[name]} in one member of the union, and {sql} in another.",
+                    next_step="Rename it in one of them: SQL sees one column for all members.",
+                )
+            _require_different(name, types, f"{where}.{kind.cls.__name__}.{name}")
+    return types
+
+
+def _require_different(name: str, others: Iterable[str], where: str) -> None:
+    """Raise TopologyError if Spark SQL, which ignores case, cannot tell the field from another."""
+    for other in others:
+        if other != name and other.lower() == name.lower():
+            raise TopologyError(
+                f"{where}: the fields {other} and {name} differ only in case, which Spark SQL ignores.",
+                next_step="Leave one out, or give the values a Serde whose decoder renames it.",
+            )
+
+
+def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
+    if isinstance(kind, inspect.StructType) and kind.array_like:
         raise TopologyError(
             f"{where}: a Struct with array_like=True has no names in JSON.",
             next_step="Declare it without array_like; a Serde's decoder can convert arrays.",
         )
     types = {}
-    if kind.tag_field is not None:
+    if isinstance(kind, inspect.StructType) and kind.tag_field is not None:
         types[kind.tag_field] = "BIGINT" if isinstance(kind.tag, int) else "STRING"
     for field in kind.fields:
         name = f"{where}.{field.name}"
-        if twins := [other for other in types if other.lower() == field.encode_name.lower()]:
-            raise TopologyError(
-                f"{name}: the fields {twins[0]} and {field.encode_name} differ only in case, which Spark SQL ignores.",
-                next_step="Leave one out, or give the values a Serde whose decoder renames it.",
-            )
+        _require_different(field.encode_name, types, name)
         if not field.encode_name:
             raise TopologyError(
                 f"{name}: the field has an empty name in JSON.",
@@ -164,12 +239,23 @@ def _fields(kind: inspect.StructType, where: str) -> dict[str, str]:
             )
         types[field.encode_name] = _sql_type(field.type, name)
         # msgspec.inspect leaves UNSET out of types and defaults.
-        if not field.required and field.default is field.default_factory is msgspec.NODEFAULT:
+        if isinstance(kind, inspect.TypedDictType) and not field.required and not _allows_none(field.type):
+            raise TopologyError(
+                f"{name}: a row has every field, so a field that may be left out is None in Python functions.",
+                next_step="Declare it as NotRequired[... | None].",
+            )
+        has_default = field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
+        if isinstance(kind, inspect.StructType) and not field.required and not has_default:
             raise TopologyError(
                 f"{name}: SQL has no UNSET.",
                 next_step="Declare a default of another type, such as None.",
             )
     return types
+
+
+def _allows_none(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else ()
+    return any(isinstance(member, inspect.NoneType) for member in members)
 
 
 def _map_type(kind: inspect.DictType, where: str) -> str:
@@ -196,12 +282,12 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
 
 
 def require_importable(kind: Any, where: str = "") -> None:
-    """Raise TopologyError if the type contains a Struct or an Enum that Spark's tasks cannot import.
+    """Raise TopologyError if the type contains a class or an Enum that Spark's tasks cannot import.
 
     A copy of such a Struct would have no fields, so a task would read empty objects.
     """
     for part in types_within(kind):
-        if isinstance(part, inspect.StructType | inspect.EnumType):
+        if isinstance(part, ObjectType | inspect.EnumType):
             name = (get_origin(part.cls) or part.cls).__qualname__
             if "<locals>" in name:
                 raise TopologyError(
@@ -217,7 +303,7 @@ def types_within(kind: Any) -> list[inspect.Type]:
     for part in types:
         inner: Iterable[inspect.Type] = ()
         match part:
-            case inspect.StructType():
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
                 inner = [field.type for field in part.fields]
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
                 inner = [part.item_type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ from enum import Enum
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from typing_extensions import override
@@ -138,6 +139,8 @@ def _json_type(kind: Any) -> Any:
                 return _NUMBERS[unit]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _struct_in_json(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _dataclass_in_json(kind)
     written = tuple(argument if argument is ... else _json_type(argument) for argument in arguments)
     if origin is None or all(member == other for member, other in zip(written, arguments, strict=True)):
         return kind
@@ -160,6 +163,24 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
         forbid_unknown_fields=config.forbid_unknown_fields,
         kw_only=True,
     )
+
+
+def _dataclass_in_json(contract: type) -> type:
+    """The dataclass itself, or a Struct with numbers in place of times."""
+    hints = get_type_hints(contract, include_extras=True)
+    written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
+    if all(written[name] == hints[name] for name in written):
+        return contract
+    members = [(field.name, written[field.name], _default_of(field)) for field in dataclasses.fields(contract)]
+    return msgspec.defstruct(contract.__name__, members, kw_only=True)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return msgspec.field(default=field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return msgspec.field(default_factory=field.default_factory)
+    return msgspec.field()
 
 
 def _field(info: msgspec.structs.FieldInfo) -> Any:

@@ -15,7 +15,7 @@ from sluice import Context, Decimal2, Pipeline, Record
 from sluice.errors import TopologyError
 from sluice.values.contract_parts import parts_of, quote_counter
 from sluice.values.contract_values import needs_plain_data
-from sluice.values.contracts import Digits, attributes, fields, sql_type
+from sluice.values.contracts import Digits, field_reader, field_types, fields, sql_type
 
 
 class Colour(Enum):
@@ -83,7 +83,7 @@ def test_fields_have_spark_sql_types_under_their_names_in_the_json() -> None:
         "by_name": f"MAP<STRING, {part}>",
         "perhaps": "BIGINT",
     }
-    assert attributes(Everything)["order-id"] == "order_id"
+    assert field_types(Everything)["order-id"] is int
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
 
 def test_a_tag_is_a_field() -> None:
     assert fields(Pages) == {"type": "BIGINT", "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>"}
-    assert attributes(Pages) == {"of_text": "of_text"}
+    assert field_reader(Pages, "type")(Pages("text")) == Pages.__struct_config__.tag
 
 
 @pytest.mark.parametrize("value", [int, dict, None, Colour])

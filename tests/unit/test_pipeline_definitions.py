@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec import Struct
@@ -43,8 +42,7 @@ class Tree(Struct):
     left: Tree | None = None
 
 
-@dataclass
-class Point:
+class Point(NamedTuple):
     x: int
 
 
@@ -469,9 +467,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Pipeline("p").stream("s", value=Shop, event_time="city"),
         r"event_time='city' is STRING, not a datetime or an int\. Declare city as datetime",
     ),
-    "a contract that is a dataclass": (
+    "a contract that is a named tuple": (
         lambda: Pipeline("p").stream("s", value=Point),
-        r"Point: DataclassType has no Spark SQL type\. Declare it as a msgspec\.Struct",
+        r"Point: NamedTupleType has no Spark SQL type\. Declare it as a msgspec\.Struct",
     ),
     "a contract with keys that are numbers": (
         lambda: Pipeline("p").stream("s", value=dict[int, str]),

@@ -14,7 +14,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -129,7 +129,8 @@ class ValueDecoder:
         value = decode(data)
         expected: type = object
         if self.source.is_object:
-            expected = self.source.value_class
+            contract = self.source.value_class
+            expected = dict if is_typeddict(contract) else contract
         elif self.source.contract is None:
             expected = str
         if not isinstance(value, expected):
@@ -176,7 +177,7 @@ class ValueDecoder:
         return b"".join(texts).count(b'"') == self._count_quotes(values)
 
     @cached_property
-    def _count_quotes(self) -> Callable[[Sequence[msgspec.Struct]], int] | None:
+    def _count_quotes(self) -> Callable[[Sequence[Any]], int] | None:
         """The function that counts the quotation marks in the JSON of values; None if values do not determine them."""
         return contract_parts.quote_counter(self.source.value_class) if self.source.is_object else None
 
@@ -276,7 +277,7 @@ class ValueDecoder:
                 errors[place] = "digits", str(error)
         decoded.reject(errors)
 
-    def _surely_fit(self, values: list[msgspec.Struct]) -> bool:
+    def _surely_fit(self, values: list[Any]) -> bool:
         present = self._present(values)
         return all(amounts.surely_include(collect(present)) for _, amounts, collect in self._decimals)
 
@@ -291,7 +292,7 @@ class ValueDecoder:
             if (digits := part.digits) is not None
         ]
 
-    def _require_digits(self, value: msgspec.Struct) -> None:
+    def _require_digits(self, value: Any) -> None:
         """Raise ValueError for a decimal of more digits than declared."""
         for path, amounts, collect in self._decimals:
             for amount in collect([value]):

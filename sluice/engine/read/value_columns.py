@@ -8,7 +8,6 @@ from datetime import date, datetime
 from decimal import Context, Decimal, Inexact
 from enum import Enum
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -37,18 +36,14 @@ class ValueColumns:
     source: Source
 
     @cached_property
-    def _attributes(self) -> dict[str, str]:
-        return contracts.attributes(self.source.value_class)
-
-    @cached_property
     def _by_name(self) -> frozenset[str]:
         """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
         kinds = {TEXT_FIELD: self.source.value_class}
         if self.source.is_object:
-            kinds = {field.encode_name: field.type for field in msgspec.structs.fields(self.source.value_class)}
+            kinds = contracts.field_types(self.source.value_class)
         return frozenset(name for name, kind in kinds.items() if contract_values.needs_plain_data(kind))
 
-    def column(self, values: Sequence[msgspec.Struct], name: str) -> pa.Array:
+    def column(self, values: Sequence[Any], name: str) -> pa.Array:
         """A field of the values as an Arrow column.
 
         Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
@@ -105,17 +100,14 @@ class ValueColumns:
     def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
             return list(values)
-        if name not in self._attributes:
-            tag = self.source.value_class.__struct_config__.tag
-            return [None if value is None else tag for value in values]
-        attribute = self._attributes[name]
+        read = contracts.field_reader(self.source.value_class, name)
         if self.source.keeps_nulls:
-            return [None if value is None else getattr(value, attribute) for value in values]
-        return [*map(attrgetter(attribute), values)]
+            return [None if value is None else read(value) for value in values]
+        return [*map(read, values)]
 
     def event_times(
         self,
-        values: Sequence[msgspec.Struct],
+        values: Sequence[Any],
         record_times: pa.Array,
         clock: int,
     ) -> pa.Array:

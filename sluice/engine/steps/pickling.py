@@ -6,13 +6,13 @@ import copyreg
 import importlib
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import cached_property
 from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, is_typeddict
 
 import msgspec
 from pyspark import cloudpickle
@@ -54,7 +54,7 @@ class Pickled:
     @classmethod
     def of(cls, value: Any) -> Pickled:
         inner = inspect.unwrap(value) if callable(value) else value
-        owner = inner if hasattr(inner, "__qualname__") else type(inner)
+        owner = inner if hasattr(inner, "__qualname__") else _class_within(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
         file = _file(owner)
         if file and _is_named_class(value):
@@ -82,8 +82,16 @@ class _Pickler(CloudPickler):
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 
 
+def _class_within(value: Any) -> type:
+    """The class of an instance, or the first member of a union such as `Created | Cancelled`."""
+    return next((member for member in get_args(value) if isinstance(member, type)), type(value))
+
+
 def _is_named_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, msgspec.Struct | Enum) and "<" not in value.__qualname__
+    is_contract = isinstance(value, type) and (
+        issubclass(value, msgspec.Struct | Enum) or is_dataclass(value) or is_typeddict(value)
+    )
+    return is_contract and "<" not in value.__qualname__
 
 
 def _file(owner: Any) -> str:
