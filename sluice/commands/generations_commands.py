@@ -82,6 +82,7 @@ def replay(
     from sluice.values.replay_span import Span
 
     with errors_as_messages():
+        # An invalid point is reported before Spark starts.
         Span.parse(begin, until)
     points = [f"--{name}={text}" for name, text in (("from", begin), ("until", until)) if text]
     submit(pipeline, master, "--replay", *points, *(["--from-topics"] if from_topics else []))

@@ -28,6 +28,7 @@ def explain(
     from sluice.plan import explain, plan
 
     if master:
+        # The driver prints the plan with the tasks, and the command ends with it.
         submit(pipeline, master, "--explain")
     with errors_as_messages():
         out.print(explain(plan(load(pipeline))), markup=False, soft_wrap=True)

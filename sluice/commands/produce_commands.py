@@ -80,6 +80,7 @@ def _producer(name: str) -> Callable[..., None]:
 
 
 for _name in NAMES:
+    # The command for orders has more options, so it is written out above.
     if _name != "orders":
         app.command(_name)(_producer(_name))
 

@@ -134,6 +134,7 @@ def _standby(info: GenerationInfo, worker: WorkerInfo) -> str:
 
 def _numbers(text: str) -> list[int]:
     numbers = text.split(",")
+    # Both `isdecimal` and `int` accept digits of other scripts, too.
     if not all(number.isascii() and number.isdecimal() for number in numbers):
         raise SettingsError(f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1.")
     return [*map(int, numbers)]

@@ -55,6 +55,7 @@ def status() -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
         figures = LedgerFigures.read(ledger)
+        # A broken file is reported as it is now, from `loaded`, and not as it was recorded.
         failures = [failure for failure in chain.from_iterable(figures.failures.values()) if failure.kind != "file"]
         broken = {file.name for file in loaded.broken}
         failed = {failure.pipeline for failure in failures if failure.kind in FAILED_KINDS}
@@ -71,6 +72,7 @@ def status() -> None:
                 "held back": held,
                 "degraded": degraded,
             }
+            # The kinds are in order, the worst first, and only the worst is shown.
             state = next((kind for kind, of_kind in kinds.items() if name in of_kind), "ok")
             table.add_row(
                 Text(name),
@@ -79,6 +81,7 @@ def status() -> None:
             )
         problems += [str(file.error) for file in loaded.broken]
         problems += map(_problem, failures)
+        # A recorded failure about the input is already among the failures.
         problems += [f"{name} waits for its input: {why}" for name, why in sorted(away.items()) if name not in recorded]
         for name, (records, oldest) in sorted(held.items()):
             problems.append(

@@ -264,6 +264,7 @@ def _stay(platform: LocalPlatform, console: Console) -> None:
 def _alone(home: Path) -> Iterator[None]:
     """Hold the lock of `home`, because two demos in one folder would stop each other."""
     home.parent.mkdir(parents=True, exist_ok=True)
+    # The lock is not in the folder, because a demo removes the folder when it starts.
     with Path(f"{home}.lock").open("w") as lock:
         _lock(lock, home)
         yield
@@ -286,6 +287,7 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    # A closed terminal sends SIGHUP, and a shutdown SIGTERM.
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield

@@ -128,8 +128,10 @@ class Example:
             for message in read_topic(kafka, topic):
                 headers = text_headers(message)
                 key: Any = _text(message.key())
+                # The key of a windowed row is only the key, and its window is in the headers.
                 if "window_start" in headers:
                     key = key, int(headers["window_start"]), int(headers["window_end"])
+                # A record without a value deletes the row of its key.
                 results.tables[topic].pop(key, None)
                 if (value := message.value()) is not None:
                     results.tables[topic][key] = self.normal(decoded(value))
@@ -187,6 +189,7 @@ def json_bytes(value: Any) -> bytes:
 def _json(value: Any) -> str:
     match value:
         case Decimal():
+            # `json` cannot write a Decimal, and a float would lose digits.
             return f"{value:f}"
         case dict():
             return "{" + ",".join(f"{json.dumps(name)}:{_json(part)}" for name, part in value.items()) + "}"
@@ -204,6 +207,8 @@ def canonical(value: Any) -> str:
         case list():
             return "[" + ",".join(map(canonical, value)) + "]"
         case int() | Decimal() if not isinstance(value, bool):
+            # Equal numbers, such as 1 and 1.00, get one text. The type of true is a subclass of
+            # int.
             return format(Decimal(value).normalize(), "f")
         case _:
             return repr(value)

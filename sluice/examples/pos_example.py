@@ -88,6 +88,7 @@ def expected(records: Iterable[Sample]) -> Results:
     """The shipments, the points of each card in the order of the invoices, and the lines without personal data."""
     results, points = Results(), defaultdict[str, Decimal](Decimal)
     for record in records:
+        # A float would change amounts, and their sums are compared digit by digit.
         invoice = json.loads(record.value or b"{}", parse_float=Decimal)
         if "CustomerType" not in invoice:
             results.dead_letters["contract"] += 1
@@ -103,6 +104,7 @@ def expected(records: Iterable[Sample]) -> Results:
             notification = {name: invoice[name] for name in names}
             notification |= {"EarnedLoyaltyPoints": earned, "TotalLoyaltyPoints": points[card]}
             results.write("loyalty", card, notification)
+        # An invoice without a delivery has null in these columns.
         place = {name: address and address[name] for name in ("City", "State", "PinCode")}
         for line in invoice["InvoiceLineItems"]:
             results.write("hadoop-sink", store, {name: invoice[name] for name in _HEADER} | place | line)

@@ -118,6 +118,7 @@ class Steps:
             self._print(mark, step, step.detail)
 
     def _print(self, mark: str, step: Step, detail: str) -> None:
+        # Steps that run at the same time print from different threads.
         with self._lock:
             self.console.print(
                 f"{time.monotonic() - self._began:6.1f} s  {mark} {_line(step, detail)}",

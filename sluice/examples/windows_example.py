@@ -50,6 +50,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
         value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})
+        # No two samples have the same timestamp, so that all of them have an order.
         for place, topic in enumerate(_TOPICS):
             yield Sample(topic, str(page), value, time_ms + place)
 
@@ -70,11 +71,15 @@ def expected(records: Iterable[Sample]) -> Results:
         if record.topic == "visits_recorded":
             recorded[_minute(page, record.timestamp_ms)] += 1
         elif record.topic == "visits_processed":
+            # The windows depend on the time of the run, so only their sum for each page is
+            # compared.
             by_clock[page] += 1
         else:
             time_ms = int(datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000)
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
+            # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
+            # every limit in between tells them apart.
             if time_ms > stream_time - _LATE_MS // 2:
                 timely.append((page, time_ms))
             else:
@@ -87,8 +92,10 @@ def expected(records: Iterable[Sample]) -> Results:
         "sessions": by_session,
         "minutes_recorded": dict(recorded),
         "minutes_processed": dict(by_clock),
+        # A total without windows counts late visits, too.
         "visits_total": dict(Counter(page for page, _ in visits)),
     }
+    # The result of a window is final when stream time has passed the end by the grace.
     closed = stream_time - _GRACE_MS
     for topic, limit in (
         ("visits_total_per_minute", _SIZE_MS),
@@ -98,6 +105,7 @@ def expected(records: Iterable[Sample]) -> Results:
             results.write(topic, page, total)
     results.tables = {
         "minutes_closed": {window: count for window, count in by_minute.items() if window[2] <= closed},
+        # Until the gap after its last visit is over, another visit can extend a session.
         "sessions_closed": {window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed},
         "session_changes": by_session,
     }
@@ -113,6 +121,7 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each hopping window."""
     counts = Counter[Window]()
     for page, time_ms in visits:
+        # As in Kafka Streams, windows begin at multiples of the advance since 1970.
         for start in range(time_ms - time_ms % _ADVANCE_MS, time_ms - _SIZE_MS, -_ADVANCE_MS):
             counts[page, start, start + _SIZE_MS] += 1
     return dict(counts)
@@ -162,6 +171,7 @@ def totals_once_per(
         totals[page] += 1
         stream_time = max(stream_time, time_ms)
         newest[page] = max(newest.get(page, 0), time_ms)
+        # A page that is held back already keeps its time, and only its total changes.
         held.setdefault(page, newest[page])
         while held and (min(held.values()) <= stream_time - limit_ms or len(held) > max_records):
             oldest = min(held, key=lambda page: (held[page], page))

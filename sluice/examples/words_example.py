@@ -82,6 +82,8 @@ def expected(records: Iterable[Sample]) -> Results:
             letter["runningCount"] += 1
             newest[key] = text
             spoken.append((key, text, time_ms))
+            # A join of a stream with a table reads the table as it is now. A later description does
+            # not change the result.
             description = descriptions.get(key)
             results.write("words_with_description_left", key, _pair(text, description))
             if description is not None:
@@ -117,6 +119,8 @@ def _join_near(
                 for how in ("inner", "left", "outer"):
                     results.write(f"{near}_{how}", word[0], _pair(word[1], description[1]))
     for word in spoken:
+        # The last records come a minute later, so every record without a match has waited long
+        # enough to be joined with null.
         for how in ("left", "outer") if word not in matched else ():
             results.write(f"{near}_{how}", word[0], _pair(word[1], None))
     for description in described:

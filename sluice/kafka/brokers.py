@@ -101,7 +101,8 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise unreachable(kafka, error.args[0].str()) from None
-    except TimeoutError:  # a future raises it
+    except TimeoutError:
+        # The future of a request raises TimeoutError.
         raise unreachable(kafka, "timed out") from None
 
 

@@ -247,7 +247,8 @@ def redrive_markers(
             marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
             if of_topic == topic_id:
                 markers[int(partition), int(offset)] = marker
-        except ValueError:  # msgspec's errors are ValueErrors, too
+        except ValueError:
+            # Errors of msgspec are ValueErrors, too.
             raise EngineError(
                 f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: this record is not a "
                 "marker of a re-drive, so another program writes to the topic.",

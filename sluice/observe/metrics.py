@@ -129,6 +129,7 @@ def _of_lag(
             times.pop(topic, None)
     for topic, timestamps in times.items():
         oldest = min(timestamps, default=now)
+        # The clock of a producer may be ahead of this one.
         yield Measurement("oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),))
 
 
@@ -217,4 +218,5 @@ def _metric_of(sample: str) -> str:
 
 
 def _escape(value: str) -> str:
+    # Backslashes come first, because the other replacements add some.
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

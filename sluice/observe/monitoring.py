@@ -146,6 +146,7 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     for snapshot in ledger.snapshots.all_of_run(pipeline, run):
         batch = _batch(snapshot, audits.get(snapshot.batch), "")
         snapshots.append(batch.snapshot)
+        # `Counter.update` adds, unlike `dict.update`.
         counts.update({"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())})
         counts.update({"dead_letters": sum(batch.dead_letters.values())})
     names = ("records", "applied", "late", "dead_letters")

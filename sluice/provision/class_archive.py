@@ -37,7 +37,8 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
         try:
             lock = stack.enter_context(archive.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another run has the lock, or the folder is read-only
+        except OSError:
+            # Another run has the lock, or the folder is read-only.
             yield "-Xshare:auto"
             return
         # A run that was killed leaves its unfinished archive.

@@ -20,6 +20,7 @@ _OLDEST_JAVA = 17
 DEMO_MEMORY_MIB = 4096
 """The memory that Kafka, Airflow and one Spark application use together, plus a margin."""
 
+# Java 8 calls itself 1.8.
 _VERSION = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(\d+)')
 
 
@@ -79,6 +80,7 @@ def _version_text(path: Path) -> str:
         ran = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise PreflightError(f"{path} does not start: {problem}.", next_step="Reinstall Java.") from None
+    # `java -version` writes to standard error.
     return ran.stderr + ran.stdout
 
 

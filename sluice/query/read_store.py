@@ -89,7 +89,8 @@ async def _read(
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
+    except UnicodeEncodeError:
+        # A lone surrogate has no UTF-8 bytes.
         return False
     return True
 

@@ -243,6 +243,7 @@ class PostgresTables:
                 new = Identifier(f"sluice_new_{number}")
                 _copy(database, new, target, names, rows.written)
                 changes = [SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]]
+                # If all columns identify the row, an existing row is already the same.
                 action = SQL("UPDATE SET {}").format(SQL(", ").join(changes)) if changes else SQL("NOTHING")
                 yield SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}").format(
                     target.name, _list(names), _list(names), new, _list(identity), action
@@ -482,6 +483,7 @@ def _kind(database: psycopg.Connection, table: str) -> str:
 
 def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:
     """Whether the table has a primary key or a unique index of exactly these columns."""
+    # ON CONFLICT cannot use an index that is partial, deferrable or on an expression.
     indexes: Any = database.execute(
         "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
         "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL "

@@ -56,7 +56,8 @@ def database_url(text: str) -> URL:
     """
     try:
         url = make_url(text)
-    except (ArgumentError, ValueError):  # ValueError for a port that is not a number
+    except (ArgumentError, ValueError):
+        # SQLAlchemy raises ValueError for a port that is not a number.
         raise SettingsError(
             "A database's address is not a URL such as sqlite:////data/ledger.sqlite.",
             next_step=_WHERE_SET,

@@ -97,5 +97,6 @@ def _is_same_origin(scope: Scope) -> bool:
     """
     if site := header(scope, b"sec-fetch-site"):
         return site == b"same-origin"
+    # Older browsers do not send Sec-Fetch-Site.
     origin = urlsplit(header(scope, b"origin").decode("latin-1"))
     return origin.netloc != "" and origin.netloc.encode("latin-1") == header(scope, b"host")

@@ -49,6 +49,7 @@ class AirflowUser(Principal):
 
     async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
         permission = self._permissions.get((pipeline, method))
+        # A look-up that has failed is repeated.
         if permission is None or (permission.done() and permission.exception() is not None):
             lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)

@@ -281,6 +281,7 @@ class ParameterReader:
         self._booleans: set[str] = set()
         self._numbers: set[str] = set()
         for field in fields:
+            # The text of an optional type, such as `bool | None`, contains the name as well.
             kind = str(field.type)
             if "list" in kind:
                 self._lists.add(field.encode_name)

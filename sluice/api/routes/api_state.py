@@ -64,5 +64,6 @@ async def state_of(request: Request) -> ApiState:
     url = settings().ledger
     if url not in _states:
         ledger = await read_ledger(lambda: Ledger.open(url))
+        # Another request may have opened the ledger meanwhile.
         _states.setdefault(url, ApiState(ledger, Reader(ledger)))
     return _states[url]

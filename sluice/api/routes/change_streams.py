@@ -65,6 +65,7 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     pin = await access.pin(query.store, query.pipeline)
     since = request.headers.get("last-event-id")
     if since is not None:
+        # An invalid id is refused now, because a stream that has begun cannot change its status.
         parse_snapshot(since)
     # The response to HEAD has no body, but the stream would never end.
     if request.method == "HEAD":
@@ -93,6 +94,7 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
             # While the ledger does not answer, no pipeline counts as changed.
             now = before
+        # The first event names all pipelines, because `before` is empty.
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if changed:
             yield _encoded_event("pipelines", "", changed)
@@ -195,6 +197,8 @@ async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | N
 async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    # The client may have seen a snapshot of another generation, or a newer one that a restored
+    # backup does not have.
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     try:
         changes = await access.reader.changed_keys(pin, batch if is_continuation else pin.snapshot.batch)

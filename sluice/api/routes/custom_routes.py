@@ -243,6 +243,7 @@ def _route(
             fields.append((argument.name, hints[argument.name], *default))
         parameters = msgspec.defstruct(f"{function.__name__}_parameters", fields, frozen=True, kw_only=True)
         answers = (hints["return"],)
+        # A type that msgspec does not support is an error now, and not at the first request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
         raise RouteError(f"{function.__name__} does not annotate {error.args[0]}.") from None

@@ -123,6 +123,7 @@ def _place(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     partition, _, offset = text.partition("/")
+    # `isdigit` alone accepts characters that `int` rejects, such as ².
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
         raise QueryError(
             "place is not a dead letter's position.",

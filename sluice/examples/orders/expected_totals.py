@@ -161,6 +161,8 @@ def _check(value: Any, fields: dict[str, type]) -> None:
     for name, kind in fields.items():
         if name not in value:
             raise _BadError("contract")
+        # An amount without a decimal point is an int. `isinstance` would also accept true as an
+        # int.
         allowed = (int, Decimal) if kind is Decimal else (kind,)
         if type(value[name]) not in allowed:
             raise _BadError("contract")
@@ -178,17 +180,20 @@ def _time(text: str) -> int:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise _BadError("contract") from None
+    # A time without a zone is in UTC.
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
+    # A dict keeps only the last of two fields with the same name.
     if len(members) != len(pairs):
         raise _BadError("duplicate_field")
     return members
 
 
 def _no_number(_: str) -> Iterator[None]:
+    # `json` calls this function for NaN and Infinity, which are not JSON.
     raise _BadError("malformed")
 
 

@@ -145,6 +145,7 @@ def messages(
 
     The first is placed at `start_s` (epoch seconds).
     """
+    # Airflow renders templates to texts.
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000):
         yield sample.key, sample.value
 

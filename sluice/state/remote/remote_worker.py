@@ -102,7 +102,8 @@ class RemoteWorker:
                 # These values are for other keys than the query's.
                 raise NotAStateServer
             return cast("T", result)
-        except Refused as error:  # another server has the worker
+        except Refused as error:
+            # Another server has the worker.
             raise StateError(error.detail) from None
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError("The worker's state server returned an unexpected response.") from None

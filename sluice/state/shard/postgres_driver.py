@@ -135,7 +135,8 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                require_format(())  # raises: the tables of a shard that has lost its format are not completed
+                # Always raises: the tables of a shard that has lost its format are not completed.
+                require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
 
@@ -157,7 +158,8 @@ class PostgresDriver(Driver):
     def _set_statement_timeout(self) -> None:
         """Make PostgreSQL cancel the next statement at the deadline of this thread's query."""
         left = seconds_left()
-        timeout_ms = 0 if left is None else max(1, int(left * 1_000))  # 0 means no limit
+        # For PostgreSQL, 0 means no limit.
+        timeout_ms = 0 if left is None else max(1, int(left * 1_000))
         if abs(self._timeout_ms - timeout_ms) > timeout_ms * _TOLERANCE:
             self._connection.execute(f"SET statement_timeout = {timeout_ms:d}")
             self._timeout_ms = timeout_ms
