@@ -115,6 +115,7 @@ def _outputs(
     names = {topic: _topic(kafka, topic) for topic in (*job.outputs, job.pipeline.dead_letters)}
     for sink in job.sinks:
         match sink.table:
+            # Without the URL of its database, a table has no name in OpenLineage.
             case PostgresTable(name=table, connection=connection) if connection in databases:
                 names[sink.topic] = _table(databases[connection], table)
             case DeltaTable(name=location):
@@ -137,6 +138,7 @@ def _outputs(
 def store_namespace(ledger: str) -> str:
     """The namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
     url = urlsplit(ledger)
+    # The namespace must not show the user and the password of the database.
     return f"sluice://{url.netloc.rpartition('@')[2]}/{url.path.lstrip('/')}"
 
 
@@ -167,6 +169,7 @@ def _folder(location: str) -> tuple[str, str]:
     url = urlsplit(location)
     if url.scheme in ("", "file"):
         return "file", url.path
+    # Spark calls the scheme s3a, and OpenLineage calls it s3.
     return f"{url.scheme.replace('s3a', 's3')}://{url.netloc}", url.path.strip("/")
 
 

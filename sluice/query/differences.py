@@ -91,6 +91,7 @@ async def _pairs(
             yield "added", None, new
             new = await anext(after, None)
         else:
+            # A session can have the same start and value, but another end.
             is_same = bytes(old.value) == bytes(new.value) and old.window_end == new.window_end
             yield None if is_same else "changed", old, new
             old, new = await anext(before, None), await anext(after, None)
@@ -105,6 +106,7 @@ async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)
         reasons = unavailable(page.workers)
+        # The entries of an unavailable worker would count as missing or as added.
         if reasons:
             raise Incomplete(f"Not every worker can be read: {'; '.join(reasons)}")
         for entry in page.entries:

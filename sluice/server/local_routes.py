@@ -270,6 +270,7 @@ def _handler(
         except ClientDisconnect:
             return problem(400, "The connection was closed before the request was complete.")
         except OverflowError:
+            # SQLite raises OverflowError for a number of more than 64 bits.
             return problem_of(QueryError("A number is too large for a database column."))
         except Exception:
             log.exception("A request failed")
@@ -320,6 +321,7 @@ def _decode(decoder: Any, body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
+        # A body of deeply nested arrays exceeds the recursion limit of Python.
         raise QueryError(f"The request is invalid: {error}") from None
 
 

@@ -128,4 +128,5 @@ def day(value: Any) -> date:
 
 
 def binary(value: Any) -> bytes:
+    # Without `validate`, Python would skip invalid characters.
     return base64.b64decode(text(value), validate=True)

@@ -87,6 +87,7 @@ class Generations(LedgerPart):
             if not hidden and _current_number(connection, info.pipeline) is None:
                 connection.execute(insert(PIPELINES), ref)
             for table, table_rows in rows.items():
+                # Every run registers its generation, so the rows may already exist.
                 connection.execute(delete(table).where(of_ref(table, info.ref)))
                 values = [row | ref for row in table_rows]
                 if values:
@@ -181,6 +182,7 @@ class Generations(LedgerPart):
         not used again.
         """
         newest = above
+        # The table of leases also has the generations that were removed.
         for table in (GENERATIONS, LEASES, SOURCES):
             for row in self._read(select(table.c.generation).where(table.c.pipeline == pipeline)):
                 newest = max(newest, row["generation"])
@@ -275,6 +277,8 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
+            # The column for a drawing is no longer used, and only dropped by a later version of the
+            # tables.
             values: dict[str, Any] = {name: value for name, value in row.items() if name != "drawing"} | {
                 "topics": tuple(msgspec.json.decode(row["topics"])),
                 "operators": msgspec.json.decode(row["operators"]),

@@ -95,6 +95,7 @@ class Placements(LedgerPart):
                     next_step="To bring it here, start this server without --workers, then: sluice move "
                     f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
+            # The server may have got a certificate since then.
             if before != placement:
                 replace_placement(connection, placement)
 
@@ -125,6 +126,7 @@ class Placements(LedgerPart):
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
+            # In PostgreSQL, the lock makes a move that begins now wait until this move has ended.
             if _epoch(connection, move, lock=True) != move.epoch:
                 raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
             # A shard of a new generation would stay behind, and a run would not find it.

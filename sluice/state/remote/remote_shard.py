@@ -57,8 +57,10 @@ class RemoteShard(Shard):
             # This call raises an error if the server does not have the shard, or cannot open it.
             shard.journal()
         except BaseException:
+            # The caller gets no shard that it could close.
             shard.close()
             raise
+        # Later calls may write a large batch, which takes longer than the first call.
         client.timeout = call_limits(_WRITE_SECONDS)
         return shard
 
@@ -72,6 +74,7 @@ class RemoteShard(Shard):
         try:
             shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
         except BaseException:
+            # The caller gets no shard that it could close.
             shard.close()
             raise
         return shard
