@@ -32,6 +32,7 @@ from sluice.topology import (
 from sluice.topology.serdes import Serde
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import Duration, hopping, session, sliding, tumbling, within
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import (
     EpochMicros,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WALL_CLOCK",
     "AsyncClient",
+    "CalendarWindow",
     "Client",
     "Column",
     "Context",

@@ -138,7 +138,10 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     """The expression for the key."""
     value: str
     """The type of the values."""
+    windows: str | None
+    """The definition of the windows; None for a store without windows."""
     window_ms: int | None
+    """The size of the windows; None if windows differ in size, as sessions and days of a time zone do."""
     grace_ms: int | None
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]

@@ -5,7 +5,7 @@
 
 | windows | a record is late for a window when | the window is closed when |
 | --- | --- | --- |
-| tumbling, hopping: `[start, end)` | end + grace <= stream time | end + grace <= stream time |
+| tumbling, hopping, calendar: `[start, end)` | end + grace <= stream time | end + grace <= stream time |
 | sliding: `[start, end]` | end + grace < stream time | end + grace <= stream time |
 | session: `[start, end]` | end + gap + grace < stream time | end + gap + grace <= stream time |
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from sluice.values.windows import AnyWindow, JoinWindow, T, Window
+from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, T
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,8 @@ class WindowLateness:
     def __init__(self, window: AnyWindow) -> None:
         self.open_ms = window.open_ms
         # Sliding windows and sessions include their end, and Kafka Streams accepts records for one millisecond longer.
-        self._late_after_ms = window.open_ms if isinstance(window, Window) else window.open_ms + 1
+        includes_end = isinstance(window, SlidingWindow | SessionWindow)
+        self._late_after_ms = window.open_ms + 1 if includes_end else window.open_ms
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.plan.steps import GlobalTableInput, Sink
 from sluice.values.record_metadata import How
-from sluice.values.windows import Window
+from sluice.values.windows import TimeWindow
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class AggregationGroup:
     """The column with the record's key in the group, as text."""
     grouped_by: str
     """The author's expression for the key."""
-    window: Window | None
+    window: TimeWindow | None
     store_columns: tuple[StoreColumn, ...]
     null: str
     """The column that says whether the record's value is null; an empty text if values are never null."""

@@ -26,7 +26,7 @@ from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.sql_text import named_struct, value_if
-from sluice.values.windows import Window
+from sluice.values.windows import TimeWindow
 
 
 def plan_groups(
@@ -101,7 +101,7 @@ def _group(
     passed = output_column("n", condition)
     key = output_column("k", value_if(condition, sqls["key"]))
     inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
-    assert first.window is None or isinstance(first.window, Window)
+    assert first.window is None or isinstance(first.window, TimeWindow)
     group = AggregationGroup(
         number=first.number, topics=topics_of(first), passed=passed, key=key, grouped_by=first.key,
         window=first.window, store_columns=tuple(_store_column(node, inputs) for node in members),

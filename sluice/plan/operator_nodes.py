@@ -15,7 +15,7 @@ from sluice.plan.combinable import why_not_combinable
 from sluice.plan.node_steps import topics_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.windows import Window
+from sluice.values.windows import TimeWindow
 
 
 def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
@@ -102,7 +102,7 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "Python functions need records in order"
     if window is not None and len(topics_of(node)) > 1:
         return "windows over several topics close when all topics have reached their end"
-    if window is not None and not isinstance(window, Window):
+    if window is not None and not isinstance(window, TimeWindow):
         return f"{str(window).split('(')[0]} windows depend on the records"
     if nodes.is_table(node.parent):
         return "subtracts a table's old values"

@@ -16,8 +16,8 @@ import msgspec
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
-"""`window_start` and `window_end` of a state row without a window. Real windows never start before
-0."""
+"""`window_start` and `window_end` of a state row without a window. No window starts at this time:
+windows of a time zone, which can start before 0, start at whole seconds."""
 
 
 class GenerationRef(msgspec.Struct, frozen=True):
@@ -50,7 +50,10 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Index of this store's value in the state row's JSON array of values."""
     key: str
     """The key's expression, for display."""
+    windows: str | None = None
+    """The definition of the windows, for display; None for a store without windows."""
     window_ms: int | None = None
+    """The size of the windows; None if windows differ in size, as sessions and days of a time zone do."""
     grace_ms: int | None = None
     retention_ms: int | None = None
     """How long a window is kept after its end; None means forever."""

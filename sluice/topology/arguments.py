@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
 
@@ -26,3 +27,14 @@ def require_at_least(where: str, name: str, value: int | None, minimum: int) -> 
     """Raise TopologyError if `value` is below `minimum`; None is allowed."""
     if value is not None and value < minimum:
         raise TopologyError(f"{where}: {name} is {value}; it must be at least {minimum}.")
+
+
+def require_zone(where: str, zone: str) -> None:
+    """Raise TopologyError unless `zone` is the name of a time zone."""
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise TopologyError(
+            f"{where}: {zone!r} is not a time zone.",
+            next_step='Write for example "Europe/Berlin".',
+        ) from None

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
@@ -95,7 +94,8 @@ class Pipeline(Graph):
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(f"{where}: workers={workers!r} must be 1 to 1024.")
         self.workers = workers
-        self.zone = _valid_zone(where, zone)
+        arguments.require_zone(where, zone)
+        self.zone = zone
         self.max_future_skew_ms = milliseconds(max_future_skew)
         self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
         self.linger_ms = milliseconds(linger)
@@ -318,17 +318,6 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
         f"{where}: schedule={schedule!r} is not a schedule.",
         next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", a cron expression such as "0 * * * *", or None.',
     )
-
-
-def _valid_zone(where: str, zone: str) -> str:
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, TypeError):
-        raise TopologyError(
-            f"{where}: {zone!r} is not a time zone.",
-            next_step='Write for example "Europe/Berlin".',
-        ) from None
-    return zone
 
 
 def _valid_batch_limit(where: str, name: str, value: float) -> float:

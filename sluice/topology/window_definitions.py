@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from sluice.errors import TopologyError
+from sluice.topology import arguments
 from sluice.topology.source_line import source_line
+from sluice.values.calendar_windows import CalendarWindow, Period
 from sluice.values.phrases import duration_text
-from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.windows import (
+    AnyWindow,
+    JoinWindow,
+    SessionWindow,
+    SlidingWindow,
+    TimeWindow,
+    Window,
+)
 
 Duration = str | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, or a timedelta. A number without a unit is an error."""
@@ -18,17 +27,56 @@ _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 
 
-def tumbling(size: Duration, grace: Duration = "0 s") -> Window:
-    """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`."""
-    return _valid_window(Window(milliseconds(size), milliseconds(grace)))
+Size = Duration
+"""A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1 year"`."""
+_SHORTEST_MONTH_DAYS = 28
 
 
-def hopping(size: Duration, *, advance: Duration, grace: Duration = "0 s") -> Window:
-    """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only."""
-    window = Window(milliseconds(size), milliseconds(grace), milliseconds(advance))
-    if not 0 < window.advance_ms <= window.size_ms:
-        raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
-    return _valid_window(window)
+def tumbling(
+    size: Size,
+    grace: Duration = "0 s",
+    *,
+    zone: str | None = None,
+    offset: Size = "0 s",
+) -> TimeWindow:
+    """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`.
+
+    With a `zone`, such as "Europe/Berlin", windows begin and end by the zone's clocks, so a day has 23 or 25 hours when
+    the clocks change. `size` can also be weeks, which begin on Monday, months, or years. `offset` moves all starts:
+    `tumbling("1 day", zone="Europe/Berlin", offset="18 hours")` begins at six in the evening.
+    """
+    period = _period(size)
+    if zone is None and period.unit == "ms" and _period(offset) == Period(0):
+        return _valid_window(Window(period.ms, milliseconds(grace)))
+    return _valid_calendar(CalendarWindow(period, zone or "UTC", _period(offset), milliseconds(grace)))
+
+
+def hopping(
+    size: Size,
+    *,
+    advance: Size,
+    grace: Duration = "0 s",
+    zone: str | None = None,
+    offset: Size = "0 s",
+) -> TimeWindow:
+    """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only.
+
+    `zone` and `offset` are those of `tumbling`; `size` must then be a whole number of advances.
+    """
+    length, period = _period(size), _period(advance)
+    if zone is None and length.unit == period.unit == "ms" and _period(offset) == Period(0):
+        window = Window(length.ms, milliseconds(grace), period.ms)
+        if not 0 < window.advance_ms <= window.size_ms:
+            raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
+        return _valid_window(window)
+    in_advances = (length.months, period.months) if period.months else (length.ms, period.ms)
+    periods, rest = divmod(in_advances[0], in_advances[1]) if in_advances[1] > 0 else (0, 0)
+    if periods < 1 or rest:
+        raise TopologyError(
+            f"hopping({length}, every {period}) at {source_line()}: the size must be a whole number of advances.",
+            next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
+        )
+    return _valid_calendar(CalendarWindow(period, zone or "UTC", _period(offset), milliseconds(grace), periods))
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
@@ -88,6 +136,39 @@ def _valid_window(window: W) -> W:
     if window.size_ms <= 0 or window.grace_ms < 0:
         raise TopologyError(f"{window} at {source_line()}: the size must be above 0 and grace at least 0.")
     return window
+
+
+def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
+    where = f"{window} at {source_line()}"
+    period, offset = window.period, window.offset
+    if period.count <= 0 or window.grace_ms < 0:
+        raise TopologyError(f"{where}: the size must be above 0 and grace at least 0.")
+    arguments.require_zone(where, window.zone)
+    if period.ms % 1_000 or offset.ms % 1_000:
+        raise TopologyError(f"{where}: windows of a time zone begin at whole seconds.")
+    if offset.months and not period.months:
+        raise TopologyError(
+            f"{where}: an offset of months needs windows of months or years.",
+            next_step='Write the offset in days or hours, such as offset="18 hours".',
+        )
+    shortest_ms = period.ms or period.months * _SHORTEST_MONTH_DAYS * _UNITS["day"]
+    if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
+        raise TopologyError(f"{where}: the offset must be at least 0 and shorter than a window.")
+    return window
+
+
+def _period(size: Size) -> Period:
+    """A duration on the clocks, or a number of weeks, months or years."""
+    match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
+    if match is None:
+        return Period(milliseconds(size))
+    units: dict[str, Literal["week", "month", "year"]] = {"week": "week", "month": "month", "year": "year"}
+    period = Period(int(match[1][:_DIGITS]), units[match[2]])
+    _within_limit(size, period.ms or period.months * 31 * _UNITS["day"])
+    return period
+
+
+_CALENDAR_SIZE = re.compile(r"([0-9]+)\s*(week|month|year)s?")
 
 
 def milliseconds(duration: Duration) -> int:

@@ -1,7 +1,7 @@
 """Windows over event time, and which records belong to them. All times are in ms.
 
-`operators/lateness.py` decides when records are late. Functions of times also take NumPy arrays of times.
-Authors create windows with `tumbling`, `hopping`, `sliding`, `session` and `within`.
+`operators/lateness.py` decides when records are late. Authors create windows with `tumbling`, `hopping`, `sliding`,
+`session` and `within`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.phrases import duration_text
 
 Bounds = tuple[int, int]
@@ -43,17 +44,15 @@ class Window:
         """The largest number of windows that can contain one time."""
         return -(-self.size_ms // self.every_ms)
 
-    def first_start(self, time: T) -> T:
-        """Start of the earliest window that contains `time`. Windows with a negative start do not exist."""
-        every = self.advance_ms or self.size_ms
-        return (time - self.size_ms + every) // every * every
+    def bounds_of(self, time: int) -> list[Bounds]:
+        """The windows that contain `time`, the earliest first. Windows with a negative start do not exist."""
+        size, every = self.size_ms, self.advance_ms or self.size_ms
+        first = (time - size + every) // every * every
+        return [(start, start + size) for start in range(first if first > 0 else 0, time + 1, every)]
 
-    def starts(self, time: int) -> range:
-        """Starts of the windows that contain `time`, the earliest first."""
-        every = self.advance_ms or self.size_ms
-        # `first_start`, written out because this runs for each record
-        first = (time - self.size_ms + every) // every * every
-        return range(first if first > 0 else 0, time + 1, every)
+    def end_of(self, start: int) -> int:
+        """The end of the window that begins at `start`."""
+        return start + self.size_ms
 
     def __str__(self) -> str:
         size, grace = duration_text(self.size_ms), duration_text(self.grace_ms)
@@ -102,7 +101,10 @@ class SessionWindow:
         return f"session(gap {duration_text(self.gap_ms)}, grace {duration_text(self.grace_ms)})"
 
 
-AnyWindow: TypeAlias = Window | SlidingWindow | SessionWindow
+TimeWindow: TypeAlias = Window | CalendarWindow
+"""Windows `[start, end)` whose bounds depend only on a record's time."""
+
+AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,12 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert list(driver.store("visits").values()) == [4]
     ((key, count),) = records(driver, "per_closed_minute")
     assert (key, count) == ("home", 3), "the last click ended the grace of the first window"
+    hour = 3_600_000
+    assert driver.store("sales_per_day")["s1", -7 * hour, 17 * hour] == 2, "from six in the evening in Berlin"
+    assert len(driver.store("sales_of_seven_days")) == 2 * 7
+    assert driver.store("takings_per_month")["s1", -hour, (31 * 24 - 1) * hour] == {"sum": 25}
+    ((shop, april, _), total), *_ = sorted(driver.store("takings_per_year").items())
+    assert (shop, april, total) == ("s1", -275 * 24 * hour - hour, {"sum": 25})
 
 
 def test_joins(driver: TopologyTestDriver) -> None:

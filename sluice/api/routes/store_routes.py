@@ -343,6 +343,7 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
         kind=store.kind,
         key=store.key,
         value=store.value,
+        windows=store.windows,
         window_ms=store.window_ms,
         grace_ms=store.grace_ms,
         retention_ms=store.retention_ms,

@@ -18,10 +18,11 @@ import pyarrow as pa
 from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
+from sluice.engine.combine.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
 from sluice.state.model import NO_WINDOW
-from sluice.values.windows import Window
+from sluice.values.windows import TimeWindow
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Windowed:
     """Indices of records, each repeated once per window that the record belongs to."""
     starts: Times
     """The window's start for each element of `rows`."""
+    ends: Times
+    """The window's end for each element of `rows`."""
     late: int
     """Number of (record, window) pairs in which the record is late for the window."""
     stream_time: int
@@ -38,7 +41,7 @@ class Windowed:
 
 def assign_windows(
     times: Times,
-    window: Window,
+    window: TimeWindow,
     stream_time: int,
     closed: int = BEFORE_ALL,
 ) -> Windowed:
@@ -47,15 +50,14 @@ def assign_windows(
     A window that closes at or before `closed` accepts no records, whatever this partition's stream time.
     """
     if not len(times):
-        return Windowed(np.empty(0, np.intp), times, 0, stream_time)
+        return Windowed(np.empty(0, np.intp), times, times, 0, stream_time)
     _, stream_times = advance(times, np.ones(len(times), bool), stream_time)
-    # A matrix with a row per record and a column per window that may contain it, oldest window first.
-    starts = window.first_start(times)[:, None] + np.arange(window.overlap) * window.every_ms
-    contains = (starts >= 0) & (starts <= times[:, None])
+    starts, ends, contain = bounds_of_all(window, times)
     times_reached = np.maximum(stream_times, closed)[:, None]
-    late = contains & WindowLateness(window).is_late(starts + window.size_ms, times_reached)
-    rows, columns = np.nonzero(contains & ~late)
-    return Windowed(rows, starts[rows, columns], int(late.sum()), int(stream_times[-1]))
+    late = contain & WindowLateness(window).is_late(ends, times_reached)
+    rows, columns = np.nonzero(contain & ~late)
+    counted = rows, columns
+    return Windowed(rows, starts[counted], ends[counted], int(late.sum()), int(stream_times[-1]))
 
 
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
@@ -133,7 +135,7 @@ class Windowing:
             if len(late_for_all):
                 late_records = _late_records(batch.take(pa.array(late_for_all)), group)
                 results.outputs.setdefault(group.late.topic, []).append(late_records)
-        return _records(batch, group, rows[windowed.rows], windowed.starts)
+        return _records(batch, group, rows[windowed.rows], (windowed.starts, windowed.ends))
 
 
 def _count(results: PartitionResults, reason: str, group: AggregationGroup, number: int) -> None:
@@ -154,13 +156,13 @@ def _records(
     batch: pa.RecordBatch,
     group: AggregationGroup,
     rows: npt.NDArray[np.intp],
-    starts: Times | None,
+    windows: tuple[Times, Times] | None,
 ) -> pa.RecordBatch:
-    """The columns `WINDOWED` and the group's input columns for `rows`, whose windows begin at `starts`."""
+    """The columns `WINDOWED` and the group's input columns for `rows`, with the starts and ends of their windows."""
     chosen = pa.array(rows)
     begin = end = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
-    if starts is not None and group.window is not None:
-        begin, end = pa.array(starts), pa.array(starts + group.window.size_ms)
+    if windows is not None:
+        begin, end = map(pa.array, windows)
     columns = {
         "key": batch.column(group.key).take(chosen),
         "window_start": begin,

@@ -32,6 +32,7 @@ from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_to_json import json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import json_problem
+from sluice.state.model import NO_WINDOW
 from sluice.values.sql_text import literal, struct_json, value_json
 from sluice.values.sql_types import canonical
 
@@ -90,7 +91,7 @@ class ChangeSteps:
 
         frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(
             "key AS _key",
-            *(f"IF({name} < 0, NULL, timestamp_millis({name})) AS {column}" for column, name in _TIMES.items()),
+            *(f"timestamp_millis(nullif({name}, {NO_WINDOW})) AS {column}" for column, name in _TIMES.items()),
             "time",
             *(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}" for name, kind in self._rights.items()),
             f"CAST(NULL AS STRING) AS {REJECTED_CHANGE}",
@@ -118,8 +119,7 @@ class ChangeSteps:
         }
         for name, of_state in _TIMES.items():
             times = changes.column(of_state).combine_chunks()
-            # A negative time stands for no window.
-            microseconds = pc.if_else(pc.less(times, 0), None, pc.multiply(times, 1_000))
+            microseconds = pc.if_else(pc.equal(times, NO_WINDOW), None, pc.multiply(times, 1_000))
             columns[name] = microseconds.cast(arrow_type("TIMESTAMP"))
         texts = pa.array(value_texts(changes, self.sink.store_column), pa.string())
         columns[_VALUE] = array_of_json(texts, arrow_type(self._types[_VALUE]))

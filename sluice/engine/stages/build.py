@@ -30,6 +30,7 @@ from sluice.operators.table import Latest
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
 
@@ -136,7 +137,7 @@ def _aggregate(
             return SlidingAggregate(calculation(), window, retracts=retracts)
         case SessionWindow():
             return SessionAggregate(calculation(), window, retracts=retracts)
-        case Window():
+        case Window() | CalendarWindow():
             return WindowedAggregate(calculation(), window, retracts=retracts, only_last=only_last)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.lateness import WindowLateness
-from sluice.values.windows import Bounds, Window
+from sluice.values.windows import Bounds, TimeWindow
 
 Windows = dict[int, tuple[int, Any]]
 T = TypeVar("T")
@@ -243,7 +243,7 @@ def _table_key(row: Row) -> str:
 
 
 class WindowedAggregate(Aggregation):
-    """One aggregate per key and tumbling or hopping window. Null values are processed.
+    """One aggregate per key and window whose bounds depend only on time. Null values are processed.
 
     A record is counted as `late` once for each window for which it is late.
     """
@@ -251,7 +251,7 @@ class WindowedAggregate(Aggregation):
     def __init__(
         self,
         calculation: Calculation,
-        window: Window,
+        window: TimeWindow,
         *,
         retracts: bool = False,
         only_last: bool = False,
@@ -261,7 +261,7 @@ class WindowedAggregate(Aggregation):
         self.lateness = WindowLateness(window)
 
     def _bounds(self, start: int) -> Bounds:
-        return start, start + self.window.size_ms
+        return start, self.window.end_of(start)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""
@@ -269,22 +269,22 @@ class WindowedAggregate(Aggregation):
         if row.key is None:
             out.count("null_key")
             return
-        size, last_late_end = self.window.size_ms, self.lateness.last_late_end(row.after)
-        starts = self.window.starts(row.time)
+        last_late_end = self.lateness.last_late_end(row.after)
+        windows = self.window.bounds_of(row.time)
         late = 0
         # Kafka Streams judges each of the overlapping windows: a record can be late for the earlier ones only.
-        for start in starts:
-            if start + size > last_late_end:
-                self._add_to_window(state, start, self._bounds(start), row, out)
+        for window in windows:
+            if window[1] > last_late_end:
+                self._add_to_window(state, window[0], window, row, out)
             else:
                 late += 1
         if late:
             out.count("late", late)
-            if late == len(starts):
+            if late == len(windows):
                 out.send_late()
 
     def due(self, state: Windows) -> int | None:
-        return self.lateness.closes_at(min(state) + self.window.size_ms) if state else None
+        return self.lateness.closes_at(self.window.end_of(min(state))) if state else None
 
     def close(
         self,
@@ -294,6 +294,6 @@ class WindowedAggregate(Aggregation):
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        last_closed = self.lateness.last_closed_end(closed) - self.window.size_ms
-        for start in [start for start in state if start <= last_closed]:
+        last_closed_end = self.lateness.last_closed_end(closed)
+        for start in [start for start in state if self.window.end_of(start) <= last_closed_end]:
             del state[start]

@@ -92,6 +92,7 @@ STORES = Table(
     Column("group_id", Integer, nullable=False),
     Column("store_column", Integer, nullable=False),
     Column("key", Text, nullable=False),
+    Column("windows", Text, comment="the definition of the windows, for display"),
     Column("window_ms", BigInteger),
     Column("grace_ms", BigInteger),
     Column("retention_ms", BigInteger),

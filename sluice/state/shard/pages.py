@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.shard import Shard, Version
 
 PAGE = 20_000
+_BEFORE_ALL_WINDOWS = -(2**63)
+"""The smallest integer of the databases. The first days of a time zone can start before 1970."""
 
 
 def pages_of_versions(
@@ -22,7 +23,7 @@ def pages_of_versions(
     With `after`, only the versions that come after this place.
     """
     if group is not None:
-        after = group, "", NO_WINDOW, -1
+        after = group, "", _BEFORE_ALL_WINDOWS, -1
     while page := shard.row_versions(since, after, PAGE):
         if group is not None and page[-1].group_id != group:
             yield [version for version in page if version.group_id == group]

@@ -152,7 +152,8 @@ function stores(name, own) {
 
 export function kind(store) {
   if (store.kind !== "window") return store.kind === "global" ? "global table" : "keys";
-  return store.window_ms === null ? "sessions" : `windows of ${duration(store.window_ms / 1000)}`;
+  if (store.window_ms !== null) return `windows of ${duration(store.window_ms / 1000)}`;
+  return store.windows?.startsWith("session") ? "sessions" : store.windows ?? "windows";
 }
 
 export function workers(all) {

@@ -29,7 +29,7 @@ from sluice.state.time_limits import waits_limited
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the
 same database."""
-HEAD = "1"
+HEAD = "2"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 

@@ -1,0 +1,53 @@
+"""The windows of many records at once, as arrays; `sluice.values.windows` says which windows a time has."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.engine.batch.stream_time import Times
+from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.windows import TimeWindow, Window
+
+AllBounds = tuple[Times, Times, npt.NDArray[np.bool_]]
+"""The starts and ends of windows that may contain each time, and whether they do.
+
+These are matrices with a row for each time and a column for each window, the earliest first.
+"""
+
+
+def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
+    """The windows of many times."""
+    return _of_sizes(window, times) if isinstance(window, Window) else _on_calendar(window, times)
+
+
+def _of_sizes(window: Window, times: Times) -> AllBounds:
+    every = window.every_ms
+    first = (times - window.size_ms + every) // every * every
+    starts = first[:, None] + np.arange(window.overlap) * every
+    contain = (starts >= 0) & (starts <= times[:, None])
+    return starts, starts + window.size_ms, contain
+
+
+def _on_calendar(window: CalendarWindow, times: Times) -> AllBounds:
+    periods = _periods_at(window, times)[:, None] + np.arange(1 - window.periods, 1)
+    distinct, positions = np.unique(periods, return_inverse=True)
+    positions = positions.reshape(periods.shape)
+    starts = np.array([window.start_of(int(period)) for period in distinct], np.int64)
+    ends = np.array([window.start_of(int(period) + window.periods) for period in distinct], np.int64)
+    contain = np.array([window.exists(int(period)) for period in distinct], bool)
+    return starts[positions], ends[positions], contain[positions]
+
+
+def _periods_at(window: CalendarWindow, times: Times) -> Times:
+    """The number of each time's period."""
+    ordered, positions = np.unique(times, return_inverse=True)
+    periods = np.empty(len(ordered), np.int64)
+    begin = 0
+    # Each round takes all times of one period, because a batch has few periods and many times.
+    while begin < len(ordered):
+        period = window.period_at(int(ordered[begin]))
+        end = int(np.searchsorted(ordered, window.start_of(period + 1)))
+        periods[begin:end] = period
+        begin = end
+    return periods[positions]

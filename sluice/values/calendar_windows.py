@@ -1,0 +1,181 @@
+"""Windows whose bounds are times on the clocks of a time zone: days, weeks, months, years, or shifts of hours.
+
+The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has 23 hours when
+summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970 in UTC, a *local* time since 1970
+on the zone's clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from sluice.values.phrases import counted, duration_text
+
+_QUARTER, _DAY = 900_000, 86_400_000
+_EPOCH = datetime(1970, 1, 1)
+_FIRST_MONDAY = 4 * _DAY
+"""5 January 1970, a local time."""
+_EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
+_LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
+"""Python's calendar ends soon after this time; later times have the same distance from UTC."""
+_MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
+"""The calendar repeats every 400 years."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """A number of milliseconds on the clocks of a zone, of weeks, of months, or of years."""
+
+    count: int
+    unit: Literal["ms", "week", "month", "year"] = "ms"
+
+    @property
+    def months(self) -> int:
+        """The number of months; 0 for milliseconds and weeks, which are not counted in months."""
+        match self.unit:
+            case "month":
+                return self.count
+            case "year":
+                return 12 * self.count
+            case _:
+                return 0
+
+    @property
+    def ms(self) -> int:
+        """The length on the clocks; 0 for months and years, whose lengths differ."""
+        match self.unit:
+            case "ms":
+                return self.count
+            case "week":
+                return 7 * _DAY * self.count
+            case _:
+                return 0
+
+    def __str__(self) -> str:
+        return duration_text(self.count) if self.unit == "ms" else counted(self.count, self.unit)
+
+
+@dataclass(frozen=True)
+class CalendarWindow:
+    """Windows `[start, end)` of `periods` consecutive periods of the calendar; one begins with each period.
+
+    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks from Monday, 5
+    January, months and years from January, each plus the offset. A period that would begin when the clocks are set
+    forward begins as much later as they skip. A period that begins twice, because the clocks are set back, begins the
+    first time. A period that the clocks skip has no window.
+    """
+
+    period: Period
+    zone: str
+    offset: Period = Period(0)
+    grace_ms: int = 0
+    periods: int = 1
+    """The number of periods in a window; more than 1 for hopping windows."""
+
+    @property
+    def size_ms(self) -> None:
+        """None: windows differ in length when the clocks change."""
+        return
+
+    @property
+    def open_ms(self) -> int:
+        """How long after its end a window accepts records, in stream time."""
+        return self.grace_ms
+
+    def bounds_of(self, time: int) -> list[tuple[int, int]]:
+        """The windows that contain `time`, the earliest first."""
+        current = self.period_at(time)
+        numbers = range(current - self.periods + 1, current + 1)
+        return [self._bounds(number) for number in numbers if self.exists(number)]
+
+    def end_of(self, start: int) -> int:
+        """The end of the window that begins at `start`."""
+        return self.start_of(self.period_at(start) + self.periods)
+
+    def period_at(self, time: int) -> int:
+        """The number of the period that contains an instant. Numbers increase with time."""
+        # This is only a first guess, because the clocks may change within the quarter of an hour.
+        number = self._period_of_local(time + _ahead_of_utc(self.zone, time // _QUARTER))
+        while self.start_of(number + 1) <= time:
+            number += 1
+        while self.start_of(number) > time:
+            number -= 1
+        return number
+
+    def _period_of_local(self, local: int) -> int:
+        if not self.period.months:
+            return (local - self._first) // self.period.ms
+        day = _EPOCH + timedelta(milliseconds=min(max(local - self.offset.ms, _EARLIEST), _LATEST))
+        return ((day.year - 1970) * 12 + day.month - 1 - self.offset.months) // self.period.months
+
+    @property
+    def _first(self) -> int:
+        """The local time of period 0, for periods of milliseconds and weeks."""
+        return self.offset.ms + (_FIRST_MONDAY if self.period.unit == "week" else 0)
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        return self.start_of(number), self.start_of(number + self.periods)
+
+    def exists(self, number: int) -> bool:
+        """Whether the clocks do not skip the period."""
+        # In a zone that changes its side of the date line, such as Samoa in 2011, the clocks skip a whole day.
+        return self.start_of(number) < self.start_of(number + 1)
+
+    @cached_property
+    def start_of(self) -> Callable[[int], int]:
+        """The instant at which a period begins. Each row asks for the same few periods."""
+        return lru_cache(maxsize=10_000)(self._computed_start)
+
+    def _computed_start(self, number: int) -> int:
+        if months := self.period.months:
+            local = _first_of_month(number * months + self.offset.months) + self.offset.ms
+        else:
+            local = self._first + number * self.period.ms
+        clock = _EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))
+        # For a time that the clocks skip, Python takes the distance from UTC before the change; for a time that comes
+        # twice, that of the first time.
+        return local - _in_ms(clock.replace(tzinfo=_zone(self.zone)).utcoffset())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The cache stays in its process.
+        return {name: value for name, value in vars(self).items() if name != "start_of"}
+
+    def __str__(self) -> str:
+        parts = [f"zone {self.zone}", f"grace {duration_text(self.grace_ms)}"]
+        if self.offset.count:
+            parts.insert(1, f"offset {self.offset}")
+        if self.periods == 1:
+            return f"tumbling({', '.join([str(self.period), *parts])})"
+        size = Period(self.period.count * self.periods, self.period.unit)
+        return f"hopping({', '.join([str(size), f'every {self.period}', *parts])})"
+
+
+def _first_of_month(month: int) -> int:
+    """The local time at which a month begins; month 0 is January 1970."""
+    cycle, month_of_cycle = divmod(month, _MONTHS_OF_A_CYCLE)
+    year, of_year = divmod(month_of_cycle, 12)
+    days = date(1970 + year, of_year + 1, 1).toordinal() - _EPOCH.toordinal()
+    return (days + cycle * _DAYS_OF_A_CYCLE) * _DAY
+
+
+@lru_cache(maxsize=10_000)
+def _ahead_of_utc(zone: str, quarter: int) -> int:
+    """How far the clocks of a zone are ahead of UTC when a quarter of an hour begins."""
+    time = min(max(quarter * _QUARTER, _EARLIEST), _LATEST)
+    moment = _EPOCH.replace(tzinfo=UTC) + timedelta(milliseconds=time)
+    return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
+
+
+def _in_ms(offset: timedelta | None) -> int:
+    assert offset is not None
+    return offset // timedelta(milliseconds=1)
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
