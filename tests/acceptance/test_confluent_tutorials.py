@@ -177,7 +177,8 @@ def test_a_click_of_the_same_address_within_two_minutes_is_no_new_click(play: Pl
 
     driver = play(pipeline, records)
 
-    expected, first_at = [], {}
+    expected: list[str] = []
+    first_at: dict[str, int] = {}
     for record in records:
         if record.timestamp - first_at.get(record.value.ip, -DAY) >= 2 * MINUTE:
             first_at[record.value.ip] = record.timestamp
