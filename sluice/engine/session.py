@@ -94,10 +94,12 @@ def context(settings: Settings, name: str) -> SparkContext:
     """
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # In a process that spark-submit has not started, PySpark starts Java, and says little if there is none.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        find_java()  # in a process that spark-submit has not started, PySpark starts Java
+        find_java()
     with _settings_errors():
-        return SparkContext.getOrCreate(SparkConf().setAppName(name).setAll([*configuration(settings).items()]))
+        spark_conf = SparkConf().setAppName(name).setAll([*configuration(settings).items()])
+        return SparkContext.getOrCreate(spark_conf)
 
 
 @contextmanager
@@ -121,11 +123,10 @@ def session(settings: Settings, name: str) -> SparkSession:
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
+        # Spark checks a setting's value only when it is set, not when a session is built with it.
         for key in filter(spark.conf.isModifiable, settings.spark_conf):
-            spark.conf.set(
-                key,
-                str(spark.conf.get(key)),
-            )  # Spark checks a value only when it is set
+            value = str(spark.conf.get(key))
+            spark.conf.set(key, value)
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark
@@ -151,7 +152,8 @@ def compile_for(spark: SparkSession, records: int) -> None:
 
     Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
     """
-    configured = spark.sparkContext._conf  # `getConf` would copy all settings, each with calls of the JVM
+    # `getConf` would copy all settings, each with calls of the JVM.
+    configured = spark.sparkContext._conf
     for name, value in (INTERPRETED if records < FEW_RECORDS else COMPILED).items():
         if not configured.contains(name):
             spark.conf.set(name, value)

@@ -88,6 +88,11 @@ class Job:
         return (streams, tables) if tables else (streams,)
 
     @property
+    def topics_by_source(self) -> dict[int, str]:
+        """Number of a stream's source → its topic."""
+        return {source.number: source.topic for source in self.streams}
+
+    @property
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]

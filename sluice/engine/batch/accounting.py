@@ -42,6 +42,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
+        # Rows of one record share its outcome, so they must be told apart from other records' rows.
         self.records = records
         """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
@@ -177,12 +178,11 @@ class RecordSinks:
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
-        topics = {source.number: source.topic for source in job.streams}
         passes = tuple(edge.column for edge in job.edges_from(0))
         return cls(
             side_outputs,
             job.stream_sinks,
-            topics,
+            job.topics_by_source,
             passes,
             job.failures_before_operators,
             job.pipeline.dead_letters,
@@ -195,6 +195,7 @@ class RecordSinks:
         """
         sources = batch.column("_source").to_numpy()
         partitions = batch.column("_partition").to_numpy()
+        # The usual case, from Kafka: no mask, so the batch's columns need not be copied.
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
             yield (self.topics[int(sources[0])], int(partitions[0])), None
             return
@@ -212,7 +213,11 @@ class RecordSinks:
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
-                records = pa.table(columns | (results.row_places(sink, chosen, self.topics) if sink.appends else {}))
+                # Appended rows have no key. Their positions tell whether a repeated batch has written them.
+                if sink.appends:
+                    columns |= results.row_places(sink, chosen, self.topics)
+                records = pa.table(columns)
+                # Kafka Streams keeps a record's headers; a row of a table has no headers.
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)
@@ -247,10 +252,12 @@ class RecordSinks:
             if records is not None:
                 last, of_rows = results.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
+                # The next batch of this task may begin with more rows of the same record.
                 results.rejected[failure.column] = int(of_rows[-1])
             results.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
+                # The record may have become a dead letter in the batch before this one.
                 if record != results.last_dead_letter:
                     dead_letters.setdefault(
                         record,
@@ -268,6 +275,7 @@ class RecordSinks:
         """Add one partition's output records, counts and stream times to the side outputs."""
         topic, partition = part
         name = part_name("part", topic, partition)
+        # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
             results.counts.update(self.side_outputs.add_records(output, name, concatenate_records(tables)))
@@ -279,8 +287,11 @@ class RecordSinks:
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = {name: batch.column(f"_{name}") for name in ("topic", "partition", "offset", "timestamp")}
-    columns |= {name: batch.column(f"_raw_{name}") for name in ("key", "value", "headers")}
+    columns: dict[str, pa.Array] = {}
+    for name in ("topic", "partition", "offset", "timestamp"):
+        columns[name] = batch.column(f"_{name}")
+    for name in ("key", "value", "headers"):
+        columns[name] = batch.column(f"_raw_{name}")
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -292,25 +303,33 @@ def columns_of_records(job: Job) -> dict[str, str]:
     for sink in job.stream_sinks:
         names += [sink.passed, sink.key, sink.value]
     failures = job.failures_before_operators
+    # The dead letter of a failed step needs the whole record, not only its columns.
     if failures:
         names += ["_topic", "_timestamp", "_raw_key", "_raw_value"]
     if failures or job.keeps_headers:
         names.append(RAW)
-    return {name: name for name in names} | {column.name: column.sql for column in failure_columns(job)}
+    columns = dict(zip(names, names, strict=True))
+    for column in failure_columns(job):
+        columns[column.name] = column.sql
+    return columns
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """The columns `sequence` and `origin`, by which the driver sorts records; no columns in a job without operators."""
+    # Without operators, results do not depend on an order across partitions.
     if "_sequence" not in batch.schema.names:
         return {}
-    source, partition = (batch.column(name)[0].as_py() for name in ("_source", "_partition"))
+    source = batch.column("_source")[0].as_py()
+    partition = batch.column("_partition")[0].as_py()
     numbers = origins(source, partition, batch.column("_offset").to_numpy())
     return {"sequence": batch.column("_sequence"), "origin": pa.array(numbers)}
 
 
 def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     """The error that ends the run when a step with `on_error="fail"` fails."""
-    position = ", ".join(f"{name} {batch.column(f'_{name}')[row].as_py()}" for name in ("partition", "offset"))
+    partition = batch.column("_partition")[row].as_py()
+    offset = batch.column("_offset")[row].as_py()
+    position = f"partition {partition}, offset {offset}"
     return RecordFailed(
         f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, "
         f"{position}: {batch.column(failure.column)[row].as_py()}",
@@ -320,5 +339,6 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
 
 def boolean_mask(booleans: pa.Array) -> Mask:
     """Convert a Boolean column to a NumPy array, with nulls as false."""
+    # In SQL, a condition that is null does not hold.
     filled: Any = pc.fill_null(booleans, False)
     return np.asarray(filled.to_numpy(zero_copy_only=False), bool)

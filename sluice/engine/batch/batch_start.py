@@ -39,6 +39,7 @@ class BatchStart(msgspec.Struct, frozen=True):
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks of the queries that this thread starts from now on."""
     spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
+    # A file that an earlier query of this thread used would take precedence.
     spark.setLocalProperty(_FILE, "")
 
 
@@ -66,6 +67,7 @@ def this_batch() -> BatchStart:
     """The start of this task's batch."""
     if (here := _HERE.get()) is not None:
         return here
+    # Without Spark, a batch must not wait for the import of PySpark.
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -75,6 +77,7 @@ def this_batch() -> BatchStart:
     return _decode_start(context.getLocalProperty(_START) or "")
 
 
+# A Python worker runs several of a batch's tasks, and decodes the start once for all of them.
 @lru_cache(2)
 def _decode_start(text: str) -> BatchStart:
     return msgspec.json.decode(decompress(b64decode(text)), type=BatchStart)

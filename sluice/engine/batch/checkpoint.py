@@ -54,9 +54,10 @@ def _line(ends: Sources, topics: Sequence[str]) -> str:
     Spark compares the offsets as text to find out whether there are new records: an additional space would make it
     begin a batch without records.
     """
-    in_order = {
-        topic: dict(sorted(ends.get(topic, {}).items(), key=lambda part: int(part[0]))) for topic in sorted(topics)
-    }
+    in_order: dict[str, dict[str, int]] = {}
+    for topic in sorted(topics):
+        of_topic = ends.get(topic, {})
+        in_order[topic] = {partition: of_topic[partition] for partition in sorted(of_topic, key=int)}
     return json.dumps(in_order, separators=(",", ":"))
 
 

@@ -57,8 +57,10 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     """The dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be a time that Python cannot represent.
-    timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    places = records.select(["topic", "partition", "offset"]).append_column("timestamp", timestamps).to_pylist()
+    milliseconds = pa.timestamp("ms", "UTC")
+    timestamps = records.column("timestamp").cast(milliseconds, safe=False).cast(pa.int64())
+    in_topic = records.select(["topic", "partition", "offset"])
+    places = in_topic.append_column("timestamp", timestamps).to_pylist()
     own_headers = records.column("headers").to_pylist()
     headers = []
     for rejection, own, place in zip(rejected, own_headers, places, strict=True):
@@ -70,7 +72,8 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
             of_sluice.append(header("sluice.step", rejection.step))
         if rejection.at:
             of_sluice.append(header("sluice.at", rejection.at))
-        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in ("topic", "partition", "offset")]
+        names = ("topic", "partition", "offset")
+        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in names]
         of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
         headers.append([*escape_headers(headers_of(own)), *of_sluice])
     columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
@@ -97,7 +100,7 @@ def dead_letters_of_steps(
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
     """
-    topics = {source.number: source.topic for source in job.streams}
+    topics = job.topics_by_source
     stats, dead_letters = BatchStats(), []
     for row in rows:
         rejected = msgspec.json.decode(row["value"], type=Rejected)
@@ -107,14 +110,18 @@ def dead_letters_of_steps(
         name = f"failed/{step.name}"
         stats.counts[name] = stats.counts.get(name, 0) + 1
         place: Place | None = None
+        # Only a record's failure belongs to a partition. Timers and changes of stores have none.
         if has_origin(row.get("sequence")) and rejected.timer is None:
             source, partition = partition_of(row["origin"])
             place = topics[source], partition, offset_of(row["origin"])
             partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            headers = [header(f"sluice.{name}", text) for name, text in _step_headers(step, place, row, rejected)]
-            dead_letters.append(StepDeadLetter(_encoded(row["key"]), _encoded(rejected.value), headers, place))
+            key, value = _encoded(row["key"]), _encoded(rejected.value)
+            headers = []
+            for name, text in _step_headers(step, place, row, rejected):
+                headers.append(header(f"sluice.{name}", text))
+            dead_letters.append(StepDeadLetter(key, value, headers, place))
     return dead_letters, stats
 
 
@@ -124,6 +131,7 @@ def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: Head
     Only the first `MOST_READ` dead letters get the rejected record's headers, because each record is read again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
+    # A step behind an operator gets rows without the headers of their record.
     headers_of_records = headers_at(places[:MOST_READ]) if places else {}
     rows = []
     for dead_letter in dead_letters:
@@ -153,6 +161,7 @@ class RejectedOutput:
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
+        # Counted even with on_error="skip", so that no record is lost without a trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
             self._add_dead_letters(
@@ -170,7 +179,9 @@ class RejectedOutput:
         details: Iterable[str],
         reason: str,
     ) -> None:
-        own_headers = records.column("headers").to_pylist() if "headers" in records.column_names else repeat(None)
+        own_headers: Iterable[Any] = repeat(None)
+        if "headers" in records.column_names:
+            own_headers = records.column("headers").to_pylist()
         headers = []
         for detail, own in zip(details, own_headers, strict=False):
             of_sluice = [
@@ -195,6 +206,7 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         left_out: list[str] = []
+        # The value first: a key and headers help more to find the rejected record.
         for part in ("value", "headers", "key"):
             if size > limit:
                 rest = _headers_of_sluice(row["headers"]) if part == "headers" else None

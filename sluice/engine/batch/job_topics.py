@@ -81,12 +81,14 @@ def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, T
     """Topic → its limits. If access to a topic's settings is denied, Kafka's defaults are assumed."""
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, TopicLimits())
-    configurations = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in limits])
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in limits]
+    configurations = admin.describe_configs(resources)
     with kafka_errors("Reading the topics' settings", kafka):
         for resource, future in configurations.items():
             try:
-                settings = future.result(TIMEOUT_S)
-                limits[resource.name] = _limits({name: entry.value for name, entry in settings.items()})
+                entries = future.result(TIMEOUT_S)
+                settings = {name: entry.value for name, entry in entries.items()}
+                limits[resource.name] = _limits(settings)
             except KafkaException as error:
                 if error.args[0].code() not in _NO_CONFIG:
                     raise
@@ -94,14 +96,17 @@ def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, T
 
 
 def _limits(settings: Mapping[str, str]) -> TopicLimits:
+    # The broker replaces such a topic's timestamps, so it accepts records of any time.
     is_stamped = settings.get("message.timestamp.type") == "LogAppendTime"
     # Brokers before Kafka 3.6 have one setting for both directions.
     either = settings.get("message.timestamp.difference.max.ms", str(_ANY_TIME))
+    before_ms = int(settings.get("message.timestamp.before.max.ms", either))
+    after_ms = int(settings.get("message.timestamp.after.max.ms", either))
     return TopicLimits(
         size=int(settings["max.message.bytes"]),
         needs_key="compact" in settings.get("cleanup.policy", ""),
-        before_ms=_ANY_TIME if is_stamped else int(settings.get("message.timestamp.before.max.ms", either)),
-        after_ms=_ANY_TIME if is_stamped else int(settings.get("message.timestamp.after.max.ms", either)),
+        before_ms=_ANY_TIME if is_stamped else before_ms,
+        after_ms=_ANY_TIME if is_stamped else after_ms,
     )
 
 
@@ -114,11 +119,11 @@ def ensure_topics(
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        missing = [
-            NewTopic(topic, count, config=dict(settings.get(topic, {})))
-            for topic, count in wanted.items()
-            if topic not in existing
-        ]
+        missing: list[NewTopic] = []
+        for topic, count in wanted.items():
+            if topic not in existing:
+                missing.append(NewTopic(topic, count, config=dict(settings.get(topic, {}))))
+        # The client refuses an empty list.
         if missing:
             for future in admin.create_topics(missing).values():
                 future.result(TIMEOUT_S)

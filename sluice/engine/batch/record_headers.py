@@ -40,9 +40,12 @@ def header(key: str, value: str) -> dict[str, str | bytes]:
 
 def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
     """Decode a record's headers from Spark's JSON, in which values are base64."""
-    headers = json.loads(text) if text else []
-    values = ((header["key"], header.get("value")) for header in headers)
-    return [{"key": key, "value": None if value is None else b64decode(value)} for key, value in values]
+    headers: list[dict[str, str | bytes | None]] = []
+    for header in json.loads(text) if text else []:
+        # Spark leaves out the value of a header that is null.
+        value = header.get("value")
+        headers.append({"key": header["key"], "value": None if value is None else b64decode(value)})
+    return headers
 
 
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
@@ -61,6 +64,7 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
                 names.append(header.key)
                 values.append(header.value)
         ends.append(len(names))
+    # A batch has a column of headers only if a record has headers, whatever was left out.
     if not names:
         return records
     columns = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
@@ -81,5 +85,6 @@ def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
     lists = []
     for own, added in zip(headers.to_pylist(), more.to_pylist(), strict=True):
         replaced = {header["key"] for header in added}
-        lists.append([*(header for header in own or () if header["key"] not in replaced), *added])
+        kept = [header for header in own or () if header["key"] not in replaced]
+        lists.append([*kept, *added])
     return pa.array(lists, HEADERS)

@@ -33,7 +33,10 @@ def size_of_part(part: bytes | Sequence[Mapping[str, Any]] | None) -> int:
         return 0
     if isinstance(part, bytes):
         return len(part)
-    return sum(len(header["key"].encode()) + len(header["value"] or b"") + _HEADER_OVERHEAD for header in part)
+    size = 0
+    for header in part:
+        size += len(header["key"].encode()) + len(header["value"] or b"") + _HEADER_OVERHEAD
+    return size
 
 
 def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.ListArray]]:

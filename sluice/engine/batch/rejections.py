@@ -38,6 +38,7 @@ class Rejected(msgspec.Struct, omit_defaults=True):
 
 def describe_error(error: BaseException) -> str:
     """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
+    # An author's exception may raise an error of its own when it is turned into text.
     text = error_text(error)
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
     return text[:LONGEST_DETAIL]

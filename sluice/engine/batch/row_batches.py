@@ -49,6 +49,7 @@ class RowBatchWriter:
                     waiting, rows, size = [], 0, 0
         if waiting:
             yield self._row_batches(waiting)
+        # The rows are all made now, so the task's side outputs are complete.
         for label, data in self.side_outputs.take():
             yield _batch([crc32(label.encode()) % self.workers], [data], [label])
 
@@ -59,17 +60,20 @@ class RowBatchWriter:
             row_batches = dict.fromkeys(range(self.workers), pack_table(rows))
         else:
             owners = self._owners(table)
-            row_batches = {
-                worker: pack_table(rows.filter(pa.array(owners == worker))) for worker in np.unique(owners).tolist()
-            }
+            row_batches = {}
+            for worker in np.unique(owners).tolist():
+                row_batches[worker] = pack_table(rows.filter(pa.array(owners == worker)))
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
+        # Reports of stream time name their worker, because every worker gets a report.
         given = table.column("worker")
-        return owners if given.null_count == len(owners) else np.asarray(pc.coalesce(given, pa.array(owners)))
+        if given.null_count == len(owners):
+            return owners
+        return np.asarray(pc.coalesce(given, pa.array(owners)))
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -110,7 +114,8 @@ class RowBatchReader:
         for batch in batches:
             workers_of = batch.column("worker").to_pylist()
             labels = batch.column("side_output").to_pylist()
-            for worker, row_batch, label in zip(workers_of, batch.column("rows"), labels, strict=True):
+            row_batches = batch.column("rows")
+            for worker, row_batch, label in zip(workers_of, row_batches, labels, strict=True):
                 if label is not None:
                     self.side_outputs.add(SideOutput(label, row_batch.as_py()))
                     continue

@@ -107,6 +107,7 @@ def origins(source: int, partition: int, offsets: Integers) -> Integers:
     if len(offsets):
         numbers["offset"] = int(offsets.max()), OFFSET_BITS
     for name, (number, bits) in numbers.items():
+        # A number that overflows into its neighbour would silently sort records wrongly.
         if number >= 1 << bits:
             raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
@@ -119,7 +120,8 @@ def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
 def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
     """Source and partition of one origin, or of an array of origins."""
     source_and_partition = origin >> OFFSET_BITS
-    return source_and_partition >> PARTITION_BITS, source_and_partition & ((1 << PARTITION_BITS) - 1)
+    lowest_bits = (1 << PARTITION_BITS) - 1
+    return source_and_partition >> PARTITION_BITS, source_and_partition & lowest_bits
 
 
 def has_origin(sequence: int | None) -> bool:

@@ -134,7 +134,8 @@ class Collected:
     """The side outputs of all tasks of a batch."""
 
     def __init__(self, outputs: Iterable[SideOutput]) -> None:
-        labelled = ((msgspec.json.decode(output.label, type=Label), output.data) for output in outputs)
+        decode_label = msgspec.json.Decoder(Label).decode
+        labelled = [(decode_label(output.label), output.data) for output in outputs]
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes]] = {}
         self._changes: list[bytes] = []
@@ -166,8 +167,11 @@ class Collected:
         """The counts of each topic and partition."""
         totals: dict[tuple[str, int], Counter[str]] = {}
         for stats in self._stats:
-            by_partition = {stats.partition: stats.counts} if stats.partition else stats.by_partition
+            by_partition: Mapping[str, Mapping[str, int]] = stats.by_partition
+            if stats.partition:
+                by_partition = {stats.partition: stats.counts}
             for topic_partition, counts in by_partition.items():
+                # From the right, because a topic's name may have hyphens.
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
         return totals
@@ -196,13 +200,17 @@ _CHANGES = "worker-"
 
 def _file_of_task() -> Path | None:
     """The file between the chains of this task of Spark; None without Spark. Spark deletes its folder at the end."""
+    # A batch without Spark must not wait for the import of PySpark.
     if "pyspark" not in sys.modules:
         return None
     from pyspark import TaskContext
 
     context = TaskContext.get()
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return Path(folder, f"side-outputs-{context.taskAttemptId()}") if context is not None and folder else None
+    if context is None or not folder:
+        return None
+    # A repeated task has another number, so it never reads what a failed attempt has left.
+    return Path(folder, f"side-outputs-{context.taskAttemptId()}")
 
 
 def part_name(kind: str, topic: str, partition: int) -> str:

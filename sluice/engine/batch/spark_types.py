@@ -11,7 +11,8 @@ def ddl(kind: spark.DataType) -> str:
     """Like `simpleString`, but with the names of fields in backticks where Spark's parser needs them."""
     match kind:
         case spark.StructType(fields=fields):
-            return f"struct<{','.join(f'{quoted(field.name)}:{ddl(field.dataType)}' for field in fields)}>"
+            texts = [f"{quoted(field.name)}:{ddl(field.dataType)}" for field in fields]
+            return f"struct<{','.join(texts)}>"
         case spark.ArrayType(elementType=element):
             return f"array<{ddl(element)}>"
         case spark.MapType(keyType=key, valueType=value):

@@ -33,7 +33,8 @@ class Storage:
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
         ref = GenerationRef(job.pipeline.name, generation)
-        shards = tuple(location(settings.shards, ref, number) for number in range(job.pipeline.workers))
+        workers = range(job.pipeline.workers)
+        shards = tuple(location(settings.shards, ref, worker) for worker in workers)
         return cls(job, generation, SideOutputs(), shards)
 
     @property
@@ -67,6 +68,7 @@ class Storage:
         published = ledger.snapshots.last_batch(self.ref)
         planned = ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
+        # A planned batch may have been written by a driver that died before it published the batch.
         if written is not None and not is_known and (planned is None or not _is_planned(planned, written)):
             name, newest = self.job.pipeline.name, "none" if published is None else published
             raise EngineError(
@@ -82,6 +84,7 @@ class Storage:
                     # If a batch is planned, a run that was interrupted before its first snapshot has written the rows.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
+                    # From here on, the shard refuses writes of earlier holders of the lease.
                     shard.begin_run(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
@@ -106,7 +109,10 @@ class Storage:
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):
-            error = damaged_state({worker: (self.locations[worker], why) for worker, why in quarantined.items()})
+            damaged = {}
+            for worker, why in quarantined.items():
+                damaged[worker] = self.locations[worker], why
+            error = damaged_state(damaged)
             error.next_step = (
                 "Queries omit this state and mark their answers as partial. Restore the shard, or "
                 f"rebuild the state: sluice rebuild {self.ref.pipeline}."

@@ -132,7 +132,7 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
     offset is the time at which they were due, in epoch ms. Their row number is a hash of the operator, the key, the
     timer's name, the timer's cause and the number of the result. Their position is therefore the same in every batch.
     """
-    topics = {source.number: source.topic for source in job.streams}
+    topics = job.topics_by_source
     places: list[tuple[str, int, int, int]] = []
     number_of: Counter[tuple[Any, ...]] = Counter()
     """Record or event → the number of its rows so far."""

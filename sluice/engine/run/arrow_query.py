@@ -60,7 +60,9 @@ class ArrowQuery:
         side_outputs = storage.side_outputs
         reader = StreamReader.of(job, side_outputs, interleaved=interleaved)
         types = types_of(job.layers, types_read(job))
-        inputs = {name: compact(types[name]) for group in job.groups for name in group.inputs}
+        inputs: dict[str, str] = {}
+        for group in job.groups:
+            inputs |= {name: compact(types[name]) for name in group.inputs}
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, side_outputs, partitions)
         stages = Stages(job, storage, ingest, epoch)
@@ -69,18 +71,13 @@ class ArrowQuery:
         workers = job.pipeline.workers
         tasks = []
         for number in range(1, job.stage_count + 1):
+            # In this order: the targets depend on the types of results, which `task` records.
             stage = stages.task(number)
-            tasks.append(
-                Chain(
-                    (
-                        RowBatchReader(side_outputs),
-                        stage,
-                        ShuffleTargets.of(stages, number),
-                        *stages.last_tasks(number),
-                    )
-                )
-            )
+            targets = ShuffleTargets.of(stages, number)
+            last = stages.last_tasks(number)
+            tasks.append(Chain((RowBatchReader(side_outputs), stage, targets, *last)))
         state_types = StateTypes.of(stages, totals, inputs)
+        # The driver computes these steps, but without Spark it has only Arrow for them.
         for changes in state_types.changes:
             if changes.why_spark:
                 raise NeedsSparkError(changes.why_spark)
@@ -102,7 +99,10 @@ class ArrowQuery:
         """Run all stages in this process. Returns the row batches for the workers' shards."""
         row_batches = by_worker(self.read(iter(streams)))
         for stage in self.stages:
-            row_batches = by_worker(chain.from_iterable(stage(iter(of_worker)) for of_worker in row_batches.values()))
+            after_stage: list[pa.RecordBatch] = []
+            for of_worker in row_batches.values():
+                after_stage += stage(iter(of_worker))
+            row_batches = by_worker(after_stage)
         return by_worker(chain(*row_batches.values(), self.read_tables(iter(tables))))
 
 

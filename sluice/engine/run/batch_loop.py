@@ -57,7 +57,11 @@ class BatchLoop:
         """The offsets at which the next batch begins, for all partitions."""
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
         published = {} if snapshot is None else snapshot.positions
-        return {topic: {**first, **published.get(topic, {})} for topic, first in self.firsts.items()}
+        positions: dict[str, dict[str, int]] = {}
+        for topic, first in self.firsts.items():
+            # A partition that is new since the last batch begins at its first offset.
+            positions[topic] = {**first, **published.get(topic, {})}
+        return positions
 
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams."""
@@ -68,7 +72,8 @@ class BatchLoop:
         begin = _offsets(self.positions)
         # All batches of a run have the same clock. A batch without records, after aborted transactions or for a new
         # partition, is published, too, so that the ledger has the new positions.
-        for number, ends in enumerate(self._batch_ends(kafka, begin, topic_ends, most), start=self._next_number):
+        batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
+        for number, ends in enumerate(batch_ends, start=self._next_number):
             self.run(
                 PlannedBatch(
                     number=number,
@@ -109,6 +114,7 @@ class BatchLoop:
 
     def _repeat(self, plan: PlannedBatch) -> None:
         """Run a batch with the numbers of partitions that the topics had when it was first planned."""
+        # Windows wait for all partitions that a batch knows, so the repeated batch must know them.
         self._repartition(plan.partitions)
         self.run(plan)
         self._repartition(self.partitions)
@@ -137,6 +143,7 @@ class BatchLoop:
             self.query.run(self.publisher, f"file://{checkpoint}")
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
+        # Before the query starts: its tasks read the start, and run before the publisher is called.
         times = self.publisher.begin(plan, before)
         tell_tasks(self.query.spark.sparkContext, BatchStart(plan.number, plan.begun, times))
 
@@ -144,7 +151,8 @@ class BatchLoop:
         """The settings that Spark keeps with a batch."""
         spark = self.query.spark
         metadata: Any = getattr(spark._jvm, _METADATA)
-        kept: dict[str, str] = json.loads(metadata.apply(0, 0, spark._jsparkSession.conf()).json())["conf"]
+        batch_metadata = metadata.apply(0, 0, spark._jsparkSession.conf())
+        kept: dict[str, str] = json.loads(batch_metadata.json())["conf"]
         return kept | {_SHUFFLE: str(spark.conf.get(_SHUFFLE))}
 
     def _batch_ends(
@@ -185,7 +193,8 @@ class BatchLoop:
             )
             with closing(prefetch(backlog.batches(most))) as batches:
                 for batch_ends in batches:
-                    yield {**ends, **{part: batch_ends[part] for part in streams}}
+                    of_streams = {part: batch_ends[part] for part in streams}
+                    yield {**ends, **of_streams}
 
     def _timestamps_read(self, streams: Iterable[Partition]) -> dict[Partition, int]:
         """The largest Kafka timestamp that was read from each partition of the streams."""
@@ -217,7 +226,9 @@ def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str,
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():
         step_ends = step.ends.get(topic, {})
-        ends[topic] = {part: max(begin, step_ends.get(part, begin)) for part, begin in partitions.items()}
+        ends[topic] = {}
+        for partition, begin in partitions.items():
+            ends[topic][partition] = max(begin, step_ends.get(partition, begin))
     return ends
 
 
@@ -229,7 +240,8 @@ def divide_records(
     most: int,
 ) -> list[ReplayStep]:
     """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
-    if not depends_on_order(job, {topic: len(partitions) for topic, partitions in target.items()}):
+    partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
+    if not depends_on_order(job, partition_counts):
         return divide_evenly(begin, target, most)
     starts, ends = _offsets(begin), _offsets(target)
     streams = _streams(job, ends)
@@ -237,11 +249,9 @@ def divide_records(
     ends_of_streams = {part: ends[part] for part in streams}
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
         batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))
-    return [ReplayStep(_positions({**ends, **taken})) for taken in batches] or divide_evenly(
-        begin,
-        target,
-        most,
-    )
+    if not batches:
+        return divide_evenly(begin, target, most)
+    return [ReplayStep(_positions({**ends, **batch_ends})) for batch_ends in batches]
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:

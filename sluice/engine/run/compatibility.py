@@ -43,6 +43,8 @@ def require_compatible(
     if before is None or not changes:
         return
     name = now.pipeline
+    # The planned batch may be written in part, and only the earlier pipeline gives the same
+    # records.
     if interrupted():
         next_step = (
             "The last run was interrupted, and its batch needs the pipeline as it was: undo the "
@@ -89,23 +91,28 @@ class StoreChanges:
         """
         if changes := [*_changes_of_all(before, now)]:
             other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
+            next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
+            if other_workers:
+                next_step = f"Change the stores first, and the workers then: sluice repartition {now.pipeline}."
             raise CompatibilityError(
                 f"{now.pipeline} has changed in a way that concerns all of its stores: {'; '.join(changes)}.",
-                next_step=f"Change the stores first, and the workers then: sluice repartition {now.pipeline}."
-                if other_workers
-                else f"Compute all stores from the topics: sluice rebuild {now.pipeline}.",
+                next_step=next_step,
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
-        recomputed = {
-            processors[name] for name in processors.keys() & old.keys() if _store_change(old[name], new[name])
-        }
-        operators = {was: name for was, name in _same_operators(before, now) if name not in recomputed}
+        # A processor writes all of its stores, so one changed store makes it compute all of them.
+        recomputed: set[str] = set()
+        for name in processors.keys() & old.keys():
+            if _store_change(old[name], new[name]):
+                recomputed.add(processors[name])
+        same = _same_operators(before, now)
+        operators = {was: name for was, name in same if name not in recomputed}
         ordered = before.operators.keys() | now.operators.keys()
-        stores = {
-            name
-            for name in old.keys() & new.keys()
-            if (name not in ordered or operators.get(name) == name) and _is_same_store(old[name], new[name])
-        }
+        stores: set[str] = set()
+        for name in old.keys() & new.keys():
+            # An operator's store has the operator's name, and keeps its rows only with its states.
+            keeps_states = name not in ordered or operators.get(name) == name
+            if keeps_states and _is_same_store(old[name], new[name]):
+                stores.add(name)
         return cls(
             frozenset(stores),
             operators,
@@ -116,7 +123,9 @@ class StoreChanges:
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
     """Whether two stores have the same meaning. Group and column may differ: rows are copied to the new group."""
-    return not _store_change(*(replace(store, group_id=0, store_column=0) for store in (old, new)))
+    old_elsewhere = replace(old, group_id=0, store_column=0)
+    new_elsewhere = replace(new, group_id=0, store_column=0)
+    return not _store_change(old_elsewhere, new_elsewhere)
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
@@ -129,8 +138,10 @@ def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) 
     changes = StoreChanges.between(before, now, {})
     if changes.removed:
         return frozenset()
-    beside = [info for info in ledger.generations.all(now.pipeline) if info.generation > before.generation]
-    return changes.added if any(changes.added <= {*_steps(info)} for info in beside) else frozenset()
+    for info in ledger.generations.all(now.pipeline):
+        if info.generation > before.generation and changes.added <= {*_steps(info)}:
+            return changes.added
+    return frozenset()
 
 
 def number_of(definition: str) -> int:
@@ -177,7 +188,8 @@ def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
             yield f"store {name}: {changed}"
     for name in sorted(before.operators.keys() | now.operators.keys()):
         if name not in {*old, *new} and before.operators.get(name) != now.operators.get(name):
-            was, is_now = (info.operators.get(name, "nothing") for info in (before, now))
+            was = before.operators.get(name, "nothing")
+            is_now = now.operators.get(name, "nothing")
             yield f"step {name} has changed or moved: {_difference(was, is_now)}"
 
 
@@ -202,7 +214,10 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
         if name in same:
             same.remove(name)
             yield name, name
-        elif name not in stores and (renamed := next((each for each in same if each not in stores), None)):
+            continue
+        # The author names stores, so only a step without a store can have another name now.
+        renamed = next((each for each in same if each not in stores), None)
+        if renamed is not None and name not in stores:
             same.remove(renamed)
             yield renamed, name
 
@@ -227,7 +242,9 @@ def _gained_or_lost_stores(
 ) -> Iterator[str]:
     """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
     for stores, others in ((old, new), (new, old)):
-        yield from (name for name, store in stores.items() if name not in others and is_of_processor(store.group_id))
+        for name, store in stores.items():
+            if name not in others and is_of_processor(store.group_id):
+                yield name
 
 
 def _store_change(old: StoreInfo, new: StoreInfo) -> str:
@@ -243,9 +260,10 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 def _difference(was: str, is_now: str) -> str:
     """Describe the first step that differs, or that the store takes records in another order now."""
-    if was.endswith(IN_ANY_ORDER) != is_now.endswith(IN_ANY_ORDER):
-        old, new = ("in any order", "in order") if was.endswith(IN_ANY_ORDER) else ("in order", "in any order")
-        return f"it took records {old}, and now takes them {new}"
+    if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
+        return "it took records in any order, and now takes them in order"
+    if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):
+        return "it took records in order, and now takes them in any order"
     steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
     old, new = next((old, new) for old, new in steps if old != new)
     return f"{old!r} became {new!r}"

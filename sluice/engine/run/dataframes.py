@@ -92,6 +92,8 @@ class Frames:
     def _through_sql(self) -> DataFrame:
         """Row batches that Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
+        # Spark computes a common subexpression outside of its TryEval, where a failure ends the
+        # query.
         share_subexpressions(self.spark, shared=not self.job.has_fallible_expressions)
         try:
             reader = StreamReader.of(
@@ -101,6 +103,7 @@ class Frames:
             )
             source = self._records()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
+            # Spark SQL passes on rows only, so the side outputs go around it in a file.
             decoding = Chain((reader, self.storage.side_outputs.leave))
             records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
             return self._row_batches(records, reader, source)
@@ -123,7 +126,9 @@ class Frames:
         checks them. If not, records go from the decoding task to Spark SQL and back.
         """
         job, storage = self.job, self.storage
-        inputs = {name: ddl(records.schema[name].dataType) for group in job.groups for name in group.inputs}
+        inputs: dict[str, str] = {}
+        for group in job.groups:
+            inputs |= {name: ddl(records.schema[name].dataType) for name in group.inputs}
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
         stages = Stages(job, storage, ingest, self.epoch)
@@ -132,8 +137,11 @@ class Frames:
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
         pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs)
-        frame, tasks = (records, (ingest, pack)) if steps is None else (source, (reader, steps, ingest, pack))
-        row_batches = frame.mapInArrow(Chain(tasks).__call__, ROW_BATCH_DDL)
+        if steps is None:
+            row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_DDL)
+        else:
+            decode_and_compute = Chain((reader, steps, ingest, pack))
+            row_batches = source.mapInArrow(decode_and_compute.__call__, ROW_BATCH_DDL)
         for number in range(1, job.stage_count + 1):
             row_batches = after_stage(stages, number, row_batches)
         self.types = StateTypes.of(stages, totals, inputs)
@@ -150,4 +158,5 @@ class Frames:
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """The frame with only these columns: name → SQL."""
-    return frame.selectExpr(*(name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()))
+    expressions = [name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()]
+    return frame.selectExpr(*expressions)

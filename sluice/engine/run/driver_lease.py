@@ -158,8 +158,11 @@ class Lease:
             return "free"
         if is_gone(seen):
             return "its process has ended"
+        # A holder on another host may be dead, or only paused. Its epoch keeps it from publishing
+        # later.
         if silent >= self.patience.silence_s:
             return f"silent for {silent:.0f} s"
+        # A killed task leaves its driver running, and Airflow's retry works for the same run.
         if self._is_orphan(seen) and waited >= self.patience.orphan_s:
             return f"waited {waited:.0f} s for a driver of the same run"
         return ""
@@ -224,6 +227,7 @@ def current_lease(
 def is_gone(row: LeaseRow) -> bool:
     """Whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
+    # Process ids of another machine or container say nothing about processes here.
     if not (machine and started) or machine != _machine():
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`).
@@ -232,8 +236,10 @@ def is_gone(row: LeaseRow) -> bool:
 
 def _machine() -> str:
     """The machine's boot id and process-id namespace; empty if they are unknown."""
+    # Containers of one host share its boot id, but each counts its processes from 1.
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 
@@ -256,6 +262,7 @@ def _exists(pid: int) -> bool:
 def _start_time(pid: int) -> str:
     """A visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
+        # The process's name is in parentheses, and may itself contain spaces and parentheses.
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""

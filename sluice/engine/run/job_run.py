@@ -81,6 +81,7 @@ class JobRun:
             while news:
                 count, news = self._run(ledger, lease, storage)
                 read += count
+            # A rebuild's generation has no standbys: readers do not see it yet.
             if self.steps is None:
                 StandbyCopies(ledger, lease).refresh()
             return read
@@ -90,10 +91,13 @@ class JobRun:
         """How long to wait for new records after all records have been read."""
         if self.steps is not None:
             return 0
-        return self.job.pipeline.linger_ms if self.settings.linger_ms is None else self.settings.linger_ms
+        if self.settings.linger_ms is not None:
+            return self.settings.linger_ms
+        return self.job.pipeline.linger_ms
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
+        # While a rebuild makes a hidden generation, runs of the current one go on under its lease.
         if self.steps is not None and self.generation is not None:
             ref = GenerationRef(pipeline, self.generation)
             return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))
@@ -224,7 +228,8 @@ class JobRun:
                 published=None if setup.newest is None else setup.newest.batch,
             )
             with query_errors(publisher, storage, lease):
-                has_new_partitions = self._run_batches(BatchLoop(query, publisher, ledger, lease, setup.firsts))
+                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts)
+                has_new_partitions = self._run_batches(loop)
         return publisher.read, has_new_partitions
 
     def _run_batches(self, loop: BatchLoop) -> bool:
@@ -302,6 +307,7 @@ class JobRun:
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: {"cleanup.policy": "compact"},
         }
+        # A dead letter must fit, however large a record the other topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
             kafka,
@@ -367,7 +373,10 @@ def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:
     """Raise SettingsError if a shard is a SQLite file, and executors run in other processes, or on other hosts."""
-    files = [] if is_local(master) else [location for location in locations if is_file(location)]
+    # A local Spark runs its tasks on this host, where the files are.
+    if is_local(master):
+        return
+    files = [location for location in locations if is_file(location)]
     if files:
         raise SettingsError(
             f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",
@@ -378,7 +387,8 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 def send_to_executors(spark: SparkContext, file: Path) -> None:
     """Copy a pipeline's file to executors on other hosts, only once because Spark warns if it is added again."""
     if not is_local(spark.master or ""):
-        uri = file.absolute().as_uri()  # in a path, Spark would take `#` for the end of the file's name
+        # A URI, because Spark would take `#` in a path for the end of the file's name.
+        uri = file.absolute().as_uri()
         name = uri.rpartition("/")[2]
         if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):
             spark.addPyFile(uri)

@@ -47,6 +47,7 @@ class Linger:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
+            # Another driver may have taken the lease over while this one waited.
             self.check()
             lag = self._lag(positions)
             # Tasks assume the numbers of partitions with which the query was made, so the run makes a new query.
@@ -63,12 +64,14 @@ class Linger:
             return read_lag(self._admin, self.topics, positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
-        return any(len(lag.ends.get(topic, {})) != count for topic, count in self.partitions.items())
+        present = {topic: len(lag.ends.get(topic, {})) for topic in self.partitions}
+        return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
         """The lag; None while the broker cannot be reached, which is logged once."""
         try:
             lag = read_lag(self._admin, self.topics, positions)
+        # A broker may restart while a run lingers. The lease and the time limit still end the wait.
         except (KafkaException, TimeoutError) as error:
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error) or "timed out")

@@ -39,7 +39,9 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         if publisher.error is not None:
             raise publisher.error from None
         message = str(failed)
-        if (error := _task_error(storage, message) or no_result_error(storage.job, message)) is not None:
+        # The errors of tasks come from Python workers, so Spark has only their text.
+        error = _task_error(storage, message) or no_result_error(storage.job, message)
+        if error is not None:
             raise error from None
         retry = "Nothing from the batch was published; the next run retries it."
         full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
@@ -71,7 +73,9 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 def _cause(message: str) -> str:
     """The innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    # Java writes the chain of causes from the outermost to the innermost.
+    prefix = "Caused by: "
+    causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]
     summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
     return (causes or raised or summary or lines)[-1][:500]

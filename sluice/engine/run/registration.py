@@ -18,18 +18,15 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
     job = storage.job
     pipeline = job.pipeline
     stores = (*_group_stores(job, types), *_operator_stores(job, types), *_processor_stores(job))
+    name, generation = pipeline.name, storage.generation
+    workers: list[WorkerInfo] = []
+    for number, address in enumerate(storage.locations):
+        worker = WorkerInfo(pipeline=name, generation=generation, number=number, location=address)
+        workers.append(worker)
     return GenerationInfo(
-        pipeline=pipeline.name,
-        generation=storage.generation,
-        workers=tuple(
-            WorkerInfo(
-                pipeline=pipeline.name,
-                generation=storage.generation,
-                number=number,
-                location=address,
-            )
-            for number, address in enumerate(storage.locations)
-        ),
+        pipeline=name,
+        generation=generation,
+        workers=tuple(workers),
         stores=(*stores, *_table_stores(job)),
         topics=job.topics,
         operators=dict(_operators(job, types)),
@@ -42,6 +39,7 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
 def _group_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
+            inputs = types.inputs[store_column.step]
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=store_column.store,
@@ -54,7 +52,7 @@ def _group_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
                 grace_ms=group.window.grace_ms if group.window else None,
                 retention_ms=group.retention_ms,
                 value=types.stores[store_column.store],
-                made=f"{store_column.definition} > of {types.inputs[store_column.step]}{IN_ANY_ORDER}",
+                made=f"{store_column.definition} > of {inputs}{IN_ANY_ORDER}",
             )
 
 
@@ -97,7 +95,8 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
 def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
     """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
-        definition = f"{operator.upstream_definition} > {operator.definition} > of {types.inputs[operator.number]}"
+        inputs = types.inputs[operator.number]
+        definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
         made = f"number {operator.number} > {definition}"
         # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable

@@ -30,7 +30,9 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     """The steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
-        ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in {*ends, *batch.ends}}
+        # The history lacks partitions from which a batch has not read: they keep their offsets.
+        topics = {*ends, *batch.ends}
+        ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in topics}
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
 
@@ -40,13 +42,15 @@ def divide_evenly(begin: Positions, target: Positions, most: int) -> list[Replay
     """Topic, partition, first offset and end offset."""
     for topic, ends in target.items():
         starts = begin.get(topic, {})
-        unread += [(topic, partition, starts.get(partition, 0), end) for partition, end in ends.items()]
+        for partition, end in ends.items():
+            unread.append((topic, partition, starts.get(partition, 0), end))
     count = math.ceil(sum(end - start for _, _, start, end in unread) / most)
     steps = []
     for step in range(1, count + 1):
         step_ends: dict[str, dict[str, int]] = {}
         for topic, partition, start, end in unread:
-            step_ends.setdefault(topic, {})[partition] = start + math.ceil((end - start) * step / count)
+            end_of_step = start + math.ceil((end - start) * step / count)
+            step_ends.setdefault(topic, {})[partition] = end_of_step
         steps.append(ReplayStep(step_ends))
     return steps
 
@@ -87,9 +91,11 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
     return (
         not job.has_operators
         and not any(isinstance(layer, Transformation) for layer in job.layers)
+        # Which partitions are idle depends on each batch's clock.
         and job.pipeline.idle_timeout_ms is None
         and not job.pipeline.depends_on_clock
         and not any(source.on_time == "clock" for source in job.streams)
+        # Sums of doubles depend on the order and the grouping of the additions.
         and not any(re.search("double|float", types[store]) for store in job.stores)
     )
 
@@ -99,5 +105,6 @@ def offsets_between(begin: Positions, ends: Positions) -> int:
     offsets = 0
     for topic, partition_ends in ends.items():
         starts = begin.get(topic, {})
-        offsets += sum(max(end - starts.get(partition, 0), 0) for partition, end in partition_ends.items())
+        for partition, end in partition_ends.items():
+            offsets += max(end - starts.get(partition, 0), 0)
     return offsets

@@ -62,6 +62,7 @@ class StandbyCopies:
         except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
+        # A refresh reads the whole copy, so its time grows with the shard.
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 

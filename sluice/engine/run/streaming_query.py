@@ -75,11 +75,14 @@ class JobQuery:
 
     def run(self, sink: Sink, checkpoint: str) -> None:
         """Run the batch that the checkpoint has planned."""
-        self._writer(sink, checkpoint).queryName(self.job.pipeline.name).trigger(once=True).start().awaitTermination()
+        writer = self._writer(sink, checkpoint).queryName(self.job.pipeline.name)
+        writer.trigger(once=True).start().awaitTermination()
+        # Each query has called this process from a thread of its own, whose connection stays open.
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
-        return self.rows.writeStream.foreachBatch(sink).outputMode("update").option("checkpointLocation", checkpoint)
+        writer = self.rows.writeStream.foreachBatch(sink).outputMode("update")
+        return writer.option("checkpointLocation", checkpoint)
 
 
 @contextmanager

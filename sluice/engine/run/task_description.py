@@ -30,14 +30,14 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
-        servers = {n: place.host_port for n, place in ledger.placements.of(job.pipeline.name).items()}
+        placements = ledger.placements.of(job.pipeline.name)
+        servers = {worker: placement.host_port for worker, placement in placements.items()}
     partitions = partition_counts(settings.kafka, job.topics)
     JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions, checked=True)
     cores = _cores(spark)
     lines = [f"tasks of a batch on {spark.sparkContext.master}, {counted(cores, 'core')}"]
-    lines += [
-        f"  reads   {topic}: {counted(count, 'partition')}, a task for each" for topic, count in partitions.items()
-    ]
+    for topic, count in partitions.items():
+        lines.append(f"  reads   {topic}: {counted(count, 'partition')}, a task for each")
     lines += _stage_tasks(job)
     lines.append(f"  shards  {counted(job.pipeline.workers, 'worker')}, a task for each")
     for worker, location in enumerate(storage.locations):
@@ -55,6 +55,7 @@ def _stage_tasks(job: Job) -> Iterator[str]:
 def _cores(spark: SparkSession) -> int:
     """The number of cores of all executors. Runs a job first, because Spark then waits for an executor."""
     spark.range(1).collect()
+    # A cluster starts executors one after the other, and counts only the cores of those that run.
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)
     return int(spark.sparkContext.defaultParallelism)

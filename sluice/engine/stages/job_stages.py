@@ -126,7 +126,7 @@ class Stages:
                 for each in operators
             ),
             only_stored,
-            {source.number: source.topic for source in job.streams},
+            job.topics_by_source,
             self.epoch,
             settings().server_token,
         )
