@@ -47,11 +47,14 @@ class AtLeastOnce:
 
         Dead letters are never written at least once.
         """
-        topics = frozenset(
-            sink.topic for sink in job.sinks if sink.table is None and AT_LEAST_ONCE in (sink.delivery, default)
-        )
+        topics: set[str] = set()
+        for sink in job.sinks:
+            if sink.table is None and AT_LEAST_ONCE in (sink.delivery, default):
+                topics.add(sink.topic)
+        if not topics:
+            return None
         streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
-        return cls(kafka, topics, streams, limits, job.pipeline.dead_letters) if topics else None
+        return cls(kafka, frozenset(topics), streams, limits, job.pipeline.dead_letters)
 
     def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
         """Write a task's records for a topic in `streams`. For other topics, write nothing and return None."""
@@ -63,11 +66,11 @@ class AtLeastOnce:
         sent = send_at_least_once(self.kafka, [(topic, records)], self.limits)
         counts = {f"output/{topic}": sent.get(topic, 0)}
         counts |= {f"{UNWRITTEN}{name}": number for name, number in rejected.counts.items()}
-        dead_letters = rejected.dead_letters
-        return DirectOutput(
-            counts,
-            {self.dead_letters: pa.concat_tables(dead_letters)} if dead_letters else {},
-        )
+        # Dead letters are written exactly once, so they go to the driver.
+        for_driver: dict[str, pa.Table] = {}
+        if rejected.dead_letters:
+            for_driver[self.dead_letters] = pa.concat_tables(rejected.dead_letters)
+        return DirectOutput(counts, for_driver)
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
         """Write the encoded records for `topics`. Returns their number per topic, and the records for other topics."""

@@ -73,6 +73,7 @@ def _sources(before: Positions, after: Positions, collected: Collected) -> tuple
 
 
 def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:
+    passed_over = {name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)}
     return SourceAudit(
         topic=topic,
         partition=partition,
@@ -82,7 +83,7 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
         applied=counts["applied"],
         filtered=counts["filtered"],
         late=counts["late_everywhere"],
-        passed_over={name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)},
+        passed_over=passed_over,
         dropped=_counts_under("dropped/", counts),
         dead_letters=_counts_under("dead_letter/", counts),
     )
@@ -92,4 +93,9 @@ _PASSED_OVER = ("late/", "null_key/", "null_value/", "duplicate/", "failed/")
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:
-    return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}
+    """The counts whose names begin with a prefix, without the prefix."""
+    under: dict[str, int] = {}
+    for name, number in counts.items():
+        if name.startswith(prefix):
+            under[name.removeprefix(prefix)] = number
+    return under

@@ -89,21 +89,24 @@ class ChangeSteps:
         """The columns of `records`, computed by Spark. Raises PySparkException if Spark cannot resolve a step."""
         from sluice.engine.steps.fallible_expressions import with_columns
 
-        frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(
-            "key AS _key",
-            *(f"timestamp_millis(nullif({name}, {NO_WINDOW})) AS {column}" for column, name in _TIMES.items()),
-            "time",
-            *(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}" for name, kind in self._rights.items()),
-            f"CAST(NULL AS STRING) AS {REJECTED_CHANGE}",
-            f"from_json(json, {literal(self._row_type)}).`{self.sink.store_column}` AS {_VALUE}",
-        )
+        expressions = ["key AS _key", "time", f"CAST(NULL AS STRING) AS {REJECTED_CHANGE}"]
+        for column, name in _TIMES.items():
+            expressions.append(f"timestamp_millis(nullif({name}, {NO_WINDOW})) AS {column}")
+        for name, kind in self._rights.items():
+            # A global table's value is an array of one value.
+            expressions.append(f"from_json({name}, {literal(f'ARRAY<{kind}>')})[0] AS {name}")
+        values = f"from_json(json, {literal(self._row_type)})"
+        expressions.append(f"{values}.`{self.sink.store_column}` AS {_VALUE}")
+        frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(*expressions)
         for layer in self._layers:
             fallible = [column for column in layer if isinstance(column, FallibleExpression)]
             plain = {column.name: column.sql for column in layer if isinstance(column, Column)}
             if fallible:
                 frame = with_columns(frame, (), fallible)
+            # A step replaces the column with the value, so the frame never has two columns of this name.
             others = [name for name in frame.columns if name not in plain]
-            frame = frame.selectExpr(*others, *(f"{sql} AS {name}" for name, sql in plain.items()))
+            replaced = [f"{sql} AS {name}" for name, sql in plain.items()]
+            frame = frame.selectExpr(*others, *replaced)
         return frame.selectExpr(
             "_key AS key",
             f"{struct_json(_VALUE)} AS value",
@@ -164,13 +167,18 @@ class ChangeSteps:
     @cached_property
     def _rights(self) -> dict[str, str]:
         """Column with a lookup's values → the type of these values."""
-        steps = enumerate(self.sink.steps)
-        return {right_column(number): step.table.value for number, step in steps if isinstance(step, Lookup)}
+        rights: dict[str, str] = {}
+        for number, step in enumerate(self.sink.steps):
+            if isinstance(step, Lookup):
+                rights[right_column(number)] = step.table.value
+        return rights
 
     @property
     def _row_type(self) -> str:
-        stores = enumerate(self.group.store_columns)
-        return f"STRUCT<{', '.join(f'`{i}` {self.store_types[column.store]}' for i, column in stores)}>"
+        fields: list[str] = []
+        for number, column in enumerate(self.group.store_columns):
+            fields.append(f"`{number}` {self.store_types[column.store]}")
+        return f"STRUCT<{', '.join(fields)}>"
 
     def _with_objects(self, changes: pa.Table) -> pa.Table:
         """The changes with a column `json` of objects, because the elements of an array in Spark all have one type."""
@@ -194,9 +202,11 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
     """The JSON of a store's values in state rows, whose values are arrays."""
-    return [bytes(decode_row(value)[store_column]).decode() for value in changes.column("value").to_pylist()]
+    rows = map(decode_row, changes.column("value").to_pylist())
+    return [bytes(row[store_column]).decode() for row in rows]
 
 
 def _object_of(array: str) -> str:
     """The JSON of a state row as an object, whose names are the numbers of the values."""
-    return msgspec.json.encode({str(i): value for i, value in enumerate(decode_row(array))}).decode()
+    values = {str(number): value for number, value in enumerate(decode_row(array))}
+    return msgspec.json.encode(values).decode()

@@ -144,7 +144,8 @@ class DeltaSink:
         """
         target = self.target
         with self._errors("Checking"):
-            if not self._jvm("io.delta.tables.DeltaTable").isDeltaTable(self._session, target.table.name):
+            delta_tables = self._jvm("io.delta.tables.DeltaTable")
+            if not delta_tables.isDeltaTable(self._session, target.table.name):
                 if published is not None and target.output in published.outputs:
                     raise self._incomplete_error("is gone", published)
                 self._create()
@@ -155,8 +156,12 @@ class DeltaSink:
             if published is not None:
                 self._require_complete(published, version, state)
             at = None if published is None else published.batch
-            has_same_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
-            may_repeat = target.table.key is None and not has_same_batch and self._has_later_rows(published)
+            # Rows with a key replace each other. Appended rows may be there already after a restore
+            # or a rebuild, unless the table's last batch is the published one.
+            is_of_published_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
+            may_repeat = False
+            if target.table.key is None and not is_of_published_batch:
+                may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
         # This commit fences off earlier writers: their next version is below it, and Delta Lake skips or rejects it.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
@@ -209,7 +214,8 @@ class DeltaSink:
                 failure = error
             with self._errors("Writing"):
                 committed = self._committed_version()
-            if committed == version:  # even if something failed after the commit
+            # A commit counts even if something failed after it.
+            if committed == version:
                 self.version, self.state = version, state
                 return
             if committed > version or committed > self.version >= 0:
@@ -218,7 +224,9 @@ class DeltaSink:
                     f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
-            if attempt == _ATTEMPTS or not any(conflict in str(failure) for conflict in _CONFLICTS):
+            # Delta Lake skips a commit without an error if the version is too low, so `failure` may be None.
+            is_conflict = any(conflict in str(failure) for conflict in _CONFLICTS)
+            if attempt == _ATTEMPTS or not is_conflict:
                 raise EngineError(
                     f"The rows for {self.target.output} ({self.target.at}) were not written: {_reason(failure)}",
                     next_step=_NEXT_STEP,
@@ -233,12 +241,14 @@ class DeltaSink:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
         # Rows without a key are appended, which is faster, except after a rebuild: some may be in the table already.
-        if rows is not None and rows.count and (self.target.table.key is not None or self.state.may_repeat):
+        may_replace = self.target.table.key is not None or self.state.may_repeat
+        if rows is not None and rows.count and may_replace:
             self._merge(rows, columns, identity)
             return
         written = () if rows is None else rows.written
         files = 1 + len(written) // _ROWS_PER_FILE
-        self._frame(columns, written).coalesce(files).write.format("delta").mode("append").save(self.target.table.name)
+        frame = self._frame(columns, written).coalesce(files)
+        frame.write.format("delta").mode("append").save(self.target.table.name)
 
     def _merge(self, rows: Rows, columns: Sequence[DeltaColumn], identity: Sequence[str]) -> None:
         """Replace, insert and delete rows by key; or append the rows whose positions the table does not have yet."""
@@ -251,20 +261,27 @@ class DeltaSink:
         # With bounds, Delta Lake skips each file whose statistics show that all its keys or positions are outside.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
-        bounds = f"t.{backticked(bounded)} BETWEEN {_literal(min(values))} AND {_literal(max(values))}"
-        same = " AND ".join([*(f"t.{backticked(name)} = s.{backticked(name)}" for name in identity), bounds])
-        listed = ", ".join(backticked(name) for name in names)
-        new = ", ".join(f"s.{backticked(name)}" for name in names)
-        changes = [f"t.{backticked(name)} = s.{backticked(name)}" for name in names[len(identity) :]]
+        conditions = [_equal(name) for name in identity]
+        least, most = _literal(min(values)), _literal(max(values))
+        conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
         clauses = []
+        # Appended rows have no key: a row that is there already stays as it is.
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
-            clauses += [f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}"] if changes else []
-        clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN INSERT ({listed}) VALUES ({new})")
+            changes = [_equal(name) for name in names[len(identity) :]]
+            # A table that has only its key has nothing to change.
+            if changes:
+                clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
+        listed = ", ".join(backticked(name) for name in names)
+        new = ", ".join(f"s.{backticked(name)}" for name in names)
+        insert = f"INSERT ({listed}) VALUES ({new})"
+        clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN {insert}")
         view = f"sluice_{secrets.token_hex(8)}"
-        self._frame([*columns, DeltaColumn(_DELETED, pa.bool_())], source).createOrReplaceTempView(view)
+        source_columns = [*columns, DeltaColumn(_DELETED, pa.bool_())]
+        self._frame(source_columns, source).createOrReplaceTempView(view)
+        on, changed = " AND ".join(conditions), " ".join(clauses)
         try:
-            self.spark.sql(f"MERGE INTO {self._table} t USING {view} s ON {same} {' '.join(clauses)}").collect()
+            self.spark.sql(f"MERGE INTO {self._table} t USING {view} s ON {on} {changed}").collect()
         finally:
             self.spark.catalog.dropTempView(view)
 
@@ -297,13 +314,16 @@ class DeltaSink:
         """Whether the table has a row from a record after the published positions."""
         where = "true"
         if published is not None:
-            later = ["_topic = ''"]  # rows of timers, whose position does not tell their batch
+            # The rows of timers have no topic, and their position does not tell their batch.
+            later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
-                later += [f"{of_topic} AND _partition = {number} AND _offset >= {end}" for number, end in ends.items()]
+                for number, end in ends.items():
+                    later.append(f"{of_topic} AND _partition = {number} AND _offset >= {end}")
                 later.append(f"{of_topic} AND _partition NOT IN ({', '.join(ends) or 'NULL'})")
-            where = " OR ".join(f"({each})" for each in later)
-        return not self.spark.read.format("delta").load(self.target.table.name).where(where).isEmpty()
+            where = " OR ".join(f"({condition})" for condition in later)
+        rows = self.spark.read.format("delta").load(self.target.table.name)
+        return not rows.where(where).isEmpty()
 
     def _create(self) -> None:
         declared = self.target.declared
@@ -325,7 +345,8 @@ class DeltaSink:
                 "table, whose VACUUM deletes the files of others.",
                 next_step="Give each table a folder of its own.",
             )
-        fields = {each.name: each for each in StructType.fromJson(json.loads(snapshot.schema().json()))}
+        schema = StructType.fromJson(json.loads(snapshot.schema().json()))
+        fields = {column.name: column for column in schema}
         partitions = {*snapshot.metadata().partitionColumns().mkString("\n").split("\n")}
         columns, problems = list[DeltaColumn](), list[str]()
         for name, spark in target.wanted.items():
@@ -383,8 +404,9 @@ class DeltaSink:
 
     def _last_state(self) -> State | None:
         """The state after the last commit of this pipeline; None if it is not among the last commits."""
-        commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}").select("userMetadata").collect()
-        for (metadata,) in commits:
+        commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
+        for (metadata,) in commits.select("userMetadata").collect():
+            # Other programs commit too, without metadata or with their own.
             try:
                 state = msgspec.json.decode(metadata or "", type=_Commit).sluice
             except msgspec.DecodeError:
@@ -445,7 +467,8 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    if _SQL_TYPE in column.metadata and _max_length(column) is None:  # a VARCHAR or CHAR within a nested type
+    # A VARCHAR or CHAR within a nested type, whose length Sluice does not check.
+    if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:
         arrow = to_arrow_type(column.dataType, timezone="UTC")
@@ -455,7 +478,8 @@ def _written_type(column: StructField) -> pa.DataType | None:
 
 
 def _can_be_written(arrow: pa.DataType) -> bool:
-    if kind_of(arrow) == "map":  # JSON has only text as keys
+    # The objects of JSON have only texts as names.
+    if kind_of(arrow) == "map":
         return kind_of(arrow.key_type) == "text" and _can_be_written(arrow.item_type)
     parts = [arrow.field(number) for number in range(arrow.num_fields)]
     # Spark shows a VARIANT as a struct with this metadata.
@@ -471,14 +495,21 @@ def _max_length(column: StructField) -> int | None:
 
 def _tells_keys_apart(column: StructField) -> bool:
     """Whether different keys always become different values of a column."""
+    # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
     is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
     arrow = _written_type(column)
     return arrow is not None and kind_of(arrow) in ("text", "whole number", "timestamp") and not is_padded
 
 
+def _equal(column: str) -> str:
+    """SQL that compares or sets a column of the table, `t`, with or to that of the batch's rows, `s`."""
+    return f"t.{backticked(column)} = s.{backticked(column)}"
+
+
 def _literal(value: Any) -> str:
     if isinstance(value, datetime):
-        return f"{'TIMESTAMP' if value.tzinfo else 'TIMESTAMP_NTZ'} '{value.isoformat()}'"
+        kind = "TIMESTAMP" if value.tzinfo else "TIMESTAMP_NTZ"
+        return f"{kind} '{value.isoformat()}'"
     return literal(value) if isinstance(value, str) else str(value)
 
 

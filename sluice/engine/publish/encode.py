@@ -31,7 +31,9 @@ _MOST_EXACT_DIGITS = 15
 
 def _number(text: str) -> float | Decimal:
     number = float(text)
-    return number if len(text) <= _MOST_EXACT_DIGITS or Decimal(repr(number)) == Decimal(text) else Decimal(text)
+    if len(text) <= _MOST_EXACT_DIGITS or Decimal(repr(number)) == Decimal(text):
+        return number
+    return Decimal(text)
 
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
@@ -47,7 +49,9 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
     table = latest_changes(sink, table)
-    columns = {name: table.column(name) for name in ("key", "value", "headers") if name in table.column_names}
+    columns = {"key": table.column("key"), "value": table.column("value")}
+    if "headers" in table.column_names:
+        columns["headers"] = table.column("headers")
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
@@ -76,9 +80,11 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     if sink.emit == "every" or is_of_group:
         return changes
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
+    columns = [changes.column(name).to_pylist() for name in names]
     last_rows: dict[Any, int] = {}
-    for row, identity in enumerate(zip(*(changes.column(name).to_pylist() for name in names), strict=True)):
-        last_rows.pop(identity, None)  # sorts keys by their last changes
+    for row, identity in enumerate(zip(*columns, strict=True)):
+        # Without this, a key would keep the place of its first change in the order of the records.
+        last_rows.pop(identity, None)
         last_rows[identity if identity[0] is not None else row] = row
     return changes.take(pa.array(last_rows.values(), pa.int64()))
 
@@ -94,6 +100,8 @@ def _encode_column(
     for row, text in enumerate(texts.to_pylist()):
         try:
             encoded.append(None if text is None else _require_bytes(encode(text)))
+        # An encoder may raise anything, also errors that are no
+        # Exception. `rejects_record` tells them apart.
         except BaseException as error:
             if not rejects_record(error):
                 raise run_ending_error(
@@ -149,6 +157,7 @@ def accepted_records(
         sink, table, sizes > limits.size, rejected, "too_large",
         lambda row: f"{sizes[row]} bytes; {sink.topic} accepts at most {limits.size}",
     )  # fmt: skip
+    # Brokers refuse a record without a key for a compacted topic, and with it its whole batch.
     if limits.needs_key:
         has_no_key = np.asarray(pc.is_null(table.column("key")))
         table = _reject(
@@ -187,9 +196,9 @@ def _reject(
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    bounds = zip(
-        *(table.column(name).to_pylist() for name in ("window_start", "window_end")),
-        strict=True,
-    )
-    headers = [[header("window_start", str(start)), header("window_end", str(end))] for start, end in bounds]
+    starts = table.column("window_start").to_pylist()
+    ends = table.column("window_end").to_pylist()
+    headers = []
+    for start, end in zip(starts, ends, strict=True):
+        headers.append([header("window_start", str(start)), header("window_end", str(end))])
     return pa.array(headers, HEADERS)

@@ -50,7 +50,9 @@ class Limit:
         return count >= _FEW and count > self.most * read
 
     def __str__(self) -> str:
-        return f"{self.most:,} records of a batch" if isinstance(self.most, int) else f"{self.most:.0%} of a batch"
+        if isinstance(self.most, int):
+            return f"{self.most:,} records of a batch"
+        return f"{self.most:.0%} of a batch"
 
 
 def require_few_failures(
@@ -129,8 +131,9 @@ def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dic
         reason = headers.get(FIRST, "")
         if reason in reasons and reason not in examples:
             examples[reason] = headers.get("sluice.detail", "")
+            # A flood may have millions of dead letters.
             if len(examples) == len(reasons):
-                break  # a flood may have millions of dead letters
+                break
     return examples
 
 
@@ -147,4 +150,7 @@ def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
     """The headers of each dead letter."""
     for table in dead_letters:
         for headers in table.column("headers"):
-            yield {header["key"]: (header["value"] or b"").decode(errors="replace") for header in headers.as_py() or ()}
+            texts: dict[str, str] = {}
+            for header in headers.as_py() or ():
+                texts[header["key"]] = (header["value"] or b"").decode(errors="replace")
+            yield texts

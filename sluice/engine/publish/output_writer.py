@@ -103,12 +103,8 @@ class OutputWriter:
             if sink.table:
                 results_of_tables.append((sink, table))
             else:
-                records.append(
-                    (
-                        sink.topic,
-                        self._accepted(sink, encode_records(sink, table, rejected), rejected),
-                    )
-                )
+                encoded = encode_records(sink, table, rejected)
+                records.append((sink.topic, self._accepted(sink, encoded, rejected)))
         records += self._late_records(output.collected, rejected)
         rows = self._table_rows(results_of_tables, rejected)
         # The dead letters come last, because encoding the other records can make dead letters.
@@ -139,17 +135,26 @@ class OutputWriter:
 
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
         """The late records of groups, which are written as they were read, so without encoding."""
-        late_sinks = {group.late.topic: group.late for group in self.job.groups if group.late is not None}
+        # Several groups may send their late records to one topic, whose records were collected together.
+        late_sinks: dict[str, Sink] = {}
+        for group in self.job.groups:
+            if group.late is not None:
+                late_sinks[group.late.topic] = group.late
         records: Records = []
         for topic, sink in late_sinks.items():
-            records += [(topic, self._accepted(sink, table, rejected)) for table in collected.records(topic)]
+            for table in collected.records(topic):
+                records.append((topic, self._accepted(sink, table, rejected)))
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
         """The dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
-        return [(topic, shorten_dead_letters(table, limit)) for table in dead_letters if table.num_rows]
+        records: Records = []
+        for table in dead_letters:
+            if table.num_rows:
+                records.append((topic, shorten_dead_letters(table, limit)))
+        return records
 
     def _table_rows(
         self,
@@ -162,9 +167,11 @@ class OutputWriter:
             rows[destination] = {}
             for sink in sinks:
                 columns = self.destinations.tables[destination].columns[sink.topic]
-                tables = [table for of_sink, table in results if of_sink is sink]
-                rows_of_tables = [table_rows(sink, columns, table, rejected) for table in tables]
-                rows[destination][sink.topic] = join_rows(rows_of_tables)
+                rows_of_sink: list[Rows] = []
+                for of_sink, table in results:
+                    if of_sink is sink:
+                        rows_of_sink.append(table_rows(sink, columns, table, rejected))
+                rows[destination][sink.topic] = join_rows(rows_of_sink)
         return rows
 
 
@@ -178,7 +185,9 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
         return tables
     together = concatenate_records(tables)
-    return [together.take(pa.array(sorted_indices(together))) if "sequence" in together.column_names else together]
+    if "sequence" in together.column_names:
+        together = together.take(pa.array(sorted_indices(together)))
+    return [together]
 
 
 def _operator_records(job: Job, rows: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:

@@ -144,7 +144,8 @@ class Publisher:
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
-        self.storage.side_outputs.take()  # drops the side outputs that a failed attempt left in this process
+        # A failed attempt may have left side outputs in this process.
+        self.storage.side_outputs.take()
         return self._times
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
@@ -156,6 +157,8 @@ class Publisher:
         try:
             self._publish(state_rows, batch)
         except BaseException as error:
+            # Spark turns an error of this function into text, so
+            # the run raises the error that is kept here.
             if isinstance(error, SluiceError):
                 self.error = error
             raise
@@ -217,6 +220,7 @@ class Publisher:
         """
         changes: SinkRecords = ()
         rejected = rejected_rows(rows)
+        # A rebuild's output was written before, so it needs no changes of stores.
         if self.destinations is not None and self.types.changes:
             self._tables.apply(rows)
             changes, rejected_changes = change_records(
@@ -257,14 +261,19 @@ class Publisher:
         """Write the output. Returns the number of records per topic, including records that tasks have written."""
         written: dict[str, int] = {}
         if self._writer is not None:
+            # A driver that was paused while the shards were
+            # written may have lost its lease meanwhile.
             self.lease.check()
             rejected = RejectedOutput()
             written = self._writer.write(metadata, result.output, dead_letters, rejected)
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
-                result.counts[name] = result.counts.get(name, 0) + number  # tasks have counted unwritten records, too
-        by_tasks = {name: number for name, number in result.counts.items() if name.startswith(_OUTPUT)}
-        return written | {name.removeprefix(_OUTPUT): number for name, number in by_tasks.items()}
+                # Tasks that write at least once have counted unwritten records, too.
+                result.counts[name] = result.counts.get(name, 0) + number
+        for name, number in result.counts.items():
+            if name.startswith(_OUTPUT):
+                written[name.removeprefix(_OUTPUT)] = number
+        return written
 
     def _make_visible(
         self,
@@ -278,6 +287,7 @@ class Publisher:
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
         snapshot = self._snapshot(result.stream_times, counts)
         if audit is not None:
+            # These figures are known only now. The audit's balance was checked before the output.
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
         self._ready_ms = round(time.time() * 1_000)
@@ -289,6 +299,8 @@ class Publisher:
 
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
         """Record in the ledger that the pipeline is degraded, or that it is no longer."""
+        # A rebuild reads records of long ago, and a batch
+        # without records says nothing about the pipeline.
         if self.destinations is None or not published.counts.get("read", 0):
             return
         detail = notable_rejections(published.counts, dead_letters)
@@ -324,15 +336,17 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
+        # Closed times, and when each partition last had a record, depend on where batches end, which
+        # results do not. Snapshots leave them out.
+        names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
+        shown_times = {name: times[name] for name in names}
         return Snapshot(
             pipeline=self._job.pipeline.name,
             generation=self.storage.generation,
             batch=self._plan.number,
             published_at=datetime.now(UTC),
             positions=self._plan.ends,
-            # Snapshots leave out closed times, and when each partition last had a record: they depend on where batches
-            # end, which results do not.
-            stream_times={name: time for name, time in times.items() if name.split("/")[0] not in OWN_TIMES},
+            stream_times=shown_times,
             counts=counts,
             run=self.auditor.run if self.auditor else "",
         )

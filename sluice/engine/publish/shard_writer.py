@@ -97,10 +97,16 @@ class ShardWriter:
     @property
     def returned_rows(self) -> pa.Schema:
         """The schema of the rows that the driver needs."""
-        bigint, text = pa.int64(), pa.string()
-        fields = [("group_id", pa.int32()), ("key", text), ("window_start", bigint), ("window_end", bigint),
-                  ("value", text), ("worker", pa.int32())]  # fmt: skip
-        return pa.schema([*fields, *((name, SCHEMA.field(name).type) for name in (*SORT_KEY, "headers", "time"))])
+        fields = [
+            pa.field("group_id", pa.int32()),
+            pa.field("key", pa.string()),
+            pa.field("window_start", pa.int64()),
+            pa.field("window_end", pa.int64()),
+            pa.field("value", pa.string()),
+            pa.field("worker", pa.int32()),
+        ]
+        fields += [SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")]
+        return pa.schema(fields)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._write(RowBatchReader(self.side_outputs)(batches))
@@ -130,13 +136,14 @@ class ShardWriter:
             if self.totals.groups:
                 written = self._add_up(shard, batch, state_rows)
                 count = len(written)
+                # Every worker has the whole of a global table, and one copy of a change is enough.
                 wanted = self.wanted if worker == 0 else self.wanted - self.tables
                 changes = self._change_rows(worker, [row for row in written if row[0] in wanted])
             else:
                 count = shard.write_rows(batch, state_rows, self.epoch)
-        tables = [table.select(self.returned_rows.names).cast(self.returned_rows) for table in (changes, events)]
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
-        self.side_outputs.add_changes(worker, pa.concat_tables(tables))
+        events = events.select(self.returned_rows.names).cast(self.returned_rows)
+        self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
 
     def _add_up(self, shard: Shard, batch: int, rows: Iterable[Row]) -> list[Row]:
         """Add sorted rows to the shard's rows. Write and return the results."""
@@ -145,12 +152,14 @@ class ShardWriter:
         last: RowId | None = None
         for row in rows:
             row_id = row[:3]
+            # The rows are sorted, so rows of one key and window follow each other.
             if row_id == last:
                 merged[-1] = self._sum(merged[-1], row)
             else:
                 merged.append(row)
                 ids.append(row_id)
                 last = row_id
+        # The versions before this batch, so that a repeated batch never adds to its own rows.
         before = {old[:3]: old for old in shard.rows_before(batch, ids, self.epoch)}
         if before:
             for number, row_id in enumerate(ids):
@@ -191,11 +200,11 @@ class ShardWriter:
             pa.array(self.totals.groups, pa.int32()),
         )
         rest = state_rows.filter(pc.invert(is_of_group))
-        changes = rest.filter(rest.column("key").is_valid()).sort_by([(name, "ascending") for name in SORT_KEY])
-        row_ids = zip(
-            *(changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")),
-            strict=True,
-        )
+        # A row without a key belongs to no store.
+        changes = rest.filter(rest.column("key").is_valid())
+        changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])
+        identity = [changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")]
+        row_ids = zip(*identity, strict=True)
         last_rows = {row_id: row for row, row_id in enumerate(row_ids)}
         latest = changes.take(pa.array(last_rows.values(), pa.int64()))
         return pa.concat_tables([state_rows.filter(is_of_group), latest])

@@ -53,15 +53,15 @@ def _rejected_rows(
     is_rejected: pa.ChunkedArray,
 ) -> list[RejectedRow]:
     columns = {name: changes.column(name) for name in ("key", *WINDOW)}
-    rows: list[RejectedRow] = (
-        pa.table(columns | {"value": records.column(REJECTED_CHANGE)}).filter(is_rejected).to_pylist()
-    )
+    columns["value"] = records.column(REJECTED_CHANGE)
+    rows: list[RejectedRow] = pa.table(columns).filter(is_rejected).to_pylist()
     return rows
 
 
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
     """The output records of a sink without steps: a store's values are written as they are."""
     values = value_texts(changes, output.sink.store_column)
+    # A store of plain values keeps a null as JSON, but in a topic a null value is a tombstone.
     texts = [None if output.sink.scalar and value == "null" else value for value in values]
     columns = {
         "key": changes.column("key"),
@@ -75,8 +75,8 @@ def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> p
     """The records with the bounds of the changes' windows as headers, if the store has windows."""
     if not output.group.window:
         return records
-    bounds = zip(*(changes.column(name).to_pylist() for name in WINDOW), strict=True)
-    headers = [[header(name, str(time)) for name, time in zip(WINDOW, times, strict=True)] for times in bounds]
+    windows = changes.select([*WINDOW]).to_pylist()
+    headers = [[header(name, str(window[name])) for name in WINDOW] for window in windows]
     return records.append_column("headers", pa.array(headers, HEADERS))
 
 

@@ -44,7 +44,8 @@ def table_rows(
     key_column = columns[0]
     others = columns[len(sink.table.identity_columns(is_windowed=sink.is_windowed)) :]
     keys, values = table.column("key").to_pylist(), table.column("value").to_pylist()
-    for number, (key, value, place) in enumerate(zip(keys, values, _row_places(sink, table), strict=True)):
+    records = zip(keys, values, _row_places(sink, table), strict=True)
+    for number, (key, value, place) in enumerate(records):
         try:
             if sink.table.key is None:
                 identity: Row = place
@@ -56,12 +57,9 @@ def table_rows(
                 fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
                 if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
-                written.append(
-                    (
-                        *identity,
-                        *(column.encode(bytes(fields.get(column.name, _NULL))) for column in others),
-                    )
-                )
+                row = [*identity]
+                row += [column.encode(bytes(fields.get(column.name, _NULL))) for column in others]
+                written.append(tuple(row))
             elif sink.table.key is None:
                 raise ValueError("the record has no value")
             else:
@@ -97,12 +95,18 @@ def _is_number(text: str) -> bool:
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """For each record, its position if the sink appends rows, else its window's bounds; empty without windows."""
-    names: Sequence[str] = [*POSITION] if sink.appends else [*WINDOW] if sink.is_windowed else []
+    names: Sequence[str] = ()
+    if sink.appends:
+        names = [*POSITION]
+    elif sink.is_windowed:
+        names = [*WINDOW]
     if not names:
         yield from repeat((), table.num_rows)
     elif names[0] in table.column_names:
-        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
+        columns = [table.column(name).to_pylist() for name in names]
+        yield from zip(*columns, strict=True)
     else:
+        # The changes of a group's store have their window in headers, as a topic gets it.
         for headers in table.column("headers").to_pylist():
             texts = {header["key"]: header["value"] for header in headers}
             yield tuple(int(texts[name]) for name in names)
@@ -136,7 +140,8 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
     places: list[tuple[str, int, int, int]] = []
     number_of: Counter[tuple[Any, ...]] = Counter()
     """Record or event → the number of its rows so far."""
-    for sequence, origin, path in zip(*(rows.column(name).to_pylist() for name in SORT_KEY), strict=True):
+    positions = [rows.column(name).to_pylist() for name in SORT_KEY]
+    for sequence, origin, path in zip(*positions, strict=True):
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = topics[source], partition, offset_of(origin)
@@ -144,7 +149,8 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
             number_of[place] += 1
         else:
             due, event = row_order.event_of(path)
-            places.append(("", -1, due, row_order.hash_of(b"%d/%b" % (number_of[due, event], event))))
+            row_number = row_order.hash_of(b"%d/%b" % (number_of[due, event], event))
+            places.append(("", -1, due, row_number))
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):

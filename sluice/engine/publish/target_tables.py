@@ -17,8 +17,11 @@ from sluice.values.sink_tables import DeltaTable, PostgresTable, connection_vari
 
 def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
     """Destination → the writer of its tables. Raises SettingsError if a connection has no URL."""
-    targets = (delta_target(sink) for sink in job.sinks if isinstance(sink.table, DeltaTable))
-    lake = {target.output: DeltaSink(spark, job.pipeline.name, target) for target in targets}
+    lake: dict[str, TableSink] = {}
+    for sink in job.sinks:
+        if isinstance(sink.table, DeltaTable):
+            target = delta_target(sink)
+            lake[target.output] = DeltaSink(spark, job.pipeline.name, target)
     return {**databases_of(job, settings), **lake}
 
 

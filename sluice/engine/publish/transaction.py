@@ -108,7 +108,10 @@ class Marker(msgspec.Struct, frozen=True):
 
 def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
     """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
-    return {topic: {**ends.get(topic, {}), **later.get(topic, {})} for topic in {*ends, *later}}
+    merged: dict[str, dict[str, int]] = {}
+    for topic in {*ends, *later}:
+        merged[topic] = {**ends.get(topic, {}), **later.get(topic, {})}
+    return merged
 
 
 class TransactionalOutput:
@@ -215,9 +218,12 @@ class TransactionalOutput:
                 # A batch without records gets a transaction, too, so that its marker says that it was written.
                 begun = self._begin_transaction()
             for topic, table in records:
+                # A repeated batch, whose records for this topic are in Kafka.
                 if written.get(topic):
-                    continue  # a repeated batch, whose records for this topic are in Kafka
+                    continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
+                # A batch that was written before gets a transaction only
+                # for topics that are new since then.
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin_transaction()
                     checksums[topic] += _produce(self._producer, topic, table)
@@ -254,8 +260,9 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
+            # The client only says that the transaction has failed. A commit raises the broker's error.
             if error.args[0].code() == KafkaError._STATE:
-                self._producer.commit_transaction(TIMEOUT_S)  # raises the broker's error
+                self._producer.commit_transaction(TIMEOUT_S)
             raise
 
     @property
@@ -263,7 +270,8 @@ class TransactionalOutput:
         """The end offsets of all batches written before, including batches of earlier generations."""
         if self._marker is not None:
             return self._marker.with_earlier.ends
-        before = [generation for generation in self.markers if generation < self._writer.ref.generation]
+        own = self._writer.ref.generation
+        before = [generation for generation in self.markers if generation < own]
         return self.markers[max(before)].with_earlier.ends if before else {}
 
     def _begin_transaction(self) -> bool:
@@ -295,13 +303,15 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])
-        values = [(writer.generation_of(message.key()), message.value()) for message in _messages_to_the_end(consumer)]
+        messages = list(_messages_to_the_end(consumer))
     newest: dict[int, Marker] = {}
     try:
-        for generation, value in values:
+        for message in messages:
+            generation = writer.generation_of(message.key())
+            # A marker of another pipeline.
             if generation is None:
-                continue  # a marker of another pipeline
-            marker = msgspec.json.decode(value, type=Marker)
+                continue
+            marker = msgspec.json.decode(message.value(), type=Marker)
             # The topic is compacted only now and then, so that it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
                 newest[generation] = marker
@@ -315,7 +325,9 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
-    return _FAST | {"batch.size": str(min(_BATCH_BYTES, *(limit.size for limit in limits.values())))}
+    # Kafka measures a topic's limit on batches, not on records.
+    sizes = [limit.size for limit in limits.values()]
+    return _FAST | {"batch.size": str(min(_BATCH_BYTES, *sizes))}
 
 
 def send_at_least_once(
@@ -394,7 +406,8 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
                         headers and _header_pairs(headers),
                     )
                     break
-                except BufferError:  # the queue is full
+                except BufferError:
+                    # The queue is full: wait until the client has sent some records.
                     producer.poll(0.1)
     return total
 
@@ -407,7 +420,9 @@ def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
             continue
         column = records.column(name)
         # The cast from text to bytes copies nothing, and bytes are faster to list and to send.
-        yield (column.cast(pa.binary()) if pa.types.is_string(column.type) else column).to_pylist()
+        if pa.types.is_string(column.type):
+            column = column.cast(pa.binary())
+        yield column.to_pylist()
 
 
 def _header_pairs(headers: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:

@@ -29,6 +29,7 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)
+        # Window starts are never negative, so before this no window can have ended long enough ago.
         if stream_time > windows.retention_ms:
             ends[windows.group_id] = stream_time - windows.retention_ms
     if not ends:
