@@ -153,9 +153,12 @@ class ValueDecoder:
         if self._quotes_prove_unambiguous(raw, decoded):
             return
         errors: dict[int, tuple[str, str]] = {}
+        count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = raw[row]
-            if text is None or (self._count_quotes is not None and text.count(b'"') == self._count_quotes([value])):
+            if text is None:
+                continue
+            if count_quotes is not None and text.count(b'"') == count_quotes([value]):
                 continue
             try:
                 self._require_unambiguous(text)
@@ -172,9 +175,9 @@ class ValueDecoder:
         """
         if self._count_quotes is None:
             return False
-        texts = [text for row in decoded.rows if (text := raw[row]) is not None]
+        texts = [raw[row] for row in decoded.rows]
         values = [value for value in decoded.values if value is not None]
-        return b"".join(texts).count(b'"') == self._count_quotes(values)
+        return b"".join(filter(None, texts)).count(b'"') == self._count_quotes(values)
 
     @cached_property
     def _count_quotes(self) -> Callable[[Sequence[Any]], int] | None:
@@ -239,7 +242,8 @@ class ValueDecoder:
     def _times(self) -> list[tuple[str, Callable[[Sequence[Any]], list[datetime]]]]:
         """Each time of the contract: its path, and the function that collects it from values."""
         parts = contract_parts.parts_of(self.source.value_class)
-        return [(part.path, part.collector()) for part in parts if isinstance(part.kind, msgspec.inspect.DateTimeType)]
+        times = [part for part in parts if isinstance(part.kind, msgspec.inspect.DateTimeType)]
+        return [(part.path, part.collector()) for part in times]
 
     @cached_property
     def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
@@ -247,7 +251,8 @@ class ValueDecoder:
         if self.source.decode is None or self.source.contract is None:
             return []
         parts = contract_parts.parts_of(self.source.value_class)
-        return [(part.path, part.collector()) for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
+        doubles = [part for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
+        return [(part.path, part.collector()) for part in doubles]
 
     def _require_readable(self, value: Any, text: bytes) -> None:
         """Raise an error for a value that Spark cannot read back."""
@@ -270,7 +275,10 @@ class ValueDecoder:
         if self._surely_fit(values):
             return
         errors: dict[int, tuple[str, str]] = {}
-        for place in failing_places(len(values), lambda begin, end: self._surely_fit(values[begin:end])):
+        for place in failing_places(
+            len(values),
+            lambda begin, end: self._surely_fit(values[begin:end]),
+        ):
             try:
                 self._require_digits(values[place])
             except ValueError as error:
@@ -287,9 +295,9 @@ class ValueDecoder:
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
         """Each decimal of the contract: its path, its digits, and the function that collects it from values."""
         return [
-            (part.path, Amounts(*digits), part.collector())
+            (part.path, Amounts(*part.digits), part.collector())
             for part in contract_parts.parts_of(self.source.value_class)
-            if (digits := part.digits) is not None
+            if part.digits is not None
         ]
 
     def _require_digits(self, value: Any) -> None:
@@ -336,4 +344,6 @@ def _not_null(numbers: Iterable[float | None]) -> Iterator[float]:
 
 
 def _without(items: Sequence[T], places: Container[int]) -> list[T]:
-    return [item for place, item in enumerate(items) if place not in places] if places else [*items]
+    if not places:
+        return [*items]
+    return [item for place, item in enumerate(items) if place not in places]

@@ -43,7 +43,8 @@ class TableReader(Reader):
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
-        uncounted = frozenset(source.topic for source in job.streams)  # ordered joins read these tables as streams
+        # Joins that need the order of records read these tables as streams, too.
+        uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
@@ -59,6 +60,7 @@ class TableReader(Reader):
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+            # The reader of streams makes the record's dead letter.
             if place in counted_as_rejected:
                 continue
             if place in unfit:
@@ -79,6 +81,7 @@ class TableReader(Reader):
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
         """The key of a record. Raises UnusableKeyError if the record has no key, or its key cannot be a table's key."""
+        # The key is a field of the value, so Kafka's key is not used and may not be text.
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
@@ -109,8 +112,9 @@ class TableReader(Reader):
         )
         problems = invalid_times(decoder, times, clock)
         rejected = {place for place, problem in enumerate(problems) if problem}
-        keyed = self.keyed and decoder.source.key is None
-        return rejected | {place for place, row in enumerate(rows) if keyed and _is_unusable(keys[row])}
+        if self.keyed and decoder.source.key is None:
+            rejected |= {place for place, row in enumerate(rows) if _is_unusable(keys[row])}
+        return rejected
 
     @staticmethod
     def _state_rows(
@@ -130,8 +134,13 @@ class TableReader(Reader):
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """The values as state rows hold them: each is a JSON array of one value, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
-    numbers = iter(range(len(present)))
-    texts = present.take(pa.array([None if value is None else next(numbers) for value in values], pa.int64()))
+    # The row of `present` for each value; null for a null.
+    places: list[int | None] = []
+    next_place = 0
+    for value in values:
+        places.append(None if value is None else next_place)
+        next_place += value is not None
+    texts = present.take(pa.array(places, pa.int64()))
     return pc.binary_join_element_wise("[", texts, "]", "")
 
 
@@ -149,7 +158,9 @@ def _is_unusable(key: Key) -> bool:
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:
     """The positions of one partition's records, as bytes with the same order: sequence, partition, offset."""
-    sequences, offsets = (batch.column(name).to_pylist() for name in ("sequence", "offset"))
-    return [
-        _POSITION.pack(max(sequence, 0), partition, offset) for sequence, offset in zip(sequences, offsets, strict=True)
-    ]
+    sequences = batch.column("sequence").to_pylist()
+    offsets = batch.column("offset").to_pylist()
+    positions: list[bytes] = []
+    for sequence, offset in zip(sequences, offsets, strict=True):
+        positions.append(_POSITION.pack(max(sequence, 0), partition, offset))
+    return positions

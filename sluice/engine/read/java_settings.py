@@ -34,7 +34,8 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
     translation, an incomplete log-in, a file that cannot be read, or a key that Java cannot read.
     """
     protocol = kafka.get("security.protocol", "plaintext").upper()
-    others = {name: value for name, value in kafka.items() if not _is_security(name) and name not in CHOSEN_BY_CLIENT}
+    unchanged = [name for name in kafka if not _is_security(name) and name not in CHOSEN_BY_CLIENT]
+    others = {name: kafka[name] for name in unchanged}
     translated = {"security.protocol": protocol} if "security.protocol" in kafka else {}
     unknown = []
     if protocol.startswith("SASL_"):
@@ -58,6 +59,7 @@ def _is_security(name: str) -> bool:
 
 
 def _sasl(kafka: Mapping[str, str]) -> dict[str, str]:
+    # librdkafka knows the setting under both names, and has this default.
     mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms") or "GSSAPI"
     module = _LOGIN_MODULES.get(mechanism)
     if module is None:
@@ -83,7 +85,10 @@ def _quoted(text: str) -> str:
 
 
 def _ssl(kafka: Mapping[str, str]) -> dict[str, str]:
-    texts = {java: text for name, java in _PEM.items() if (text := _pem(kafka, name))}
+    texts: dict[str, str] = {}
+    for name, java in _PEM.items():
+        if text := _pem(kafka, name):
+            texts[java] = text
     if key := texts.get("ssl.keystore.key"):
         if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
             raise SettingsError(
@@ -107,6 +112,7 @@ def _ssl(kafka: Mapping[str, str]) -> dict[str, str]:
         if password := kafka.get("ssl.key.password"):
             texts["ssl.key.password"] = password
     if (algorithm := kafka.get("ssl.endpoint.identification.algorithm")) is not None:
+        # librdkafka writes `none`, and the Java client an empty text.
         texts["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
     return texts
 

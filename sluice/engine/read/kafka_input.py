@@ -46,6 +46,9 @@ class KafkaInput:
 
     def read(self, topics: Sequence[str]) -> DataFrame:
         """The topics' committed records."""
-        options = {f"kafka.{name}": value for name, value in java_settings(self.kafka).items()} | _KAFKA_OPTIONS
+        settings = java_settings(self.kafka)
+        options = {f"kafka.{name}": value for name, value in settings.items()}
+        # A setting of the author must not replace an option on which exactly-once reading depends.
+        options |= _KAFKA_OPTIONS
         reader = self.spark.readStream.format("kafka").options(**options)
         return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)

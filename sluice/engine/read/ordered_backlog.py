@@ -87,11 +87,11 @@ class Backlog:
 
     def _first(self) -> int:
         """The smallest sequence of the backlog."""
-        unread = [partition for partition in self.partitions if self.position[partition] < self.ends[partition]]
-        read = self.timestamps.read(
-            {partition: self.position[partition] for partition in unread},
-            1,
-        )
+        starts: dict[Partition, int] = {}
+        for partition in self.partitions:
+            if self.position[partition] < self.ends[partition]:
+                starts[partition] = self.position[partition]
+        read = self.timestamps.read(starts, 1)
         firsts: list[int] = []
         for partition, stretch in read.items():
             if len(stretch.timestamps):
@@ -112,6 +112,8 @@ class Backlog:
         best: Offsets = {}
         interpolates = True
         while high - low > 1 and low_count < most * _ENOUGH:
+            # Alternately by the numbers of records and by halves: if timestamps are unevenly
+            # distributed, interpolation alone would approach the time in tiny steps.
             share = (most * _AIM - low_count) / (high_count - low_count) if interpolates else 0.5
             time = min(max(low + int((high - low) * share), low + 1), high - 1)
             ends = self._limited_to_backlog(time, self.timestamps.index(time))
@@ -142,7 +144,8 @@ class Backlog:
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
         for partition, offset in starts.items():
-            is_exact = offset == self.ends[partition] or self.largest_timestamps.get(partition, BEFORE_ALL) >= time
+            largest = self.largest_timestamps.get(partition, BEFORE_ALL)
+            is_exact = offset == self.ends[partition] or largest >= time
             (ends if is_exact else searched)[partition] = offset
         count = 1
         while searched:
@@ -158,6 +161,8 @@ class Backlog:
                 spare -= int(reaching[0]) if len(reaching) else len(stretch.offsets)
             if spare < 0:
                 return None
+            # Usually the first record ends the search. If it does
+            # not, markers or aborted records lie there.
             count = _READ_AT_ONCE
         self._since = time
         return ends
@@ -170,15 +175,8 @@ class Backlog:
         read: list[_PartitionRead] = []
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]
-            read.append(
-                _PartitionRead(
-                    partition,
-                    begin,
-                    end,
-                    self._lowest_sequence(partition),
-                    complete=begin >= end,
-                )
-            )
+            lowest = self._lowest_sequence(partition)
+            read.append(_PartitionRead(partition, begin, end, lowest, complete=begin >= end))
         at_once = min(max(2 * most // len(read), 100), _READ_AT_ONCE)
         certain = _certain_sequences(read)
         while sum(map(len, certain)) <= most:
@@ -186,10 +184,10 @@ class Backlog:
             if not incomplete:
                 return dict(self.ends)
             # The next records in the order are in the partition with the lowest sequence, so read more of that one.
-            lowest = min(incomplete, key=lambda partition_read: partition_read.sequence)
+            behind = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:
-                if partition_read is lowest or not len(partition_read.offsets):
+                if partition_read is behind or not len(partition_read.offsets):
                     starts[partition_read.partition] = partition_read.next
             stretches = self.timestamps.read(starts, at_once)
             for partition_read in incomplete:
@@ -203,10 +201,10 @@ class Backlog:
             for number, sequences in enumerate(certain):
                 equal = int(np.searchsorted(sequences, self._since, side="right"))
                 counts[number] = min(equal, most - sum(counts))
-        return {
-            partition_read.partition: partition_read.end_after(count)
-            for partition_read, count in zip(read, counts, strict=True)
-        }
+        ends: dict[Partition, int] = {}
+        for partition_read, count in zip(read, counts, strict=True):
+            ends[partition_read.partition] = partition_read.end_after(count)
+        return ends
 
 
 @dataclass
@@ -240,7 +238,10 @@ class _PartitionRead:
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]]:
     """For each partition, the sequences of the records that come before all records that have not been read."""
-    incomplete = [(partition.sequence, number) for number, partition in enumerate(read) if not partition.complete]
+    incomplete: list[tuple[int, int]] = []
+    for number, partition in enumerate(read):
+        if not partition.complete:
+            incomplete.append((partition.sequence, number))
     if not incomplete:
         return [partition.sequences for partition in read]
     sequence, lowest = min(incomplete)

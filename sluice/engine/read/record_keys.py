@@ -89,6 +89,8 @@ class RecordKeys:
                     texts[place] = self._deleted_key(name, kafka_keys[place].as_py())
             keys = pa.array(texts, pa.string())
             require_short_keys(name, keys)
+        # A stream may have records without a key, which each
+        # operator drops or keeps as Kafka Streams does.
         if self.source.kind != "stream" and keys.null_count:
             raise UnusableKeyError("null_key", f"{name}, which is the table's key, is null")
         return keys
@@ -107,7 +109,8 @@ class RecordKeys:
             return None
         try:
             value = self._value_in_key(name, kafka_key)
-            key: str | None = _key_texts_of_column(self.columns.column_of_fields([value], name))[0].as_py()
+            column = self.columns.column_of_fields([value], name)
+            key: str | None = _key_texts_of_column(column)[0].as_py()
         except UnicodeDecodeError as error:
             raise UnusableKeyError("key_not_utf8", str(error)) from None
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
@@ -121,11 +124,13 @@ class RecordKeys:
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
         decode, check = self._field_decoder
         sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
+        # The key is an object with the field, or the object that is the field's own value.
         if written.startswith(b"{") and (members := _members(written)) is not None:
             fields = struct_fields(sql_type) or {}
             if name not in members and fields and not members.keys() & fields.keys():
                 raise ValueError(f"it is an object without {name}")
             return decode(bytes(members.get(name, written)))
+        # A text may be written as it is or as JSON. Every other value is JSON.
         if written.startswith(b'"') or sql_type not in ("STRING", "BINARY"):
             with suppress(msgspec.DecodeError):
                 return decode(written)
@@ -143,6 +148,7 @@ class RecordKeys:
 
         def decode_checked(text: bytes) -> Any:
             value = decode(text)
+            # Nothing else checks Kafka's key for a field that occurs twice.
             check(refuse_duplicates(text))
             return value
 
@@ -191,8 +197,9 @@ def _decoded_by_author(
     for key in keys:
         try:
             text = None if key is None else decode(key)
+            # This fails for surrogates, which no column can hold.
             if isinstance(text, str):
-                text.encode()  # fails for surrogates, which no column can hold
+                text.encode()
         except BaseException as error:
             if not rejects_record(error):
                 raise run_ending_error(
@@ -202,8 +209,10 @@ def _decoded_by_author(
                 ) from error
             yield error
             continue
-        is_text = text is None or isinstance(text, str)
-        yield (text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str"))
+        if text is None or isinstance(text, str):
+            yield text
+        else:
+            yield TypeError(f"the key's decoder returned {type(text).__name__}, not str")
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:

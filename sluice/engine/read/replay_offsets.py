@@ -27,13 +27,11 @@ def sources_from_point(
     streams = set(streams)
     of_streams = {name: topic for name, topic in now.items() if name in streams}
     firsts = _bounds(of_streams, 0) if begin.is_beginning else offsets_at(begin, of_streams, kafka)
-    return [
-        msgspec.structs.replace(
-            source,
-            first=firsts.get((source.topic, source.partition), source.first),
-        )
-        for source in sources
-    ]
+    moved: list[SourcePartition] = []
+    for source in sources:
+        first = firsts.get((source.topic, source.partition), source.first)
+        moved.append(msgspec.structs.replace(source, first=first))
+    return moved
 
 
 def offsets_at(
@@ -48,20 +46,26 @@ def offsets_at(
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
+            # The index leaves out partitions whose records are all older: nothing of them is read.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
     unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
     if unknown:
+        known = [f"{topic}/{number}" for topic, number in sorted(ends)]
         raise EngineError(
             f"The replay's offsets name partitions that cannot be chosen: {', '.join(unknown)}.",
-            next_step=f"Choose among {', '.join(f'{topic}/{number}' for topic, number in sorted(ends))}.",
+            next_step=f"Choose among {', '.join(known)}.",
         )
     return offsets
 
 
 def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
     """The first offsets of all partitions (0), or their end offsets (1)."""
-    return {(name, number): ends[side] for name, topic in topics.items() for number, ends in enumerate(topic.ends)}
+    bounds: dict[Partition, int] = {}
+    for name, topic in topics.items():
+        for number, first_and_end in enumerate(topic.ends):
+            bounds[name, number] = first_and_end[side]
+    return bounds
 
 
 def sources_from_topics(
@@ -72,6 +76,7 @@ def sources_from_topics(
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):
+            # A topic with another id is another topic, even if it has the same name.
             first = max(firsts.get((name, topic.id, number), low), low)
             yield SourcePartition(topic=name, partition=number, topic_id=topic.id, first=first)
 
@@ -102,7 +107,8 @@ def ends_of(
     for name, topic in topics.items():
         for number, (low, high) in enumerate(topic.ends):
             first = min(max(firsts.get((name, number), low), low), high)
-            ends.setdefault(name, []).append((first, max(min(stops.get((name, number), high), high), first)))
+            stop = min(stops.get((name, number), high), high)
+            ends.setdefault(name, []).append((first, max(stop, first)))
     return ends
 
 
@@ -133,11 +139,13 @@ def _lost(
     for source in sources:
         topic = now.get(source.topic)
         if topic is None or topic.id != source.topic_id:
+            # Once for the topic, not for each of its partitions.
             if source.partition == 0:
                 yield f"{source.topic} was deleted{' and created again' if topic else ''}"
             continue
         first, end = topic.ends[source.partition]
+        partition = f"{source.topic}, partition {source.partition},"
         if first > source.first:
-            yield f"{source.topic}, partition {source.partition}, has lost offsets {source.first} to {first - 1}"
+            yield f"{partition} has lost offsets {source.first} to {first - 1}"
         if (reached := position(read, source, 0)) > end:
-            yield f"{source.topic}, partition {source.partition}, ends at {end} but was read up to {reached}"
+            yield f"{partition} ends at {end} but was read up to {reached}"

@@ -27,10 +27,12 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
         **quiet(kafka), "group.id": "sluice-headers", "enable.auto.commit": False,
         "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.wait.max.ms": 10,
     })  # fmt: skip
-    found: dict[Place, Headers] = {}
+    headers_by_place: dict[Place, Headers] = {}
     try:
         with kafka_errors("Reading the headers of rejected records", kafka):
-            for (topic, partition), of_partition in groupby(sorted({*places}), lambda place: place[:2]):
+            # In order, so that near records are read one after the other.
+            by_partition = groupby(sorted({*places}), lambda place: place[:2])
+            for (topic, partition), of_partition in by_partition:
                 message: Message | None = None
                 for place in of_partition:
                     try:
@@ -38,13 +40,18 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
                     except _Deleted:
                         message = None
                         continue
+                    # A dead letter without its record's headers is better than a failed batch.
                     if message is None:
                         break
-                    if message.offset() == place[2] and (headers := headers_of(message)):
-                        found[topic, partition, place[2]] = [{"key": name, "value": text} for name, text in headers]
+                    # Compaction may have removed the record, so that the next one is read.
+                    if message.offset() != place[2]:
+                        continue
+                    if headers := headers_of(message):
+                        pairs = [{"key": name, "value": text} for name, text in headers]
+                        headers_by_place[topic, partition, place[2]] = pairs
     finally:
         consumer.close()
-    return found
+    return headers_by_place
 
 
 def _read(consumer: Consumer, place: Place, message: Message | None) -> Message | None:

@@ -64,26 +64,27 @@ class SourceIdentity:
         recorded = self.sources.get(self.ref)
         # An unfinished first batch starts where the generation began.
         starts = done or (_firsts(recorded) if begun else {})
-        for topic in self.topics:
-            self._check_identity(
-                topics.get(topic),
-                topic,
-                [source for source in recorded if source.topic == topic],
-            )
+        for name in self.topics:
+            self._check_identity(topics.get(name), name, recorded)
             _check_range(
-                topics[topic],
-                starts.get(topic, {}),
-                begun.get(topic, {}),
+                topics[name],
+                starts.get(name, {}),
+                begun.get(name, {}),
                 self.ref.pipeline,
             )
         self.require_last_records(topics)
         partitions = {(source.topic, source.partition) for source in recorded}
-        new = [
-            SourcePartition(topic=topic.name, partition=number, topic_id=topic.id, first=first)
-            for topic in topics.values()
-            for number, (first, _) in enumerate(topic.ends)
-            if (topic.name, number) not in partitions
-        ]
+        new: list[SourcePartition] = []
+        for topic in topics.values():
+            for number, (first, _) in enumerate(topic.ends):
+                if (topic.name, number) not in partitions:
+                    source = SourcePartition(
+                        topic=topic.name,
+                        partition=number,
+                        topic_id=topic.id,
+                        first=first,
+                    )
+                    new.append(source)
         self.sources.add(self.ref, new)
         return _firsts([*recorded, *new])
 
@@ -92,24 +93,27 @@ class SourceIdentity:
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
-        last = {
-            (source.topic, source.partition): source
-            for source in self.sources.get(self.ref)
-            if source.fingerprint and source.topic in topics and topics[source.topic].id == source.topic_id
-        }
-        places = {
-            place: source.last
-            for place, source in last.items()
-            if source.partition < len(topics[source.topic].ends)
-            and source.last >= topics[source.topic].ends[source.partition][0]
-        }
+        last: dict[tuple[str, int], SourcePartition] = {}
+        places: dict[tuple[str, int], int] = {}
+        for source in self.sources.get(self.ref):
+            topic = topics.get(source.topic)
+            # A recreated topic is another error, which the check of its id raises.
+            if topic is None or topic.id != source.topic_id or not source.fingerprint:
+                continue
+            # Retention may have removed the record.
+            is_kept = source.partition < len(topic.ends) and source.last >= topic.ends[source.partition][0]
+            if is_kept:
+                last[source.topic, source.partition] = source
+                places[source.topic, source.partition] = source.last
         if not places:
             return
         records = records_at(self.kafka, places)
         is_gone = {place for place in places if place not in records}
-        compacted = {topic for topic, limits in self._limits(is_gone).items() if limits.needs_key}
+        limits = self._limits(is_gone)
+        compacted = {topic for topic in limits if limits[topic].needs_key}
         for place, offset in places.items():
             record = records.get(place)
+            # Compaction may have removed the record.
             if record is None and place[0] in compacted:
                 continue
             if record is None or _fingerprint(record) != last[place].fingerprint:
@@ -142,16 +146,15 @@ class SourceIdentity:
         if self.audits is None:
             return None
         place = source.topic, source.partition
-        ends = [
-            (each.last, each.fingerprint)
-            for audit in reversed(self.audits.all(self.ref))
-            for each in audit.sources
-            if (each.topic, each.partition) == place and each.fingerprint and each.last < source.last
-        ]
-        for offset, before in ends:
-            record = records_at(self.kafka, {place: offset}).get(place)
-            if record is not None and _fingerprint(record) == before:
-                return offset
+        for audit in reversed(self.audits.all(self.ref)):
+            for read in audit.sources:
+                if (read.topic, read.partition) != place or not read.fingerprint:
+                    continue
+                if read.last >= source.last:
+                    continue
+                record = records_at(self.kafka, {place: read.last}).get(place)
+                if record is not None and _fingerprint(record) == read.fingerprint:
+                    return read.last
         return None
 
     def check_identity(self) -> None:
@@ -160,27 +163,27 @@ class SourceIdentity:
         ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
-            self._check_identity(
-                current,
-                topic,
-                [source for source in recorded if source.topic == topic],
-            )
+            self._check_identity(current, topic, recorded)
 
     def _check_identity(
         self,
         current: Topic | None,
         topic: str,
-        recorded: list[SourcePartition],
+        recorded: Iterable[SourcePartition],
     ) -> None:
+        # All recorded partitions of a topic have the same id.
+        id_read = next((source.topic_id for source in recorded if source.topic == topic), None)
+        if current is None and id_read is None:
+            raise InputError(
+                f"Topic {topic} does not exist.",
+                next_step="Create the topic, or correct its name in the pipeline.",
+            )
         if current is None:
-            problem = "was deleted" if recorded else "does not exist"
-            step = self._choices(topic) if recorded else "Create the topic, or correct its name in the pipeline."
-            raise InputError(f"Topic {topic} {problem}.", next_step=step)
-        if recorded and recorded[0].topic_id != current.id:
+            raise InputError(f"Topic {topic} was deleted.", next_step=self._choices(topic))
+        if id_read not in (None, current.id):
             raise InputError(
                 f"Topic {topic} was deleted and created again: its id is {current.id}, and "
-                f"{self.ref.pipeline!r} has read {recorded[0].topic_id}. The published state is "
-                "unchanged.",
+                f"{self.ref.pipeline!r} has read {id_read}. The published state is unchanged.",
                 next_step=self._choices(topic),
             )
 
@@ -199,15 +202,12 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
     try:
         with kafka_errors("Reading the topics' offsets", kafka):
             existing = consumer.list_topics(timeout=TIMEOUT_S).topics
-            return {
-                name: Topic(
-                    name,
-                    ids[name],
-                    tuple(_ends(consumer, name, len(existing[name].partitions))),
-                )
-                for name in ids
-                if name in existing
-            }
+            described: dict[str, Topic] = {}
+            for name in ids:
+                if name in existing:
+                    ends = tuple(_ends(consumer, name, len(existing[name].partitions)))
+                    described[name] = Topic(name, ids[name], ends)
+            return described
     finally:
         consumer.close()
 
@@ -219,7 +219,12 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
 
 
 def _fingerprint(record: Message) -> str:
-    key, value = (part.encode() if isinstance(part, str) else part for part in (record.key(), record.value()))
+    key, value = record.key(), record.value()
+    # The client's type hints allow texts, which it returns only if a consumer decodes.
+    if isinstance(key, str):
+        key = key.encode()
+    if isinstance(value, str):
+        value = value.encode()
     return record_fingerprint(key, value, record.timestamp()[1])
 
 
@@ -236,7 +241,8 @@ def _check_range(
     begun: Mapping[str, int],
     pipeline: str,
 ) -> None:
-    for partition, position in {**begun, **done}.items():  # `done` takes precedence
+    # `done` takes precedence.
+    for partition, position in {**begun, **done}.items():
         number = int(partition)
         if number >= len(topic.ends):
             raise InputError(f"Topic {topic.name} has lost partition {number}.", next_step=_RESTORE)

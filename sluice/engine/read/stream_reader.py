@@ -85,8 +85,13 @@ def _last(records: pa.RecordBatch) -> tuple[int, str]:
     """The offset and the fingerprint of the last record."""
     last = records.slice(records.num_rows - 1)
     offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
-    timestamp = last.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())[0].as_py()
-    return offset, record_fingerprint(key, value, timestamp)
+    return offset, record_fingerprint(key, value, _milliseconds(last)[0].as_py())
+
+
+def _milliseconds(records: pa.RecordBatch) -> pa.Array:
+    """The records' Kafka timestamps, in epoch ms."""
+    timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False)
+    return timestamps.cast(pa.int64())
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class Reader:
                     in_sequence = self._with_sequence(records, output, start) if self.sequenced else records
                     yield self._decode(in_sequence, output, start.begun)
         for output in outputs.values():
+            # The other reader makes the counts and the dead letters of these topics.
             if output.topic in self.uncounted:
                 continue
             if output.dead_letters:
@@ -144,7 +150,7 @@ class Reader:
         name = f"{ORDER}/{output.topic}/{output.partition}"
         if name not in output.times:
             output.times[name] = start.times.get(name, BEFORE_ALL)
-        timestamps = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
+        timestamps = _milliseconds(batch).to_numpy()
         sequence = np.maximum(np.maximum.accumulate(timestamps), output.times[name])
         output.times[name] = int(sequence[-1])
         return batch.append_column("sequence", pa.array(sequence))
@@ -222,6 +228,7 @@ class StreamReader(Reader):
             columns = self._columns(decoder, kept, values, output, clock)
             problems = invalid_times(decoder, columns["_time"], clock)
         except (pa.ArrowException, OverflowError, ValueError):
+            # Arrow rejects the whole batch, so find the records that do not fit.
             columns, problems = {}, self._problems(decoder, kept, values, output, clock)
         if any(problems):
             problems = self._apply_on_time(decoder, problems, output)
@@ -242,11 +249,10 @@ class StreamReader(Reader):
                 replace_invalid=True,
             )
         self._reject(batch, output, dead_letters)
-        schema = self.schema
-        return pa.RecordBatch.from_arrays(
-            [columns.get(f.name, pa.nulls(kept.num_rows, f.type)) for f in schema],
-            schema=schema,
-        )
+        # Columns of the other sources' fields are null in this source's records.
+        schema, count = self.schema, kept.num_rows
+        arrays = [columns.get(column.name, pa.nulls(count, column.type)) for column in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _columns(
         self,
@@ -263,7 +269,9 @@ class StreamReader(Reader):
         `clock` is the time at which the batch began, in epoch ms.
         """
         source = decoder.source
-        columns = {field.column: decoder.column_of(field, values, kept.column("key")) for field in source.fields}
+        columns: dict[str, pa.Array] = {}
+        for planned in source.fields:
+            columns[planned.column] = decoder.column_of(planned, values, kept.column("key"))
         columns["_source"] = pa.repeat(pa.scalar(source.number, pa.int32()), len(values))
         columns["_partition"] = pa.repeat(pa.scalar(output.partition, pa.int32()), len(values))
         columns["_time"] = decoder.columns.event_times(values, kept.column("timestamp"), clock)
@@ -286,15 +294,11 @@ class StreamReader(Reader):
     def _metadata(name: str, kept: pa.RecordBatch, decoder: ValueDecoder) -> pa.Array:
         kind = arrow_type(METADATA[name])
         if name == "_headers":
-            return pa.array(
-                [_header_texts(text) for text in kept.column("headers").to_pylist()],
-                kind,
-            )
+            texts = [_header_texts(text) for text in kept.column("headers").to_pylist()]
+            return pa.array(texts, kind)
+        # The key is a field, so Kafka's key is not used and may not be text.
         if name == "_key" and decoder.source.key is not None:
-            return pa.nulls(
-                kept.num_rows,
-                kind,
-            )  # the key is a field, so Kafka's key is not used and may not be text
+            return pa.nulls(kept.num_rows, kind)
         if name == "_key" and decoder.source.key_decode is not None:
             keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
@@ -345,7 +349,8 @@ class StreamReader(Reader):
     ) -> Problems:
         """For each record, the reason why it is rejected, or None. Used if some record does not fit the columns."""
         problems: Problems = [None] * len(values)
-        for place in failing_places(len(values), partial(self._fit, decoder, records, values, output, clock)):
+        fits = partial(self._fit, decoder, records, values, output, clock)
+        for place in failing_places(len(values), fits):
             record, value = records.slice(place, 1), values[place : place + 1]
             problems[place] = self._problem(decoder, record, value, output, clock)
         return problems
@@ -365,10 +370,15 @@ class StreamReader(Reader):
                 f"{output.topic}, partition {output.partition}: {invalid[0][1]}.",
                 next_step="Correct the topic, or set the source's invalid_time to another policy.",
             )
-        if decoder.source.on_time == "clock":
-            return [None if problem and problem[0] == "event_time" else problem for problem in problems]
-        output.counts["dropped/event_time"] += len(invalid)
-        return [(SKIPPED, "") if problem and problem[0] == "event_time" else problem for problem in problems]
+        replacement: tuple[str, str] | None = None
+        if decoder.source.on_time != "clock":
+            output.counts["dropped/event_time"] += len(invalid)
+            replacement = SKIPPED, ""
+        applied: Problems = []
+        for problem in problems:
+            is_invalid_time = problem is not None and problem[0] == "event_time"
+            applied.append(replacement if is_invalid_time else problem)
+        return applied
 
     def _problem(
         self,

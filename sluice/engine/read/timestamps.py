@@ -48,6 +48,7 @@ def _list_offsets(
     with kafka_errors("Reading the topics' offsets", kafka):
         futures = admin.list_offsets(
             {TopicPartition(*partition): spec for partition in partitions},
+            # Records of an open transaction wait for the next run, as in Spark's reader.
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )
@@ -81,7 +82,9 @@ class KafkaTimestamps:
             for answer in answers:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
-        return {(answer.topic, answer.partition): answer.offset for answer in answers if answer.offset >= 0}
+        # A negative offset stands for no offset.
+        reached = [answer for answer in answers if answer.offset >= 0]
+        return {(answer.topic, answer.partition): answer.offset for answer in reached}
 
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
@@ -94,7 +97,12 @@ class KafkaTimestamps:
         complete: set[Partition] = set()
         self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
         last_answer_s = time.monotonic()
-        while any(partition not in complete and len(records) < count for partition, records in read.items()):
+
+        def is_enough() -> bool:
+            lacking = [partition for partition, records in read.items() if len(records) < count]
+            return complete.issuperset(lacking)
+
+        while not is_enough():
             messages = self.consumer.consume(_AT_ONCE, _WAIT_S)
             if messages:
                 last_answer_s = time.monotonic()
@@ -112,10 +120,15 @@ class KafkaTimestamps:
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
                     with kafka_errors("Reading the records' timestamps", self.kafka):
                         raise KafkaException(error)
+                # Records after the backlog's end are newer than the run, and not wanted.
                 if error is not None or offset >= self.ends[partition] - 1:
                     complete.add(partition)
+        # Otherwise the client would go on fetching records that nobody reads.
         self.consumer.unassign()
-        return {partition: _stretch(records, complete=partition in complete) for partition, records in read.items()}
+        stretches: dict[Partition, Stretch] = {}
+        for partition, records in read.items():
+            stretches[partition] = _stretch(records, complete=partition in complete)
+        return stretches
 
 
 def _stretch(records: list[tuple[int, int]], *, complete: bool) -> Stretch:
