@@ -72,7 +72,10 @@ class PartialAggregates:
     @property
     def parts(self) -> list[PartialAggregate]:
         """The partial aggregates of all stores, without duplicates."""
-        return list(dict.fromkeys(part for fields in self.values for _, part in fields))
+        parts: dict[PartialAggregate, None] = {}
+        for fields in self.values:
+            parts |= dict.fromkeys(part for _, part in fields)
+        return list(parts)
 
     def combine(self, records: pa.Table) -> pa.Table:
         """Aggregate windowed records to one row per state row, which is identified by key and window start."""
@@ -81,22 +84,28 @@ class PartialAggregates:
         for part in parts:
             rows = rows.append_column(part.column, part.contributions(records))
         functions = {part.column: part.function for part in parts}
+        # Threads would change the order of the rows from run to run.
         grouped = rows.group_by(["key", "window_start"], use_threads=False)
         added = grouped.aggregate([("window_end", "max"), ("time", "max"), *functions.items()])
         columns = {name: added.column(name) for name in ("key", "window_start")}
         columns |= {name: added.column(f"{name}_max") for name in ("window_end", "time")}
-        columns |= {part.column: added.column(f"{part.column}_{part.function}").cast(part.type) for part in parts}
+        for part in parts:
+            # Arrow's sum of a decimal has more digits than Spark's.
+            total = added.column(f"{part.column}_{part.function}")
+            columns[part.column] = total.cast(part.type)
         return pa.table(columns).combine_chunks()
 
     def json(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """The values of the stores in combined rows, as JSON."""
-        columns = {part.column: rows.column(part.column) for part in self.parts}
-        return [
-            json_values(columns[fields[0][1].column])
-            if scalar
-            else json_object({name: columns[part.column] for name, part in fields})
-            for fields, scalar in zip(self.values, self.scalar, strict=True)
-        ]
+        values: list[pa.Array] = []
+        for fields, scalar in zip(self.values, self.scalar, strict=True):
+            columns = {name: rows.column(part.column) for name, part in fields}
+            if scalar:
+                (column,) = columns.values()
+                values.append(json_values(column))
+            else:
+                values.append(json_object(columns))
+        return values
 
 
 def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:

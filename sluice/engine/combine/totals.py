@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import rows
-from sluice.engine.combine.partial_aggregates import PartialAggregates
+from sluice.engine.combine.partial_aggregates import WINDOWED, PartialAggregates
 from sluice.plan import Job, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_values
@@ -48,10 +48,11 @@ class Totals:
         aggregates = self.groups[group]
         for batch in aggregates.combine(pa.Table.from_batches(records)).to_batches():
             values = aggregates.json(batch)
-            values += [json_values(batch.column("time"))] if group in self.timed else []
-            separated = [part for value in values for part in (value, ",")][:-1]
-            columns = {name: batch.column(name) for name in ("key", "window_start", "window_end", "time")}
-            value = pc.binary_join_element_wise("[", *separated, "]", "")
+            if group in self.timed:
+                values.append(json_values(batch.column("time")))
+            columns = {name: batch.column(name) for name in WINDOWED}
+            array = pc.binary_join_element_wise(*values, ",")
+            value = pc.binary_join_element_wise("[", array, "]", "")
             yield rows(batch.num_rows, columns | {"target": group, "value": value})
 
     def combine(self, group: int, first: str, second: str) -> str:
@@ -60,7 +61,9 @@ class Totals:
         # Values of earlier batches end with an event time if the group had an output then, so the time is cut off.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
-        combined = [combine(*values) for combine, *values in zip_longest(combiners, first_values, second_values)]
+        # Values from before the group had an output lack the time: None takes its place.
+        triples = zip_longest(combiners, first_values, second_values)
+        combined = [combine(left, right) for combine, left, right in triples]
         return _encode(combined).decode()
 
     def time(self, value: str) -> int:
@@ -94,21 +97,33 @@ def _store_combiner(fields: Sequence[tuple[str, str]], *, scalar: bool) -> _Comb
     if scalar:
         return _COMBINERS[fields[0][1]]
     combiners = [(name, _COMBINERS[function]) for name, function in fields]
-    return lambda first, second: {name: combine(first[name], second[name]) for name, combine in combiners}
+
+    def combine_objects(first: Any, second: Any) -> dict[str, Any]:
+        return {name: combine(first[name], second[name]) for name, combine in combiners}
+
+    return combine_objects
 
 
 def _sum(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second if isinstance(first, int) and isinstance(second, int) else _EXACT.add(first, second)
+    if first is None:
+        return second
+    if second is None:
+        return first
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    return _EXACT.add(first, second)
 
 
 def _smaller(first: Any, second: Any) -> Any:
-    return min((value for value in (first, second) if value is not None), default=None)
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
 
 
 def _larger(first: Any, second: Any) -> Any:
-    return max((value for value in (first, second) if value is not None), default=None)
+    if first is None or second is None:
+        return second if first is None else first
+    return max(first, second)
 
 
 _COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger}
@@ -126,6 +141,8 @@ class WindowedRecords:
         if records.num_rows:
             waiting = self.waiting.setdefault(group, [])
             waiting.append(records)
+            # State rows are made in between, so that a task never holds the
+            # records of a whole backlog.
             if sum(batch.num_rows for batch in waiting) >= _FLUSH_RECORDS:
                 yield from self.totals.rows(group, self.waiting.pop(group))
 
@@ -138,16 +155,25 @@ class WindowedRecords:
 
 def value_types(job: Job, types: Mapping[str, str]) -> dict[str, str]:
     """Store of a group → the SQL type of its values, given the types of the columns that the groups read."""
-    stores = [column for group in job.groups for column in group.store_columns]
-    return {store.store: _value_type(store, types) for store in stores}
+    return {store.store: _value_type(store, types) for store in _stores(job)}
+
+
+def _stores(job: Job) -> Iterator[StoreColumn]:
+    for group in job.groups:
+        yield from group.store_columns
 
 
 def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
-    fields = {name: result_type(each.function, types.get(each.column or "", "")) for name, each in store.columns}
+    fields: dict[str, str] = {}
+    for name, aggregate in store.columns:
+        argument = types.get(aggregate.column or "", "")
+        fields[name] = result_type(aggregate.function, argument)
     return next(iter(fields.values())) if store.scalar else compact(struct_type(fields))
 
 
 def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
     """Step of a group's store → the SQL types of the columns that the store reads, given the types of all columns."""
-    stores = [column for group in job.groups for column in group.store_columns]
-    return {store.step: ", ".join(types[name] for name in store.inputs) for store in stores}
+    inputs: dict[int, str] = {}
+    for store in _stores(job):
+        inputs[store.step] = ", ".join([types[name] for name in store.inputs])
+    return inputs

@@ -93,6 +93,8 @@ class Windowing:
 
         Adds counts, stream times and late records to `results`, and marks in `outcome` how each record ended.
         """
+        # Kept from batch to batch, because the closed time would go back if a
+        # partition became busy again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:
@@ -128,8 +130,10 @@ class Windowing:
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
-        outcome.late[rows] = True  # `applied` comes before `late` when records are counted
+        # A record that another window or store has counted is not late: `applied` comes first.
+        outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
+        # A record that is late for some of its windows only has been counted, so it is not sent.
         if group.late is not None:
             late_for_all = np.setdiff1d(rows, rows[windowed.rows])
             if len(late_for_all):
@@ -145,11 +149,12 @@ def _count(results: PartitionResults, reason: str, group: AggregationGroup, numb
 
 def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
     """The output records for the group's topic of late records."""
-    columns = {"key": late.column(group.late_key), "value": late.column(group.late_value)}
-    return with_headers(
-        pa.table(columns | {"timestamp": late.column("_time")}),
-        headers_of_records(late),
-    )
+    columns = {
+        "key": late.column(group.late_key),
+        "value": late.column(group.late_value),
+        "timestamp": late.column("_time"),
+    }
+    return with_headers(pa.table(columns), headers_of_records(late))
 
 
 def _records(

@@ -62,8 +62,11 @@ class ArrowSteps:
             return None
         steps = cls.giving(job, read, columns, more)
         assert steps.schema is not None
-        if different := [each.name for each in steps.schema if not is_same(each.type, by_spark.field(each.name).type)]:
-            import structlog  # Python workers import this module, and structlog takes 0.1 seconds
+        types = zip(steps.schema.names, steps.schema.types, strict=True)
+        different = [name for name, kind in types if not is_same(kind, by_spark.field(name).type)]
+        if different:
+            # Python workers import this module, and structlog takes 0.1 seconds.
+            import structlog
 
             structlog.get_logger().warning(
                 "Spark and Arrow give columns different types; Spark computes the steps",
@@ -88,25 +91,22 @@ class ArrowSteps:
         for batch in batches:
             if batch.num_rows:
                 columns = self.columns(batch)
-                yield pa.RecordBatch.from_arrays(
-                    [columns[name] for name in self.schema.names],
-                    schema=self.schema,
-                )
+                arrays = [columns[name] for name in self.schema.names]
+                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """All columns by name, including the batch's."""
-        return self.columns_from(
-            dict(zip(batch.schema.names, batch.columns, strict=True)),
-            batch.num_rows,
-        )
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        return self.columns_from(columns, batch.num_rows)
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """The given columns, of `count` rows, and the columns of all layers."""
         for layer in self._typed:
-            made = {
-                name: _column(name, evaluate(part, columns, count, self.functions), count)
-                for name, part in layer.columns
-            }
+            made: dict[str, pa.Array] = {}
+            for name, expression in layer.columns:
+                result = evaluate(expression, columns, count, self.functions)
+                made[name] = _column(name, result, count)
+            # The other columns need the rows of the array's elements, too.
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.column.name])
@@ -141,6 +141,7 @@ def _exploded(
     positions = np.arange(len(rows)) - begins[rows]
     is_empty = lengths[rows] == 0
     elements = np.cumsum(~is_empty) - 1
+    # An empty or missing array gives one row without an element, as in `posexplode_outer`.
     given = {name: values.take(pa.array(rows)) for name, values in {**columns, **made}.items()}
     return given | {
         explosion.column.name: lists.flatten().take(pa.array(elements, mask=is_empty)),
@@ -182,11 +183,8 @@ def _fallible_columns(
     key = fallible.planned.key
     keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
     errors = _errors(fallible, passed_columns, values, keys, failed)
-    results = pa.StructArray.from_arrays(
-        values,
-        [f"c{place}" for place in range(len(values))],
-        mask=pa.array(failed),
-    )
+    names = [f"c{place}" for place in range(len(values))]
+    results = pa.StructArray.from_arrays(values, names, mask=pa.array(failed))
     places = pa.array(np.cumsum(passed) - 1, mask=~passed)
     fallible_columns = {
         fallible.planned.name: results.take(places),
@@ -242,9 +240,12 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
     if pa.types.is_struct(kind):
         return any_of(*(_is_not_finite(part) for part in values.flatten()))
     if pa.types.is_map(kind):
-        pairs = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        pairs = values.cast(pa.list_(pair))
         return _any_element(pairs, _is_not_finite(pairs.flatten().field(1)))
-    return _any_element(values, _is_not_finite(values.flatten())) if pa.types.is_list(kind) else None
+    if pa.types.is_list(kind):
+        return _any_element(values, _is_not_finite(values.flatten()))
+    return None
 
 
 def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
@@ -252,6 +253,7 @@ def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
     if elements is None:
         return None
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    found = np.zeros(len(lists), bool)
-    found[np.repeat(np.arange(len(lists)), lengths)[elements]] = True
-    return found
+    rows_of_elements = np.repeat(np.arange(len(lists)), lengths)
+    marked = np.zeros(len(lists), bool)
+    marked[rows_of_elements[elements]] = True
+    return marked

@@ -75,12 +75,9 @@ def _with_structs(
 ) -> DataFrame:
     """The frame with the plain columns, and a struct for each fallible expression, null where it fails."""
     structs = [_null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles]
+    columns = [F.expr(column.sql).alias(column.name) for column in plain]
     try:
-        return frame.select(
-            "*",
-            *(F.expr(column.sql).alias(column.name) for column in plain),
-            *structs,
-        )
+        return frame.select("*", *columns, *structs)
     except PySparkException:
         select(frame, plain)
         for fallible, struct in zip(fallibles, structs, strict=True):
@@ -99,10 +96,9 @@ def _with_errors(
     """The frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
     keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
-    errors = [
-        _error_column(fallible, expression_parts, schema)
-        for fallible, expression_parts in zip(fallibles, parts, strict=True)
-    ]
+    errors: list[Column] = []
+    for fallible, expression_parts in zip(fallibles, parts, strict=True):
+        errors.append(_error_column(fallible, expression_parts, schema))
     return frame.select("*", *keys, *errors)
 
 
@@ -166,6 +162,7 @@ def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]
 def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit(NO_RESULT)
+    # From the last to the first, so that the first part that fails decides.
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
@@ -192,8 +189,11 @@ def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
         case spark.StructType():
-            inner = [is_not_finite(f"{sql}.{quoted(field.name)}", field.dataType) for field in kind.fields]
-            conditions = [f"coalesce({condition}, false)" for condition in inner if condition is not None]
+            conditions: list[str] = []
+            for field in kind.fields:
+                condition = is_not_finite(f"{sql}.{quoted(field.name)}", field.dataType)
+                if condition is not None:
+                    conditions.append(f"coalesce({condition}, false)")
             return f"({' OR '.join(conditions)})" if conditions else None
         case spark.ArrayType():
             return _any(sql, kind.elementType)

@@ -62,6 +62,7 @@ def _plain(sql: str, kind: spark.DataType) -> str:
     match kind:
         case spark.StringType():
             return sql
+        # `key_text` writes no zeros at the end of a decimal.
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
         case spark.YearMonthIntervalType() | spark.DayTimeIntervalType() | spark.CalendarIntervalType():
@@ -126,8 +127,10 @@ def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
 
 
 def _list(sql: str, kind: spark.ArrayType, depth: int, marked: bool) -> str:
+    # Nested lambdas need names of their own.
     element = f"e{depth}"
-    items = f"transform({sql}, {element} -> {_json(element, kind.elementType, depth + 1, marked=marked)})"
+    item = _json(element, kind.elementType, depth + 1, marked=marked)
+    items = f"transform({sql}, {element} -> {item})"
     return f"concat('[', array_join({items}, ','), ']')"
 
 
@@ -140,6 +143,9 @@ def _map(sql: str, kind: spark.MapType, depth: int, marked: bool) -> str:
     entry, pair = f"e{depth}", f"p{depth}"
     name = _text(f"{entry}.key", kind.keyType, depth + 1)
     value = _json(f"{entry}.value", kind.valueType, depth + 1, marked=marked)
-    pairs = f"transform(map_entries({sql}), {entry} -> named_struct('name', {name}, 'value', {value}))"
-    members = f"transform(array_sort({pairs}), {pair} -> concat({_string(f'{pair}.name')}, ':', {pair}.value))"
+    named = f"named_struct('name', {name}, 'value', {value})"
+    pairs = f"transform(map_entries({sql}), {entry} -> {named})"
+    # Equal maps may have their entries in different orders, but they must be the same key.
+    member = f"concat({_string(f'{pair}.name')}, ':', {pair}.value)"
+    members = f"transform(array_sort({pairs}), {pair} -> {member})"
     return f"concat('{{', array_join({members}, ','), '}}')"

@@ -33,11 +33,12 @@ _META = tuple(name for name in dir(msgspec.Meta) if not name.startswith("_"))
 
 def register() -> None:
     """Register picklers for a plan's references and for constraints such as Digits."""
-    copyreg.pickle(
-        msgspec.Meta,
-        lambda meta: (_again, ({name: getattr(meta, name) for name in _META},)),
-    )
+    copyreg.pickle(msgspec.Meta, _reduce_meta)
     copyreg.pickle(Reference, _reduce)
+
+
+def _reduce_meta(meta: msgspec.Meta) -> tuple[Any, tuple[dict[str, Any]]]:
+    return _again, ({name: getattr(meta, name) for name in _META},)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Pickled:
     def value(self) -> Any:
         if self.name:
             return _named(self.module, self.file, self.name)
-        if self.module != "__main__":  # its functions are pickled by value
+        # The functions of a script are pickled by value; for all others, their module must be there.
+        if self.module != "__main__":
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
 

@@ -24,10 +24,11 @@ Function: TypeAlias = Callable[[bool | None, str | None, str | None], dict[str, 
 
 def functions_of(job: Job) -> dict[str, Function]:
     """The job's Python functions, by the names under which SQL calls them."""
-    return {
-        f"python_{function.number}": Call(function, str(job.pipeline.steps[function.number])).call
-        for function in job.functions
-    }
+    functions: dict[str, Function] = {}
+    for function in job.functions:
+        step = str(job.pipeline.steps[function.number])
+        functions[f"python_{function.number}"] = Call(function, step).call
+    return functions
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Call:
         key: str | None,
         value: str | None,
     ) -> dict[str, Any] | None:
+        # A filter keeps the row, so that one pass serves all branches of the pipeline.
         if not passed:
             return None
         # Loaded outside of the `try`: an error in loading the function or the decoder must not reject the record.
@@ -65,6 +67,8 @@ class Call:
                 if (result := function(key, value)) is not None:
                     require_run(result)
                 return {}
+            # Only True and False: the truth of another value, such as an empty
+            # list, would hide a mistake.
             case "condition":
                 if type(result := function(key, value)) is not bool:
                     require_run(result)
@@ -76,7 +80,8 @@ class Call:
             case "records":
                 return {"items": [self._pair(pair) for pair in function(key, value)]}
             case "values":
-                return {"items": [{"value": self._json(element)} for element in function(key, value)]}
+                elements = function(key, value)
+                return {"items": [{"value": self._json(element)} for element in elements]}
             case _:
                 return {"value": self._json(function(key, value))}
 

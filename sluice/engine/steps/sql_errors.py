@@ -31,13 +31,15 @@ class Unresolved(Exception):
 
 def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame:
     """Like `selectExpr`, but raises Unresolved with the column that Spark cannot resolve."""
-    expressions = [(column, f"{column.sql} AS {_alias(column)}") for column in columns]
+    columns = [*columns]
+    expressions = [f"{column.sql} AS {_alias(column)}" for column in columns]
     try:
-        return frame.selectExpr(*kept, *(sql for _, sql in expressions))
+        return frame.selectExpr(*kept, *expressions)
     except PySparkException:
-        for column, sql in expressions:
+        # Spark's error does not say which of the columns it is about, so try them one by one.
+        for column, expression in zip(columns, expressions, strict=True):
             try:
-                frame.selectExpr(sql)
+                frame.selectExpr(expression)
             except PySparkException as error:
                 raise Unresolved(column.step, error) from None
         raise
@@ -73,7 +75,8 @@ def no_result_error(job: Job, message: str) -> EngineError | None:
 
 
 def _where(job: Job, step: Step | None) -> str:
-    return f"{job.pipeline.name}:" if step is None else f"{job.pipeline.name}: {step}: {step.detail!r}:"
+    name = job.pipeline.name
+    return f"{name}:" if step is None else f"{name}: {step}: {step.detail!r}:"
 
 
 def _plain(job: Job, message: str) -> str:

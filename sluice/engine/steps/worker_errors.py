@@ -20,7 +20,8 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> EngineError | None:
     """The EngineError if Spark's message says that a task raised one, or that a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
-        kind, text = raised[-1]  # the text contains the next step
+        # The text contains the next step. A traceback shows the error that ended the task last.
+        kind, text = raised[-1]
         return RecordFailed(text) if kind == "RecordFailed" else EngineError(text)
     if _CRASHED not in message:
         return None
