@@ -209,10 +209,8 @@ def _decoded_by_author(
                 ) from error
             yield error
             continue
-        if text is None or isinstance(text, str):
-            yield text
-        else:
-            yield TypeError(f"the key's decoder returned {type(text).__name__}, not str")
+        is_text = text is None or isinstance(text, str)
+        yield text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:

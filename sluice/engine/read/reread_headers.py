@@ -47,7 +47,7 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
                     if message.offset() != place[2]:
                         continue
                     if headers := headers_of(message):
-                        pairs = [{"key": name, "value": text} for name, text in headers]
+                        pairs: Headers = [{"key": name, "value": text} for name, text in headers]
                         headers_by_place[topic, partition, place[2]] = pairs
     finally:
         consumer.close()

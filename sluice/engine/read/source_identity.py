@@ -219,12 +219,8 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
 
 
 def _fingerprint(record: Message) -> str:
-    key, value = record.key(), record.value()
-    # The client's type hints allow texts, which it returns only if a consumer decodes.
-    if isinstance(key, str):
-        key = key.encode()
-    if isinstance(value, str):
-        value = value.encode()
+    parts = (record.key(), record.value())
+    key, value = (part.encode() if isinstance(part, str) else part for part in parts)
     return record_fingerprint(key, value, record.timestamp()[1])
 
 

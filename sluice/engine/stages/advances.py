@@ -83,6 +83,7 @@ class Advances:
         """Rows with a report of each operator for every worker; the report of an operator without rows is empty."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
+            # Most rows advance no stream time, and every worker gets the reports of all tasks.
             table = _advancing_rows(
                 in_position_order(added),
                 is_stream_join=operator.is_stream_join,
@@ -116,7 +117,9 @@ class ReportAdvances:
         return cls(tuple(operators), stage, job.pipeline.workers)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        edges = [(operator, edge) for operator in self.operators for edge in operator.edges if edge.stage == self.stage]
+        edges: list[tuple[PlannedOperator, Edge]] = []
+        for operator in self.operators:
+            edges += [(operator, edge) for edge in operator.edges if edge.stage == self.stage]
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         """Operator and side → the rows for this side so far."""
         for batch in batches:
@@ -130,12 +133,8 @@ class ReportAdvances:
         for operator, edge in edges:
             rows_of_edge = inputs.get((edge.target, edge.side))
             if rows_of_edge:
-                self._add_rows(
-                    advances,
-                    pa.Table.from_batches(rows_of_edge).combine_chunks(),
-                    operator,
-                    edge,
-                )
+                table = pa.Table.from_batches(rows_of_edge).combine_chunks()
+                self._add_rows(advances, table, operator, edge)
         with_rows = [operator for operator in self.operators if operator.number in advances.batches]
         yield from advances.reports(with_rows, self.workers)
 
@@ -146,7 +145,9 @@ class ReportAdvances:
         operator: PlannedOperator,
         edge: Edge,
     ) -> None:
-        has_key, has_value, is_old = (boolean_mask(rows.column(name)) for name in ("has_key", "has_value", "old"))
+        has_key = boolean_mask(rows.column("has_key"))
+        has_value = boolean_mask(rows.column("has_value"))
+        is_old = boolean_mask(rows.column("old"))
         # A table's change advances stream time once. Its old value directly precedes the new one and has the same time.
         # A deleted row has only the old value.
         complete = ~_is_replaced(rows, is_old)
@@ -174,7 +175,8 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
     }
     for name in ("old", "foreign", *SORT_KEY, "time", "headers"):
         columns[name] = batch.column(name)
-    return pa.RecordBatch.from_pydict(columns).filter(pc.and_(is_input, pc.invert(batch.column("emitted"))))
+    is_for_edge = pc.and_(is_input, pc.invert(batch.column("emitted")))
+    return pa.RecordBatch.from_pydict(columns).filter(is_for_edge)
 
 
 def _is_replaced(rows: pa.Table, is_old: Mask) -> Mask:

@@ -104,8 +104,12 @@ def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
 
 
 def _process(action: plan.Process, at: str) -> Operator[Any]:
-    options = {name: StoreOptions(store.type.value, store.ttl_ms) for name, store in action.stores.items()}
-    returns = {name: output.type.value if output.type else Any for name, output in action.outputs.items()}
+    options: dict[str, StoreOptions] = {}
+    for name, store in action.stores.items():
+        options[name] = StoreOptions(store.type.value, store.ttl_ms)
+    returns: dict[str, Any] = {}
+    for name, output in action.outputs.items():
+        returns[name] = output.type.value if output.type else Any
     argument = action.takes.value if action.takes else Any
     try:
         return Process(
@@ -113,8 +117,9 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
             is_keyed_by=action.is_keyed_by,
         )  # fmt: skip
     except BaseException as error:
+        name = action.processor.value.__name__
         raise EngineError(
-            f"The processor {action.processor.value.__name__} at {at} cannot be started: {describe_error(error)}.",
+            f"The processor {name} at {at} cannot be started: {describe_error(error)}.",
             next_step="Correct the processor's __init__ or init, then run again.",
         ) from error
 
@@ -148,10 +153,11 @@ def _calculation(
 ) -> Callable[[], Calculation]:
     if isinstance(action, plan.PythonAggregate):
         return partial(_custom, action)
-    functions = [
-        _function(name, None if text is None else kind, parameters, is_read)
-        for (name, text, parameters), kind in zip(action.functions, arguments, strict=True)
-    ]
+    functions: list[Function] = []
+    for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
+        # count() has no argument.
+        argument = None if text is None else kind
+        functions.append(_function(name, argument, parameters, is_read))
     fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
     scalar = action.scalar and action.plain
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
@@ -177,11 +183,15 @@ def _function(
 
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
-    functions = (action.initializer, action.adder, action.subtractor, action.merger)
-    initializer, adder, subtractor, merger = (function.value if function else None for function in functions)
-    assert adder is not None
-    returns, takes = (kind.value if kind else Any for kind in (action.returns, action.takes))
-    return Custom(initializer, adder, subtractor, merger, returns, takes)
+    assert action.adder is not None
+    return Custom(
+        None if action.initializer is None else action.initializer.value,
+        action.adder.value,
+        None if action.subtractor is None else action.subtractor.value,
+        None if action.merger is None else action.merger.value,
+        Any if action.returns is None else action.returns.value,
+        Any if action.takes is None else action.takes.value,
+    )
 
 
 _INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})

@@ -34,14 +34,14 @@ class ForeignKeyMoves:
 
     @classmethod
     def of(cls, job: Job, stage: int) -> Self:
-        return cls(
-            tuple(
-                operator.number
-                for operator in job.operators
-                if isinstance(operator.action, TableJoin) and operator.action.kind == "foreign-key"
-                if any(edge.stage == stage and edge.side == LEFT for edge in operator.edges)
-            )
-        )
+        joins: list[int] = []
+        for operator in job.operators:
+            action = operator.action
+            if isinstance(action, TableJoin) and action.kind == "foreign-key":
+                lefts = [edge for edge in operator.edges if edge.side == LEFT]
+                if any(edge.stage == stage for edge in lefts):
+                    joins.append(operator.number)
+        return cls(tuple(joins))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches are held back while the last row for a join is an old value, because its new value may follow."""
@@ -49,24 +49,22 @@ class ForeignKeyMoves:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(
-                pa.RecordBatch.from_arrays(
-                    [batch.column(name) for name in SCHEMA.names],
-                    schema=SCHEMA,
-                )
-            )
+            # Spark may declare that a column has no nulls. All batches of a table need one schema.
+            columns = [batch.column(name) for name in SCHEMA.names]
+            held.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
             table = pa.Table.from_batches(held)
-            indices = {join: self._indices(table, join) for join in self.joins}
+            indices = self._indices_of_joins(table)
             olds = boolean_mask(table.column("old"))
             if not any(len(of_join) and olds[of_join[-1]] for of_join in indices.values()):
                 yield from self._marked(table, indices)
                 held = []
         if held:
             table = pa.Table.from_batches(held)
-            yield from self._marked(
-                table,
-                {join: self._indices(table, join) for join in self.joins},
-            )
+            yield from self._marked(table, self._indices_of_joins(table))
+
+    def _indices_of_joins(self, table: pa.Table) -> dict[int, Indices]:
+        """Join → the indices of the rows of its left table."""
+        return {join: self._indices(table, join) for join in self.joins}
 
     @staticmethod
     def _indices(table: pa.Table, join: int) -> Indices:
@@ -82,18 +80,18 @@ class ForeignKeyMoves:
         sides = table.column("side").to_numpy().copy()
         for of_join in indices.values():
             if len(of_join):
-                sides[of_join[_is_moved(table.take(pa.array(of_join)))]] = MOVED
+                is_moved = _is_moved(table.take(pa.array(of_join)))
+                sides[of_join[is_moved]] = MOVED
         number = table.schema.get_field_index("side")
-        yield from (table.set_column(number, SCHEMA.field("side"), pa.array(sides)).combine_chunks().to_batches())
+        marked = table.set_column(number, SCHEMA.field("side"), pa.array(sides))
+        yield from marked.combine_chunks().to_batches()
 
 
 def _is_moved(rows: pa.Table) -> Mask:
     """Whether each row of a foreign-key join's left table is MOVED."""
-    old, keyed, valued = (
-        boolean_mask(rows.column("old")),
-        boolean_mask(rows.column("key").is_valid()),
-        boolean_mask(rows.column("value").is_valid()),
-    )
+    old = boolean_mask(rows.column("old"))
+    keyed = boolean_mask(rows.column("key").is_valid())
+    valued = boolean_mask(rows.column("value").is_valid())
     before, after = rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)
     same = np.ones(len(after), bool)
     for name in ("sequence", "origin", "foreign"):

@@ -46,8 +46,12 @@ class _TaskResults(TaskResults):
 
     def time(self, name: str, part: Partition) -> int:
         """The current stream time of an operator in a partition."""
-        time = self.parts[part].times.get(f"{name}/{part[0]}/{part[1]}") if part in self.parts else None
-        return self.before.of(name, *part) if time is None else time
+        topic, number = part
+        if part in self.parts:
+            time = self.parts[part].times.get(f"{name}/{topic}/{number}")
+            if time is not None:
+                return time
+        return self.before.of(name, topic, number)
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,21 @@ class Ingest:
         """Column → its SQL, for the columns that the task reads."""
         names: list[str] = []
         for group in job.groups:
-            names += [group.passed, group.key, *([group.null] if group.null else []), *group.inputs]
-            names += [group.late_key, group.late_value] if group.late is not None else []
-        for edge in (edge for operator in job.operators for edge in operator.edges_from_records):
-            names += [edge.column, edge.key_column, edge.value_column]
-            names += [edge.foreign_column] if edge.foreign is not None else []
-            names += [edge.path_column] if edge.path_column is not None else []
+            names += [group.passed, group.key, *group.inputs]
+            if group.null:
+                names.append(group.null)
+            if group.late is not None:
+                names += [group.late_key, group.late_value]
+        for operator in job.operators:
+            for edge in operator.edges_from_records:
+                names += [edge.column, edge.key_column, edge.value_column]
+                if edge.foreign is not None:
+                    names.append(edge.foreign_column)
+                if edge.path_column is not None:
+                    names.append(edge.path_column)
         if job.has_operators:
             names += ["_sequence", "_offset"]
-        return columns_of_records(job) | {name: name for name in names}
+        return columns_of_records(job) | dict(zip(names, names, strict=True))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         start = this_batch()
@@ -121,6 +131,7 @@ class Ingest:
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
+            # After all groups, because a record that one of them counts is applied, not late.
             results.count_records(outcome)
         if not self.operators:
             return
@@ -128,16 +139,9 @@ class Ingest:
         for operator in self.operators:
             for side in operator.edges_from_records:
                 indices = np.flatnonzero(boolean_mask(batch.column(side.column)))
-                if len(indices):
-                    yield self._operator_rows(
-                        batch,
-                        operator,
-                        side,
-                        indices,
-                        parts,
-                        positions,
-                        task,
-                    )
+                if not len(indices):
+                    continue
+                yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
         """The sequence and origin of every record. Raises EngineError if a record's place does not fit an origin."""
@@ -177,6 +181,7 @@ class Ingest:
         if side.foreign is not None:
             columns["foreign"] = batch.column(side.foreign_column).take(taken)
         position = {name: pa.array(numbers[indices]) for name, numbers in positions.items()}
+        # Only steps that turn a record into several rows give them different paths.
         if side.path_column is None:
             position["path"] = pa.repeat(pa.scalar(side.constant_path, pa.binary()), len(indices))
         else:

@@ -14,6 +14,7 @@ from sluice.engine.stages.advances import ReportAdvances
 from sluice.engine.stages.build import stage_operator
 from sluice.engine.stages.foreign_keys import ForeignKeyMoves
 from sluice.engine.stages.ingest import Ingest
+from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
@@ -67,42 +68,38 @@ class Stages:
             for edge in edges
             if edge.path_column is not None
         ]
-        return (*self.edges(0, kinds), *([tuple(paths)] if paths else []))
+        columns = self.edges(0, kinds)
+        return (*columns, tuple(paths)) if paths else columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
         """The columns of the edges from a stage; also records the types of their values."""
         edges = self.job.edges_from(stage)
-        values = [
-            Column(f"{edge.column}_{i}", sql, edge.target)
-            for edge in edges
-            if edge.unchanged_result is None
-            for i, sql in enumerate(edge.values)
-        ]
+        values: list[Column] = []
+        for edge in edges:
+            if edge.unchanged_result is None:
+                for number, sql in enumerate(edge.values):
+                    values.append(Column(f"{edge.column}_{number}", sql, edge.target))
+        # All edges at once, because Spark analyzes the whole query again for each question.
         types = kinds(values) if values else {}
         columns: list[Column] = []
         for edge in edges:
-            own = (
-                []
-                if edge.unchanged_result is not None
-                else [types[f"{edge.column}_{i}"] for i in range(len(edge.values))]
-            )
+            own: list[str] = []
+            if edge.unchanged_result is None:
+                own = [types[f"{edge.column}_{number}"] for number in range(len(edge.values))]
+                self._values[edge.target, edge.side] = own[0]
+            else:
+                self._values[edge.target, edge.side] = self.types.get(edge.unchanged_result, "")
             if edge.has_arguments:
                 self.arguments[edge.target] = own
-            self._values[edge.target, edge.side] = (
-                own[0] if edge.unchanged_result is None else self.types.get(edge.unchanged_result, "")
-            )
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
             columns.append(Column(edge.value_column, value, edge.target))
             if edge.foreign is not None:
-                columns.append(
-                    Column(
-                        edge.foreign_column,
-                        f"IF({edge.column}, {edge.foreign}, NULL)",
-                        edge.target,
-                    )
-                )
-        return tuple(Column(edge.column, f"({edge.passed})", edge.target) for edge in edges), tuple(columns)
+                foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
+                columns.append(Column(edge.foreign_column, foreign, edge.target))
+        # A layer of its own: the other columns read these.
+        conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
+        return tuple(conditions), tuple(columns)
 
     def operators(self, number: int) -> list[PlannedOperator]:
         return [operator for operator in self.job.operators if operator.stage == number]
@@ -111,20 +108,17 @@ class Stages:
         """The task that runs the operators of a stage; also records the types of their results."""
         job, only_stored = self.job, self.job.store_only_operators
         operators = self.operators(number)
+        built: list[StageOperator] = []
+        for operator in operators:
+            is_read = operator.result in operator.columns_read
+            only_last = operator.number in only_stored
+            built.append(stage_operator(operator, self.arguments, is_read=is_read, only_last=only_last))
         stage = Stage(
             number,
             self.ingest.stream_times,
             self.storage.side_outputs,
             self.storage.locations,
-            tuple(
-                stage_operator(
-                    each,
-                    self.arguments,
-                    is_read=each.result in each.columns_read,
-                    only_last=each.number in only_stored,
-                )
-                for each in operators
-            ),
+            tuple(built),
             only_stored,
             job.topics_by_source,
             self.epoch,
@@ -136,23 +130,29 @@ class Stages:
 
     def results(self, number: int) -> tuple[tuple[PlannedOperator, str], ...]:
         """The operators of a stage whose results later expressions read, each with the column of the results."""
-        return tuple((each, column) for each in self.operators(number) for column in sorted(each.columns_read))
+        results: list[tuple[PlannedOperator, str]] = []
+        for operator in self.operators(number):
+            results += [(operator, column) for column in sorted(operator.columns_read)]
+        return tuple(results)
 
     def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
         """The tasks after a stage's results have become rows for their targets."""
         report_advances = ReportAdvances.of(self.job, number)
         moves = ForeignKeyMoves.of(self.job, number)
-        needed: list[BatchTask] = [report_advances] if report_advances.operators else []
-        needed += [moves] if moves.joins else []
+        needed: list[BatchTask] = []
+        if report_advances.operators:
+            needed.append(report_advances)
+        if moves.joins:
+            needed.append(moves)
         return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""
-        return {
-            operator.store: self._values.get((operator.number, STORE), "")
-            for operator in self.job.operators
-            if operator.store is not None
-        }
+        types: dict[str, str] = {}
+        for operator in self.job.operators:
+            if operator.store is not None:
+                types[operator.store] = self._values.get((operator.number, STORE), "")
+        return types
 
     def input_types(self) -> dict[int, str]:
         """Operator → the types of its inputs on all sides."""
@@ -193,7 +193,9 @@ class Stages:
 
     def _aggregate_type(self, operator: PlannedOperator, action: Aggregate) -> str:
         kinds = self.arguments[operator.number]
-        results = [result_type(name, kind) for (name, _, _), kind in zip(action.functions, kinds, strict=True)]
+        results: list[str] = []
+        for (name, _, _), kind in zip(action.functions, kinds, strict=True):
+            results.append(result_type(name, kind))
         if action.scalar and action.plain:
             return results[0]
         names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
@@ -262,6 +264,7 @@ def kinds_by_name(types: Mapping[str, str]) -> Kinds:
     """
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-        return {column.name: compact(on_arrow(column.sql, types).type) for column in columns}
+        typed = {column.name: on_arrow(column.sql, types) for column in columns}
+        return {name: compact(expression.type) for name, expression in typed.items()}
 
     return kinds

@@ -98,8 +98,9 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._stored.due(self.spec.number, self.timeline.closed_after)
+            # Without this, each row would pay for a search among timers that cannot be due.
             if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
-                return None  # no timer can be due in this batch
+                return None
             self.load(due)
             for key in due:
                 releases.schedule(key, self._release_due(key), BEGIN)
@@ -149,6 +150,7 @@ class OperatorRun:
             else:
                 state = self._states[key] = self._decode(stored.data)
                 self._digests[key] = stored.digest
+            # An operator changes states in place, so the entries before the batch are kept as text.
             if self.spec.queryable_stores:
                 assert isinstance(self.operator, Process)
                 self._entries_before[key] = self.operator.entries_as_json(state)
@@ -159,8 +161,9 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
+        # Due results, of any key, are released after the row, so the row itself releases nothing.
         if self._is_suppress:
-            row.before = row.after = BEFORE_ALL  # due results, of any key, are released after the row
+            row.before = row.after = BEFORE_ALL
         state = self._states.get(key)  # type: ignore[arg-type]  # the key may be None
         self._process(self._state(key) if state is None else state, row, output)
 
@@ -171,6 +174,7 @@ class OperatorRun:
         self.operator.change(self._state(new.key), old, new, output)
 
     def _state(self, key: str | None) -> Any:
+        # A row without a key belongs to no state. The operator drops it, or sends it on.
         if key is None:
             return self.operator.new_state()
         if key not in self._states:
@@ -228,9 +232,9 @@ class OperatorRun:
         assert isinstance(self.operator, Process)
         for key, state in self._states.items():
             entries = self.operator.entries_as_json(state)
-            for group_id, before, now in zip(
-                self.spec.queryable_stores, self._entries_before[key], entries, strict=True
-            ):
+            entries_before = self._entries_before[key]
+            groups = self.spec.queryable_stores
+            for group_id, before, now in zip(groups, entries_before, entries, strict=True):
                 if before != now:
                     output.put_state_row(group_id, key, None if now is None else f"[{now}]")
 
@@ -250,6 +254,7 @@ class OperatorRun:
                     replaces=digest_before,
                 )
             elif key in self._digests:
+                # A tombstone: a later batch must not find the state of the batch before.
                 yield State(number, key, None, replaces=digest_before)
         if (shared := getattr(operator, "shared", None)) is not None:
             yield State(number, "", encode_state(shared), shared=True, replaces=self._shared_digest)

@@ -43,6 +43,8 @@ class Releases:
         """
         if due is None or due > self.timeline.closed_after:
             self._due.pop(key, None)
+        # The heap keeps the earlier entry, which `_head` skips: a heap cannot
+        # remove an entry cheaply.
         elif key not in self._due or self._due[key][0] != due:
             self._due[key] = due, position
             heappush(self._heap, (due, key))
@@ -53,6 +55,7 @@ class Releases:
         if head is None:
             return None
         due, key = head
+        # A result that becomes due while a row is processed comes after that row.
         due_position = max(self.timeline.closing_position(due), self._due[key][1])
         if due_position < position or (inclusive and due_position == position):
             return self._pop(due_position)

@@ -87,8 +87,9 @@ class ShuffleTarget:
             "key": columns[self.key].take(passed),
             "value": columns[self.value].take(passed),
             "path": path,
-            **{name: pa.nulls(count, SCHEMA.field(name).type) for name in ("output", "foreign", "worker")},
         }
+        for name in ("output", "foreign", "worker"):
+            changed[name] = pa.nulls(count, SCHEMA.field(name).type)
         if self.side is not None:
             changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)
         if self.foreign is not None:
@@ -116,25 +117,19 @@ class ShuffleTargets:
             if not stages.types[column]:
                 raise NeedsSparkError(f"{operator.step} has results of an unknown type")
             types[column] = canonical(stages.types[column])
-            results.append(
-                StageResult(
-                    operator.number,
-                    column,
-                    arrow_type(types[column]),
-                    operator.output_of(column),
-                )
-            )
+            kind, output = arrow_type(types[column]), operator.output_of(column)
+            results.append(StageResult(operator.number, column, kind, output))
         layers, before = job.later_layers.get(number, ()), types
         types = types_of(layers, types)
         layers = (*layers, *stages.edges(number, kinds_by_name(types)))
         edges = job.edges_from(number)
         targets = [ShuffleTarget.of(edge) for edge in edges]
-        last = [
-            Column(target.path, edge.path_from("path"), edge.target)
-            for edge, target in zip(edges, targets, strict=True)
-            if isinstance(target.path, str)
-        ]
-        for place, failure in enumerate(failure for failure in job.failures if failure.stage == number):
+        last: list[Column] = []
+        for edge, target in zip(edges, targets, strict=True):
+            if isinstance(target.path, str):
+                last.append(Column(target.path, edge.path_from("path"), edge.target))
+        failures = [failure for failure in job.failures if failure.stage == number]
+        for place, failure in enumerate(failures):
             target, step = ShuffleTarget.of_failure(place), failure.step.number
             value = rejection_sql(step, failure.error, failure.value)
             last += [
@@ -144,7 +139,8 @@ class ShuffleTargets:
             ]
             targets.append(target)
         layers = (*layers, tuple(last))
-        types_of(layers, before)  # raises NeedsSparkError here, not in a task
+        # This raises NeedsSparkError here, not in a task.
+        types_of(layers, before)
         return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(targets))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -57,10 +57,9 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    argument = frame.selectExpr(
-        f"struct(*) AS {_ROW}",
-        *(f"{sql} AS {backticked(name)}" for name, sql in step.inputs),
-    )
+    # The row travels along as one column, so that the function sees only the fields of the value.
+    inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
+    argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
@@ -68,6 +67,7 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     if not isinstance(result, DataFrame):
         raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
     operations = _operations(result)
+    # Each record is counted once, and the steps behind may depend on the order of rows.
     added = Counter(operations) - Counter(_operations(argument))
     if added:
         first = next(name for name in operations if name in added)
@@ -89,10 +89,8 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
                 f"returns= declares {ddl(declared)}.",
                 next_step="Cast the column, or declare its type.",
             )
-    return result.selectExpr(
-        f"{_ROW}.*",
-        *(f"{backticked(name)} AS {column}" for name, column, _ in step.outputs),
-    )
+    outputs = [f"{backticked(name)} AS {column}" for name, column, _ in step.outputs]
+    return result.selectExpr(f"{_ROW}.*", *outputs)
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
@@ -117,7 +115,9 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
         targets = ShuffleTargets.of(stages, number)
         return shuffled.mapInArrow(Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_DDL)
     rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
-    typed = [f"{parsed(operator, stages.types[column])} AS {column}" for operator, column in stages.results(number)]
+    typed: list[str] = []
+    for operator, column in stages.results(number):
+        typed.append(f"{parsed(operator, stages.types[column])} AS {column}")
     frame = rows.selectExpr("*", *typed) if typed else rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
@@ -148,7 +148,8 @@ def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
     unchanged = [name for name in ROW if name not in (*_CHANGED, "output")]
     exploded = frame.selectExpr(*unchanged, f"inline({rows_for_targets})")
     # The name of a processor's output only matters up to the steps behind the stage.
-    return exploded.selectExpr(*("CAST(NULL AS STRING) AS output" if name == "output" else name for name in ROW))
+    columns = {name: name for name in ROW} | {"output": "CAST(NULL AS STRING) AS output"}
+    return exploded.selectExpr(*columns.values())
 
 
 _CHANGED = ("target", "side", "emitted", "key", "value", "foreign", "path")

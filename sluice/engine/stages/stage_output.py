@@ -69,7 +69,8 @@ class StageOperator:
     @cached_property
     def queryable_stores(self) -> tuple[int, ...]:
         """The group numbers of a processor's stores that can be queried."""
-        return tuple(store.group_id for store in self.plan.stores.values() if store.group_id is not None)
+        groups = [store.group_id for store in self.plan.stores.values()]
+        return tuple(group_id for group_id in groups if group_id is not None)
 
 
 class Released(NamedTuple):
@@ -183,6 +184,7 @@ class StageOutput:
                 headers=headers,
             )
             listener.process(row, self)
+            # The listener has set both for its own results.
             self.operator, self.headers = operator, headers
 
     def _append(
@@ -267,6 +269,7 @@ class StageOutput:
         timer: str = "",
     ) -> None:
         assert self.operator is not None
+        # A rejected row has no results, also none of those that it has sent before it failed.
         del self._rows[self._rows_before_hold :]
         self._held = None
         if not rejects_record(error):
@@ -313,11 +316,11 @@ class StageOutput:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All results as rows of Arrow."""
         if self._rows:
-            columns = zip(*(self._last_results() if self.only_stored else self._rows), strict=True)
-            arrays = {
-                name: pa.array(column, SCHEMA.field(name).type) for name, column in zip(_COLUMNS, columns, strict=True)
-            }
-            yield rows(len(arrays["target"]), arrays | {"before": BEFORE_ALL, "after": BEFORE_ALL})
+            results = self._last_results() if self.only_stored else self._rows
+            arrays: dict[str, Any] = {"before": BEFORE_ALL, "after": BEFORE_ALL}
+            for name, column in zip(_COLUMNS, zip(*results, strict=True), strict=True):
+                arrays[name] = pa.array(column, SCHEMA.field(name).type)
+            yield rows(len(results), arrays)
 
     def _last_results(self) -> list[tuple[Any, ...]]:
         """The rows, without the results that a later result of the same key replaces in the store."""

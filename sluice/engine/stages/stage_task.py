@@ -138,10 +138,10 @@ class StageRun:
 
     @classmethod
     def of(cls, stage: Stage, states: BatchStates, timelines: Mapping[str, Timeline]) -> Self:
-        operators = {
-            operator.number: OperatorRun(operator, states, timelines.get(operator.plan.clock))
-            for operator in stage.operators
-        }
+        operators: dict[int, OperatorRun] = {}
+        for operator in stage.operators:
+            timeline = timelines.get(operator.plan.clock)
+            operators[operator.number] = OperatorRun(operator, states, timeline)
         return cls(operators, stage.only_stored)
 
     def process(self, rows: pa.Table) -> None:
@@ -152,7 +152,8 @@ class StageRun:
             runs = (operators[number], *self.listeners.get(number, ()))
             releasing[number] = [run for run in runs if run.releases is not None]
         can_group_by_key = not self.listeners and not any(releasing.values())
-        ordered = rows.take(pa.array(sorted_indices(rows, _GROUPED_BY_KEY if can_group_by_key else ())))
+        first = _GROUPED_BY_KEY if can_group_by_key else ()
+        ordered = rows.take(pa.array(sorted_indices(rows, first)))
         self._load_states(ordered)
         changes = self._changes_within_groups(ordered)
         old_rows: dict[int, Row] = {}
@@ -177,7 +178,8 @@ class StageRun:
         for begin in range(0, len(table), _ROWS_AT_ONCE):
             rows = table.slice(begin, _ROWS_AT_ONCE)
             columns = {name: rows.column(name).to_pylist() for name in _COLUMNS_READ}
-            times = {name: column[begin : begin + _ROWS_AT_ONCE].tolist() for name, column in all_times.items()}
+            end = begin + _ROWS_AT_ONCE
+            times = {name: column[begin:end].tolist() for name, column in all_times.items()}
             bounds = zip(columns["window_start"], columns["window_end"], strict=True)
             windows = (None if start == NO_WINDOW else (start, end) for start, end in bounds)
             operator_rows = map(
@@ -197,9 +199,14 @@ class StageRun:
             times[name] = np.full(len(rows), BEFORE_ALL)
         targets = rows.column("target").to_numpy()
         for number, run in self.operators.items():
-            if run.timeline is not None and run.spec.plan.has_own_stream_time and not run.spec.plan.is_timed_by_source:
+            plan = run.spec.plan
+            # The task of the source has put the times of these operators into their rows.
+            if plan.is_timed_by_source or not plan.has_own_stream_time:
+                continue
+            if run.timeline is not None:
                 indices = np.flatnonzero(targets == number)
-                for name, of_operator in run.timeline.stream_times(rows.take(pa.array(indices))).items():
+                times_of_rows = run.timeline.stream_times(rows.take(pa.array(indices)))
+                for name, of_operator in times_of_rows.items():
                     times[name][indices] = of_operator
         return times
 
@@ -208,7 +215,10 @@ class StageRun:
 
         As in Kafka Streams, such a change is one update of the group. A change of group is two updates.
         """
-        subtracting = {number for number, run in self.operators.items() if isinstance(run.operator, TableAggregate)}
+        subtracting: set[int] = set()
+        for number, run in self.operators.items():
+            if isinstance(run.operator, TableAggregate):
+                subtracting.add(number)
         if not subtracting:
             return frozenset()
         # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
@@ -250,4 +260,7 @@ class StageRun:
 
     def states_to_store(self) -> list[State]:
         """The states of all operators' loaded keys; the shard writes those that have changed."""
-        return [state for operator in self.operators.values() for state in operator.states_to_store()]
+        states: list[State] = []
+        for operator in self.operators.values():
+            states += operator.states_to_store()
+        return states

@@ -112,7 +112,9 @@ class Timeline:
     def _closed_after_each(self) -> Times:
         """The closed time after each advance: the smallest of the active partitions."""
         of_partitions = [clocks.closed.after_each for clocks in self._active]
-        closed = np.minimum.reduce(of_partitions) if of_partitions else np.full(len(self._times), BEFORE_ALL)
+        closed = np.full(len(self._times), BEFORE_ALL)
+        if of_partitions:
+            closed = np.minimum.reduce(of_partitions)
         not_decreasing: Times = np.maximum(closed, self.closed_before)
         return not_decreasing
 
@@ -120,6 +122,7 @@ class Timeline:
         """The clocks of the partitions with this number."""
         times, of_number = self._times, self._numbers == number
         before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
+        # An idle partition that has records again has been passed by the others meanwhile.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
             _, after_each = advance(times, of_number, before["closed"])
@@ -161,6 +164,7 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not self._has_advances(number):
                 continue
+            # Co-partitioned topics share the time, so it is stored once, under the first of them.
             topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
@@ -219,19 +223,12 @@ class Timeline:
     def _counts_of_advances(self, table: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
         # Each row is sorted into the advances twice: before those at its own position, and after them.
-        parts = [
-            part.select(SORT_KEY).append_column(
-                "place",
-                pa.repeat(pa.scalar(place, pa.int8()), len(part)),
-            )
-            for part, place in ((self._table, 1), (table, 0), (table, 2))
-        ]
-        order = np.asarray(
-            pc.sort_indices(
-                pa.concat_tables(parts),
-                [(name, "ascending") for name in (*SORT_KEY, "place")],
-            )
-        )
+        parts: list[pa.Table] = []
+        for part, place in ((self._table, 1), (table, 0), (table, 2)):
+            places = pa.repeat(pa.scalar(place, pa.int8()), len(part))
+            parts.append(part.select(SORT_KEY).append_column("place", places))
+        keys = [(name, "ascending") for name in (*SORT_KEY, "place")]
+        order = np.asarray(pc.sort_indices(pa.concat_tables(parts), keys))
         count = len(self._times)
         advances_up_to = np.empty(len(order), np.intp)
         advances_up_to[order] = np.cumsum(order < count)
