@@ -30,6 +30,7 @@ def rejects_record(error: BaseException) -> bool:
 
     A MemoryError ends the run, because it depends on the machine: the record may succeed when it is read again.
     """
+    # sys.exit() in a function must reject the record, not end the driver. Ctrl-C ends the driver.
     return isinstance(error, Exception | SystemExit) and not isinstance(error, MemoryError)
 
 

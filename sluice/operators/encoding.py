@@ -72,6 +72,7 @@ def _require_finite(value: Any, path: str) -> None:
 
 def require_key(key: str) -> None:
     """Raise ValueError for a key that is too long or has no UTF-8 encoding."""
+    # A character has at most four bytes in UTF-8, so most keys need not be encoded to be measured.
     if len(key) * 4 > MOST_KEY_BYTES or not key.isascii():
         size = len(key.encode())
         if size > MOST_KEY_BYTES:
@@ -88,23 +89,22 @@ class Declared:
         self._is_known = kind is not Any and kind is not None
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
-        self._encode = _encode_fields if self._is_known and contract_values.needs_plain_data(kind) else _encode_json
+        # msgspec may leave out the defaults of a Struct, but later steps read every field.
+        leaves_out = self._is_known and contract_values.needs_plain_data(kind)
+        self._encode = _encode_fields if leaves_out else _encode_json
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
         parts = contract_parts.parts_of(kind) if self._is_known else []
         self._check_amounts = contract_parts.amount_check(kind) if self._is_known else None
-        self._integers = contract_parts.parts_collector(
-            part for part in parts if isinstance(part.kind, inspect.IntType)
-        )
-        self._times = [
-            (part.path, contract_parts.parts_collector([part]))
-            for part in parts
-            if isinstance(part.kind, inspect.DateTimeType)
-        ]
-        self._amounts = [
-            (part.path, contract_parts.parts_collector([part]), Amounts(*digits))
-            for part in parts
-            if (digits := part.digits) is not None
-        ]
+        integers = [part for part in parts if isinstance(part.kind, inspect.IntType)]
+        self._integers = contract_parts.parts_collector(integers)
+        self._times: list[tuple[str, Callable[[Any], Iterable[Any]]]] = []
+        self._amounts: list[tuple[str, Callable[[Any], Iterable[Any]], Amounts]] = []
+        for part in parts:
+            collect = contract_parts.parts_collector([part])
+            if isinstance(part.kind, inspect.DateTimeType):
+                self._times.append((part.path, collect))
+            if part.digits is not None:
+                self._amounts.append((part.path, collect, Amounts(*part.digits)))
 
     def json(self, value: Any) -> str:
         """The value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
@@ -135,8 +135,10 @@ class Declared:
     def _checked(self, value: Any, data: bytes) -> str:
         refuse_long_strings(data)
         for integer in self._integers(value):
+            # Python's integers have no limit, but later steps read them as BIGINT.
             if not -(1 << 63) <= integer < 1 << 63:
-                raise OverflowError(f"{shortened(data.decode(), 100)} contains an integer of more than 64 bits")
+                text = shortened(data.decode(), 100)
+                raise OverflowError(f"{text} contains an integer of more than 64 bits")
         for path, moments in self._times:
             for moment in moments(value):
                 require_time(moment, path)
@@ -150,14 +152,14 @@ def _checked_untyped(value: Any, data: bytes) -> str:
     refuse_long_strings(data)
     if len(data) > MOST_UNTYPED_BYTES:
         raise ValueError(f"a result of {len(data):,} bytes needs a declared type: returns=...")
+    # Each level takes two brackets, so a shorter text cannot be nested too deep.
     if len(data) > 2 * MOST_LEVELS:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
     # Only a large integer or a Decimal can be inexact. JSON with Decimals as text is longer, by their quotation marks.
-    if (len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data)) or (
-        type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)
-    ):
+    has_large_integer = len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data) is not None
+    if has_large_integer or (type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)):
         refuse_inexact_numbers(data)
     return data.decode()
 
@@ -165,8 +167,11 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 def _require_names(value: Any) -> None:
     """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON: one would be lost."""
     if isinstance(value, dict):
-        if not all(type(key) is str for key in value) and len(msgspec.json.decode(_encode_json(value))) < len(value):
-            raise ValueError(f"two keys of a dict have the same name in JSON: {shortened(str([*value]))}")
+        # Names of JSON are texts. Texts that differ stay different, so only other keys are compared.
+        has_other_keys = not all(type(key) is str for key in value)
+        if has_other_keys and len(msgspec.json.decode(_encode_json(value))) < len(value):
+            keys = shortened(str([*value]))
+            raise ValueError(f"two keys of a dict have the same name in JSON: {keys}")
         inner: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         inner = value
@@ -192,10 +197,11 @@ def require_same(value: Any, decoded: Any, declare: str) -> None:
 
 def _other_type(value: Any, decoded: Any) -> str | None:
     """The type of the first part that is decoded as another value."""
+    # NaN is not equal to itself, and a Decimal that is a signaling NaN cannot even be compared.
     try:
-        if value == decoded or isinstance(value, float):  # NaN is not equal to itself
+        if value == decoded or isinstance(value, float):
             return None
-    except ArithmeticError:  # a Decimal that is a signaling NaN cannot be compared
+    except ArithmeticError:
         pass
     pairs: Iterable[tuple[Any, Any]]
     if isinstance(value, list | tuple) and isinstance(decoded, list) and len(value) == len(decoded):
@@ -204,7 +210,11 @@ def _other_type(value: Any, decoded: Any) -> str | None:
         pairs = ((value[key], decoded[key]) for key in value)
     else:
         return type(value).__name__
-    return next((other for pair in pairs if (other := _other_type(*pair)) is not None), None)
+    for part, decoded_part in pairs:
+        other = _other_type(part, decoded_part)
+        if other is not None:
+            return other
+    return None
 
 
 def _encode_fields(value: Any) -> bytes:

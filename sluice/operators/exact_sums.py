@@ -31,6 +31,7 @@ class Exact:
         return self._plus(other.mantissa, other.exponent)
 
     def _plus(self, mantissa: int, exponent: int) -> Exact:
+        # Shift the number with the larger exponent, so that no bit of the other is lost.
         if exponent >= self.exponent:
             return Exact(self.mantissa + (mantissa << (exponent - self.exponent)), self.exponent)
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
@@ -53,8 +54,11 @@ class Exact:
         mantissa, exponent = self.mantissa, self.exponent
         if not mantissa:
             return b""
+        # Equal sums must have equal bytes, however they were added up, or a
+        # rebuilt state would differ.
         zeros = (mantissa & -mantissa).bit_length() - 1
         mantissa >>= zeros
+        # One bit more than the mantissa has, for its sign.
         size = (mantissa.bit_length() >> 3) + 1
         exponent_bytes = (exponent + zeros).to_bytes(_EXPONENT_BYTES, signed=True)
         return exponent_bytes + mantissa.to_bytes(size, signed=True)

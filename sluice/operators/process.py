@@ -47,9 +47,10 @@ class Process:
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
-        self._ttls = [
-            (field_of(number), store.ttl) for number, store in enumerate(options.values()) if store.ttl is not None
-        ]
+        self._ttls: list[tuple[str, int]] = []
+        for number, store in enumerate(options.values()):
+            if store.ttl is not None:
+                self._ttls.append((field_of(number), store.ttl))
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._processor = make()
         self.sets_timers = hasattr(self._processor, "on_timer")
@@ -71,6 +72,7 @@ class Process:
         # Timers fire in the order of time, so those before the record come first.
         if key is not None and state.event:
             self._fire(state, key, row.before, out)
+            # The timers have reset the headers, because their results have none.
             out.headers = row.headers
         context = self._context
         record_key = row.foreign if self._is_keyed_by else key
@@ -137,11 +139,8 @@ class Process:
             # As in Kafka Streams, a timer fires once for all periods that have passed.
             if schedule.every:
                 passed = (now - schedule.time) // schedule.every + 1
-                state.wall[name] = Schedule(
-                    schedule.time + passed * schedule.every,
-                    schedule.every,
-                    schedule.cause,
-                )
+                next_time = schedule.time + passed * schedule.every
+                state.wall[name] = Schedule(next_time, schedule.every, schedule.cause)
             else:
                 del state.wall[name]
             timer = Timer(key, name, "wall", schedule.time)
@@ -149,7 +148,9 @@ class Process:
             self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: KeyState) -> bool:
-        return not (state.event or state.wall or any(getattr(state.stores, f) for f in state.stores.__struct_fields__))
+        if state.event or state.wall:
+            return False
+        return not any(getattr(state.stores, field) for field in state.stores.__struct_fields__)
 
     def entries_as_json(self, state: KeyState) -> list[str | None]:
         """Each store's entries of a key as a JSON object, for queries; None for an empty store."""

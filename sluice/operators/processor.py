@@ -111,10 +111,12 @@ class Journal:
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
+        # The old value itself, not a copy: entries and timers are replaced, never changed.
         self._before.append((kept, name, kept.get(name)))
 
     def undo_changes(self) -> None:
         """Restore every changed entry and timer."""
+        # In reverse, because an entry may have changed several times.
         for kept, name, before in reversed(self._before):
             if before is None:
                 kept.pop(name, None)
@@ -155,6 +157,7 @@ class Store(Generic[V]):
         """Set the value and restart its time to live."""
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
+        # This fails for surrogates, which no database stores.
         if not key.isascii():
             key.encode()
         stored = self._as_read(value)
@@ -170,7 +173,8 @@ class Store(Generic[V]):
     def items(self, prefix: str = "") -> Iterator[tuple[str, V]]:
         """Iterate over the keys that start with `prefix`, in order, with their values."""
         for key in sorted(self.entries):
-            if not key.startswith(prefix) or key not in self.entries:  # deleted during the iteration
+            # The author's code may delete entries during the iteration.
+            if not key.startswith(prefix) or key not in self.entries:
                 continue
             written, value = self.entries[key]
             if not self._expired(written):
@@ -182,7 +186,8 @@ class Store(Generic[V]):
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
         data = encode_state(value)
-        to_json(value)  # raises an error if queries could not show the value
+        # This raises an error if queries could not show the value.
+        to_json(value)
         if type(value) is self._plain:
             return value
         if self._check_amounts is not None:
@@ -210,11 +215,14 @@ class ContextBase:
         timers: bool = True,
     ) -> None:
         self._journal = Journal()
-        self._stores: dict[str, Store[Any]] = {
-            name: Store(name, options, self._journal) for name, options in stores.items()
-        }
-        self._fields = [(store, field_of(number)) for number, store in enumerate(self._stores.values())]
-        self._outputs = None if outputs is None else {name: Declared(kind) for name, kind in outputs.items()}
+        self._stores: dict[str, Store[Any]] = {}
+        self._fields: list[tuple[Store[Any], str]] = []
+        for number, (name, options) in enumerate(stores.items()):
+            store = self._stores[name] = Store(name, options, self._journal)
+            self._fields.append((store, field_of(number)))
+        self._outputs: dict[str, Declared] | None = None
+        if outputs is not None:
+            self._outputs = {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
         self.keep_changes = self._journal.keep_changes
         self.undo_changes = self._journal.undo_changes
@@ -286,11 +294,13 @@ class ContextBase:
             raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
         if self.key is None:
             raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
+        # A timer in the past would fire at a position before the record that sets it.
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "
                 "delay, such as record.time + 60_000"
             )
+        # This fails for surrogates, which no database stores.
         name.encode()
         timers = self._state.event if clock == "event" else self._state.wall
         self._journal.change(timers, name)
@@ -323,8 +333,10 @@ class ContextBase:
     def expire(self) -> None:
         """Delete entries whose time to live is over; called by the engine."""
         for store in self._stores.values():
-            if store.ttl is not None:
-                for key in [key for key, (written, _) in store.entries.items() if written + store.ttl < store.now]:
+            if store.ttl is None:
+                continue
+            for key, (written, _) in [*store.entries.items()]:
+                if written + store.ttl < store.now:
                     del store.entries[key]
 
 

@@ -87,9 +87,9 @@ class BufferLimit:
         return None if self.records is self.bytes is None else Buffer()
 
     def exceeded(self, buffer: Buffer) -> bool:
-        return (self.records is not None and buffer.records > self.records) or (
-            self.bytes is not None and buffer.bytes > self.bytes
-        )
+        if self.records is not None and buffer.records > self.records:
+            return True
+        return self.bytes is not None and buffer.bytes > self.bytes
 
 
 class Suppress:
@@ -159,6 +159,7 @@ class Suppress:
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
+            # The update replaces the one of the same key and window, and counts with its own size.
             self.shared.remove(waiting.since, row.key, window)
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
@@ -169,7 +170,9 @@ class Suppress:
         return self.due(state)
 
     def due(self, state: WaitingUpdates) -> int | None:
-        return closes_at(min(waiting.since for waiting in state.values()), self.wait_ms) if state else None
+        if not state:
+            return None
+        return closes_at(min(waiting.since for waiting in state.values()), self.wait_ms)
 
     def close(
         self,
@@ -182,7 +185,10 @@ class Suppress:
         """Send the updates that are due, and those that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
         sent_early = self.sent_early.pop(key, ()) if key is not None else ()
-        due = [window for window, waiting in state.items() if waiting.since <= horizon or window in sent_early]
+        due: list[Bounds] = []
+        for window, waiting in state.items():
+            if waiting.since <= horizon or window in sent_early:
+                due.append(window)
         due.sort(key=lambda window: state[window].since)
         for window in due:
             self._send(state, key, window, out)
@@ -193,7 +199,9 @@ class Suppress:
     def check(self) -> None:
         """Raise BufferFull if the limit is exceeded and `when_full` is `shut_down`."""
         if self.shared and self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
-            limit = f"{self.limit.records or 'any number of'} updates, {self.limit.bytes or 'any number of'} bytes"
+            most_records = self.limit.records or "any number of"
+            most_bytes = self.limit.bytes or "any number of"
+            limit = f"{most_records} updates, {most_bytes} bytes"
             held = f"{self.shared.records} updates of {self.shared.bytes} bytes"
             raise BufferFull(f"A suppress step holds back {held}; its limit is {limit}.")
 
@@ -201,9 +209,11 @@ class Suppress:
         """Send the oldest updates of all keys while the buffer exceeds its limit."""
         if self.shared is None or self.limit.when_full != "emit_early":
             return
+        # Updates that are due leave the buffer anyway, so they must not push out others.
         self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()
+            # Only this key's state is at hand. The engine closes the other keys.
             if key == row.key:
                 self._send(state, key, window, out)
             else:

@@ -20,7 +20,8 @@ from sluice.errors import TopologyError
 from sluice.operators.aggregation.sketches import Distinct, Histogram, hash_of
 from sluice.operators.exact_sums import Exact
 
-_DIGITS = 38  # the maximum precision of Spark's decimals
+_DIGITS = 38
+"""The maximum precision of Spark's decimals."""
 _SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
 _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
@@ -242,7 +243,9 @@ class Extreme(Accumulator):
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
-        return value if accumulator is None or (value is not None and self.better(value, accumulator)) else accumulator
+        if accumulator is None or (value is not None and self.better(value, accumulator)):
+            return value
+        return accumulator
 
 
 class First(Accumulator):
@@ -319,6 +322,7 @@ class InPlace(Accumulator):
     @override
     def undo_changes(self) -> None:
         while self.changes:
+            # In reverse, because a later change may rest on an earlier one.
             self.changes.pop()()
 
 
@@ -419,9 +423,11 @@ class Counted(InPlace):
 
     def _set(self, accumulator: dict[Any, int], value: Any, count: int) -> dict[Any, int]:
         before = accumulator.get(value, 0)
-        self.changes.append(
-            partial(accumulator.__setitem__, value, before) if before else partial(accumulator.pop, value, None)
-        )
+        if before:
+            self.changes.append(partial(accumulator.__setitem__, value, before))
+        else:
+            self.changes.append(partial(accumulator.pop, value, None))
+        # A value that is no longer there must leave no entry: equal states must have equal bytes.
         if count:
             accumulator[value] = count
         else:
@@ -430,15 +436,22 @@ class Counted(InPlace):
 
     @override
     def add(self, accumulator: dict[Any, int], value: Any) -> dict[Any, int]:
-        return accumulator if value is None else self._set(accumulator, value, accumulator.get(value, 0) + 1)
+        if value is None:
+            return accumulator
+        return self._set(accumulator, value, accumulator.get(value, 0) + 1)
 
     @override
     def subtract(self, accumulator: dict[Any, int], value: Any) -> dict[Any, int]:
-        return accumulator if value not in accumulator else self._set(accumulator, value, accumulator[value] - 1)
+        if value not in accumulator:
+            return accumulator
+        return self._set(accumulator, value, accumulator[value] - 1)
 
     @override
     def merge(self, earlier: dict[Any, int], later: dict[Any, int]) -> dict[Any, int]:
-        return earlier | {value: earlier.get(value, 0) + count for value, count in later.items()}
+        merged = dict(earlier)
+        for value, count in later.items():
+            merged[value] = merged.get(value, 0) + count
+        return merged
 
     @override
     def copy(self, accumulator: dict[Any, int]) -> dict[Any, int]:
@@ -451,7 +464,8 @@ class Mode(Counted):
     @override
     def result(self, accumulator: dict[Any, int]) -> Any:
         most = max(accumulator.values(), default=0)
-        return min((value for value, count in accumulator.items() if count == most), default=None)
+        modes = [value for value, count in accumulator.items() if count == most]
+        return min(modes, default=None)
 
 
 class Percentile(Counted):
@@ -474,7 +488,9 @@ class Percentile(Counted):
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
     """The percentile of distinct, sorted values. `ends` has for each value the number of values up to it."""
     position = (ends[-1] - 1) * part
-    below, above = (float(values[bisect_right(ends, place)]) for place in (math.floor(position), math.ceil(position)))
+    below = float(values[bisect_right(ends, math.floor(position))])
+    above = float(values[bisect_right(ends, math.ceil(position))])
+    # Without this, interpolation between equal numbers could round to another number.
     if below == above:
         return below
     return (math.ceil(position) - position) * below + (position - math.floor(position)) * above
@@ -495,7 +511,9 @@ class ByOrder(Accumulator):
     def merge(self, earlier: Any, later: Any) -> Any:
         if later is None or later[0] is None:
             return earlier
-        return later if earlier is None or not self.better(earlier[0], later[0]) else earlier
+        if earlier is not None and self.better(earlier[0], later[0]):
+            return earlier
+        return later
 
     @override
     def result(self, accumulator: Any) -> Any:

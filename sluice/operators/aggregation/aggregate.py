@@ -75,6 +75,8 @@ class BaseAggregation:
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:
+            # A result that cannot be written must reject this record, not fail
+            # at the end of the batch.
             calculation.check(aggregate)
             self._windows_added_to.append(start)
             return
@@ -85,8 +87,10 @@ class BaseAggregation:
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state as of the calculation's last `keep_changes`."""
+        # In place, because the engine holds the dictionary.
         state.clear()
-        state.update({start: (time, self.calculation.undo_changes(held)) for start, (time, held) in before.items()})
+        for start, (time, aggregate) in before.items():
+            state[start] = time, self.calculation.undo_changes(aggregate)
 
 
 class Aggregation(BaseAggregation):
@@ -108,6 +112,7 @@ class Aggregation(BaseAggregation):
         return {}
 
     def process(self, state: Windows, row: Row, out: Output) -> None:
+        # A shallow copy is enough: aggregates are replaced, or undo their own changes.
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()

@@ -78,8 +78,12 @@ class Function:
     @property
     def json_type(self) -> Any:
         """The type of the argument in JSON."""
-        argument = self.argument
-        kind: Any = Any if argument is None else argument if argument is msgspec.Raw else argument | None
+        kind: Any = self.argument
+        if kind is None:
+            kind = Any
+        # The JSON of an object or a list may be `null`, too.
+        elif kind is not msgspec.Raw:
+            kind = kind | None
         if not self.takes_pairs:
             return kind
         # Each pair of types needs a Struct of its own, because msgspec decodes numbers as the types of the fields.
@@ -113,6 +117,9 @@ _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
     float: accumulators.ExactAverage,
     Decimal: accumulators.DecimalAverage,
 }
+
+
+_BITWISE = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
@@ -166,5 +173,5 @@ def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case pe
         case "bool_and" | "bool_or":
             return accumulators.Truths(all_true=name == "bool_and")
         case "bit_and" | "bit_or" | "bit_xor":
-            return accumulators.Bits({"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}[name])
+            return accumulators.Bits(_BITWISE[name])
     raise AssertionError(f"{name} has no accumulator")

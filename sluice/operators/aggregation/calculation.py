@@ -90,11 +90,15 @@ class Functions:
         self._nulls = (None,) * len(accumulators)
         # Indices of functions. An argument that is no number, Boolean or text stays JSON text.
         self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
-        self._map_arguments = [
-            at for at in self._raw_arguments if functions[at].maps and functions[at].name in _COMPARING
-        ]
-        self._json_results = [at for at in self._raw_arguments if functions[at].name not in _COUNTING]
-        self._pair_arguments = frozenset(at for at, function in enumerate(functions) if function.takes_pairs)
+        self._map_arguments: list[int] = []
+        self._json_results: list[int] = []
+        for at in self._raw_arguments:
+            if functions[at].maps and functions[at].name in _COMPARING:
+                self._map_arguments.append(at)
+            if functions[at].name not in _COUNTING:
+                self._json_results.append(at)
+        pairs = [at for at, function in enumerate(functions) if function.takes_pairs]
+        self._pair_arguments = frozenset(pairs)
         self._accumulators = accumulators
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
         self._adders = [accumulator.add for accumulator in accumulators]
@@ -109,6 +113,7 @@ class Functions:
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
         last, arguments = self._last
+        # The windows of a row are computed one after the other, each with the same value.
         if value is not last:
             arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
@@ -125,12 +130,14 @@ class Functions:
                 texts[at] = _text(argument)
             elif argument is not None:
                 texts[at] = ArgumentPair(_text(argument.x), argument.y)
+        # Two maps with the same entries in different orders are one value, but two texts.
         for at in self._map_arguments:
             texts[at] = None if texts[at] is None else _with_sorted_names(texts[at])
         return texts
 
     def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-        return tuple([add(part, argument) for add, part, argument in zip(self._adders, aggregate, value, strict=True)])
+        triples = zip(self._adders, aggregate, value, strict=True)
+        return tuple([add(part, argument) for add, part, argument in triples])
 
     def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         triples = zip(self._accumulators, aggregate, value, strict=True)
@@ -192,7 +199,9 @@ def _with_sorted_names(text: str) -> str:
 def _raw_json(result: str | list[str] | None) -> Any:
     if result is None:
         return None
-    return msgspec.Raw(result.encode()) if isinstance(result, str) else [msgspec.Raw(text.encode()) for text in result]
+    if isinstance(result, str):
+        return msgspec.Raw(result.encode())
+    return [msgspec.Raw(text.encode()) for text in result]
 
 
 class Custom:
@@ -239,7 +248,8 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            aggregate = self.new_aggregate()  # the last call returned None
+            # The author's function has returned None, which removes the aggregate.
+            aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
 
@@ -268,7 +278,8 @@ class Custom:
         return None if aggregate is None else self._declared.typed_json(aggregate)
 
     def check(self, aggregate: Any) -> None:
-        if type(aggregate) is not int:  # `_checked` has made sure that an int fits 64 bits
+        # `_checked` has made sure that an int fits 64 bits, so its result can be written.
+        if type(aggregate) is not int:
             self.result(aggregate)
 
     def keep_changes(self) -> None:
@@ -280,6 +291,7 @@ class Custom:
         return aggregate if before is None else self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
+        # Only the state before the first change counts. Immutable aggregates are still there.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 

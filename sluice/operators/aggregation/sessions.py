@@ -54,13 +54,8 @@ class SessionAggregate(Aggregation):
             session_end, session_aggregate = state.pop(session)
             window = session, session_end
             if self.retracts:
-                out.emit(
-                    key,
-                    self.calculation.result(session_aggregate),
-                    session_end,
-                    window=window,
-                    old=True,
-                )
+                old_result = self.calculation.result(session_aggregate)
+                out.emit(key, old_result, session_end, window=window, old=True)
             # A result's key includes the session's bounds: if the bounds change, a tombstone deletes the old key.
             if window != (start, end):
                 out.emit(key, None, session_end, window=window)
@@ -71,15 +66,20 @@ class SessionAggregate(Aggregation):
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
-        earliest_end = max(
-            row.time - self.window.gap_ms,
-            self.lateness.last_closed_end(row.before) + 1,
-        )
+        # The state may still have closed sessions: which ones depends on where batches end.
+        last_closed_end = self.lateness.last_closed_end(row.before)
+        earliest_end = max(row.time - self.window.gap_ms, last_closed_end + 1)
         latest_start = row.time + self.window.gap_ms
-        return sorted(start for start in state if start <= latest_start and state[start][0] >= earliest_end)
+        near: list[int] = []
+        for start, (end, _) in state.items():
+            if start <= latest_start and end >= earliest_end:
+                near.append(start)
+        return sorted(near)
 
     def due(self, state: Windows) -> int | None:
-        return self.lateness.closes_at(min(end for end, _ in state.values())) if state else None
+        if not state:
+            return None
+        return self.lateness.closes_at(min(end for end, _ in state.values()))
 
     def close(
         self,
@@ -91,5 +91,6 @@ class SessionAggregate(Aggregation):
     ) -> None:
         """Forget the sessions that no later record can join."""
         last_closed_end = self.lateness.last_closed_end(closed)
-        for start in [start for start, (end, _) in state.items() if end <= last_closed_end]:
-            del state[start]
+        for start, (end, _) in [*state.items()]:
+            if end <= last_closed_end:
+                del state[start]

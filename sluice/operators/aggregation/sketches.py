@@ -39,7 +39,8 @@ class Distinct(msgspec.Struct, array_like=True):
             self.hashes[hashed] = None
             if len(self.hashes) <= MOST_EXACT:
                 return partial(self.hashes.pop, hashed)
-            undo = partial(self._restore, {each: None for each in self.hashes if each != hashed})
+            before_this = [earlier for earlier in self.hashes if earlier != hashed]
+            undo = partial(self._restore, dict.fromkeys(before_this))
             self._fill(self.hashes)
             self.hashes = {}
             return undo
@@ -64,6 +65,7 @@ class Distinct(msgspec.Struct, array_like=True):
 
     def merge(self, other: Distinct) -> Distinct:
         """The distinct values of both sketches."""
+        # Hashes and registers can be mixed: only one of the sketches may have become too large.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))
@@ -80,8 +82,9 @@ _RANKS = 64 - _BITS
 
 def hash_of(value: Any) -> int:
     """A hash of 64 bits. Equal numbers have equal hashes."""
+    # This turns -0.0 into 0.0, which is equal and needs the same hash.
     if isinstance(value, float):
-        value += 0.0  # turns -0.0 into 0.0, which is equal and needs the same hash
+        value += 0.0
     text = str(value.normalize()) if isinstance(value, Decimal) else str(value)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
@@ -194,6 +197,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
             value: Any = Decimal(middle).quantize(least)
         else:
             value = round(middle) if isinstance(least, int) else middle
+        # The middle of the first or last bin may lie beyond the numbers that were seen.
         return min(max(value, least), most)
 
 

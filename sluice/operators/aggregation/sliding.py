@@ -42,10 +42,8 @@ class SlidingAggregate(Aggregation):
             out.send_late()
             return
         # Windows that contain the record, or a record that shares a window with it; the latest first.
-        starts = sorted(
-            (start for start in state if time - 2 * size <= start <= time + 1),
-            reverse=True,
-        )
+        near = [start for start in state if time - 2 * size <= start <= time + 1]
+        starts = sorted(near, reverse=True)
         next_window = self._next_window(state, starts, time)
         if time < size:
             is_counted = self._add_to_first(state, starts, row, out, next_window)
@@ -80,12 +78,8 @@ class SlidingAggregate(Aggregation):
             start = row.time + 1
             state[start] = next_window
             latest, aggregate = next_window
-            out.emit(
-                row.key,
-                self.calculation.result(aggregate),
-                latest,
-                window=(start, start + self.window.size_ms),
-            )
+            result = self.calculation.result(aggregate)
+            out.emit(row.key, result, latest, window=(start, start + self.window.size_ms))
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record that has a window of its own, which ends at the record. Returns whether any window was open.
@@ -103,12 +97,8 @@ class SlidingAggregate(Aggregation):
             # The row's own window also contains the records of the preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
-        is_counted = self._add_to_each(
-            state,
-            [start for start in starts if own <= start <= row.time],
-            row,
-            out,
-        )
+        containing = [start for start in starts if own <= start <= row.time]
+        is_counted = self._add_to_each(state, containing, row, out)
         # The window right after the previous record does not exist yet: the row is the first record in it.
         if previous is not None and own <= previous < row.time and previous + 1 not in state:
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
@@ -118,12 +108,8 @@ class SlidingAggregate(Aggregation):
             # visible to a later step that counts updates.
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
-                out.emit(
-                    row.key,
-                    self.calculation.result(aggregate),
-                    time,
-                    window=(own, own + self.window.size_ms),
-                )
+                result = self.calculation.result(aggregate)
+                out.emit(row.key, result, time, window=(own, own + self.window.size_ms))
         return is_counted
 
     def _add_to_first(
@@ -142,8 +128,11 @@ class SlidingAggregate(Aggregation):
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
         self._create_next(state, row, out, next_window)
-        is_first_in_next = previous < row.time and previous + 1 not in state
-        return self._add_to_each(state, [previous + 1, 0] if is_first_in_next else [0], row, out) or is_counted
+        last_starts = [0]
+        # The window right after the previous record does not exist yet: the row is its first record.
+        if previous < row.time and previous + 1 not in state:
+            last_starts = [previous + 1, 0]
+        return self._add_to_each(state, last_starts, row, out) or is_counted
 
     def _add_to_each(
         self,
@@ -175,8 +164,9 @@ class SlidingAggregate(Aggregation):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the windows that can no longer be changed or copied to a new one."""
-        for start in [start for start in state if self.lateness.is_late(self._last_use(start), closed)]:
-            del state[start]
+        for start in [*state]:
+            if self.lateness.is_late(self._last_use(start), closed):
+                del state[start]
 
     def _last_use(self, start: int) -> int:
         """The end of the last window that may start as a copy of the window from `start`.

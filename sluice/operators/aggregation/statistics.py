@@ -130,6 +130,7 @@ def _products_of_pair(pair: ArgumentPair) -> tuple[Exact, ...] | None:
     x, y = pair.x, pair.y
     if x is None or y is None:
         return None
+    # In the order in which `_covariance` and `_correlation` unpack their sums.
     return _exact(x), _exact(y), _exact(x, x), _exact(y, y), _exact(x, y)
 
 
@@ -159,6 +160,7 @@ def _stddev(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | No
 def _skewness(count: int, sums: tuple[Fraction, ...]) -> float | None:
     first, second, third = sums
     squares = _squares(count, first, second)
+    # The sum of the cubes of the values' distances from their mean.
     cubes = third - 3 * first * second / count + 2 * first**3 / count**2
     if not squares:
         return None
@@ -170,6 +172,7 @@ def _kurtosis(count: int, sums: tuple[Fraction, ...]) -> float | None:
     squares = _squares(count, first, second)
     if not squares:
         return None
+    # The sum of the fourth powers of the values' distances from their mean.
     fourths = fourth - 4 * first * third / count + 6 * first**2 * second / count**2 - 3 * first**4 / count**3
     return float(count * fourths / squares**2 - 3)
 

@@ -13,7 +13,10 @@ How = Literal["inner", "left", "outer"]
 
 def joined(left: str | None, right: str | None) -> str:
     """The JSON text of a join's result."""
-    return f'{{"left":{"null" if left is None else left},"right":{"null" if right is None else right}}}'
+    # The values are JSON already, so they need not be decoded.
+    left_json = "null" if left is None else left
+    right_json = "null" if right is None else right
+    return f'{{"left":{left_json},"right":{right_json}}}'
 
 
 class TablePair(msgspec.Struct, array_like=True):
@@ -61,6 +64,7 @@ class TableJoin(Timeless):
             return
         if row.old:
             return
+        # A deleted value has no time, so that the next result has only the time of the other side.
         changed = row.value, row.time if row.value is not None else -1
         if row.side >= AHEAD:
             self._ahead[row.key, row.side - AHEAD] = changed
@@ -68,7 +72,8 @@ class TableJoin(Timeless):
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
         # A filtered table sends no tombstone for a row that the filter has never passed.
-        if row.value is None and self.filtered[row.side] and (state.right if row.side == RIGHT else state.left) is None:
+        stored = state.right if row.side == RIGHT else state.left
+        if row.value is None and stored is None and self.filtered[row.side]:
             return
         pair = self._pair_in_stores(state, row) if self._ahead else state
         old = self._result(pair)
@@ -109,9 +114,14 @@ class TableJoin(Timeless):
 
     def _result(self, state: TablePair) -> str | None:
         left, right = state.left, state.right
-        if self.how == "outer":
-            return None if left is None and right is None else joined(left, right)
-        return joined(left, right) if left is not None and (right is not None or self.how == "left") else None
+        match self.how:
+            case "inner":
+                has_result = left is not None and right is not None
+            case "left":
+                has_result = left is not None
+            case "outer":
+                has_result = left is not None or right is not None
+        return joined(left, right) if has_result else None
 
 
 class TableValue(msgspec.Struct, array_like=True):
@@ -147,11 +157,8 @@ class StreamTableJoin(Timeless):
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
-            out.emit(
-                row.foreign if self.mapped else row.key,
-                joined(row.value, state.value),
-                row.time,
-            )
+            key = row.foreign if self.mapped else row.key
+            out.emit(key, joined(row.value, state.value), row.time)
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None

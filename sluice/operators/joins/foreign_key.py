@@ -66,6 +66,7 @@ class ForeignKeyJoin(Timeless):
         if row.old:
             return
         old, state.right = state.right, row.value
+        # A deleted row has no time, so that a later result has only the left row's time.
         state.right_time = -1 if row.value is None else row.time
         # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a filtered table does
         # not pass on the deletion of a row that it never had.

@@ -166,6 +166,7 @@ class StreamJoin:
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
         record = StoredRecord(row.time, row.value, waits_for_match)
+        # Most records come in the order of time, so they need no search.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
         else:
@@ -194,6 +195,7 @@ class StreamJoin:
         """Send the records that no longer wait for a match, by time, the right side first."""
         due: list[tuple[int, int, StoredRecord]] = []
         if self.shared is not None:
+            # Between two searches, Kafka Streams sends nothing, even if a record is due.
             stream_time = min(stream_time, self.shared.looked)
         for number, side in enumerate((state.left, state.right)):
             last = self.lateness.last_unmatched(number, stream_time)
@@ -249,10 +251,8 @@ class StreamJoin:
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
-        for side, latest in (
-            (state.left, latest_of_sides[LEFT]),
-            (state.right, latest_of_sides[RIGHT]),
-        ):
+        sides = (state.left, state.right)
+        for side, latest in zip(sides, latest_of_sides, strict=True):
             records, last = side.records, self.lateness.last_expired(latest)
             if not records or records[0].time > last:
                 continue
