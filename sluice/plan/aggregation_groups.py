@@ -75,7 +75,11 @@ class AggregationGroup:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that the aggregates read, sorted."""
-        return tuple(sorted({name for store_column in self.store_columns for name in store_column.inputs}))
+        names: set[str] = set()
+        for store_column in self.store_columns:
+            names.update(store_column.inputs)
+        # Sorted, because the order of a set of texts changes from process to process.
+        return tuple(sorted(names))
 
     @property
     def late_key(self) -> str:

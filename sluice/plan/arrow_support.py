@@ -138,9 +138,10 @@ def types_read(job: Job) -> dict[str, str]:
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
     """Give an expression its type. Raises NeedsSparkError if Arrow cannot compute it, or if its type is not `kind`."""
+    # sqlglot writes some expressions as text that it cannot parse.
     try:
         expression = type_expression(sql, types)
-    except SqlglotError:  # sqlglot writes some expressions as text that it cannot parse
+    except SqlglotError:
         raise NeedsSparkError(sql) from None
     if expression.why_spark or (kind and expression.type != kind):
         raise NeedsSparkError(expression.why_spark or text_of(expression.node))
@@ -203,8 +204,9 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
+            # `count(*)` has no argument.
             if isinstance(tree_of(sql), exp.Null):
-                continue  # `count(*)` has no argument
+                continue
             if problem := json_problem(on_arrow(sql, types).type):
                 raise NeedsSparkError(problem)
     except NeedsSparkError as part:

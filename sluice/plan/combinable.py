@@ -35,6 +35,7 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     Integers are summed as decimals, whose sum cannot overflow.
     """
     parts = split_aggregate(text)
+    # A shard adds up a column's value itself, so the column must be one function's plain result.
     if not isinstance(parts, SplitAggregate) or parts.text != "a0":
         return None
     ((name, argument, _),) = parts.functions
@@ -45,23 +46,26 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     kind = type_of(argument, types)
     if is_integer(kind):
         # A sum of type BIGINT could overflow in one order of the records and not in another.
-        return CombinableFunction(
-            name,
-            f"CAST({argument} AS DECIMAL(20, 0))" if name == "sum" else argument,
-        )
+        if name == "sum":
+            argument = f"CAST({argument} AS DECIMAL(20, 0))"
+        return CombinableFunction(name, argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
-        # Spark shortens the scale of a decimal with too many digits, so a type with the most digits is only a guess.
-        is_known = precision + _SUM_DIGITS <= MOST_DIGITS if name == "sum" else precision < MOST_DIGITS
-        return CombinableFunction(name, argument) if is_known and scale <= PLAIN_SCALE else None
+        # Spark shortens the scale of a decimal with too many digits, so a type with the most digits
+        # is only a guess.
+        is_known = precision < MOST_DIGITS
+        if name == "sum":
+            is_known = precision + _SUM_DIGITS <= MOST_DIGITS
+        # JSON writes decimals with more places with an exponent.
+        if is_known and scale <= PLAIN_SCALE:
+            return CombinableFunction(name, argument)
     return None
 
 
 def why_not_combinable(node: nodes.Aggregate) -> str:
     """The reason why the functions of an aggregate are not combinable; an empty text if they are."""
     types = types_after(node.parent) | METADATA
-    text = next(
-        (text for text in node.columns.values() if combinable_function(text, types) is None),
-        None,
-    )
-    return "" if text is None else f"{text} is computed record by record"
+    for text in node.columns.values():
+        if combinable_function(text, types) is None:
+            return f"{text} is computed record by record"
+    return ""

@@ -18,12 +18,15 @@ from sluice.values.sql_types import compact
 def upstream_definition(node: nodes.Node) -> str:
     """The steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
-    texts = " ".join(drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source))
+    details = [drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)]
+    texts = " ".join(details)
     definitions = []
     for step in steps:
+        is_peek = isinstance(step, nodes.Apply) and step.gives == "nothing"
         if isinstance(step, nodes.Source):
             definitions.append(_source_definition(step, texts))
-        elif not (isinstance(step, nodes.Apply) and step.gives == "nothing"):  # a peek does not affect results
+        # A peek does not affect results, so it may come and go.
+        elif not is_peek:
             definitions.append(step_definition(step))
     return " > ".join(definitions)
 
@@ -39,6 +42,7 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
     parts = [f"{kind} {source.topic}", key, time]
     if source.nulls == "keep":
         parts.append("nulls kept")
+    # Fields that nothing reads may come and go without a rebuild.
     for name, sql_type in source.fields.items():
         if name in (source.key, time_field) or _is_read(name, texts):
             parts.append(f"{name} {sql_type}")

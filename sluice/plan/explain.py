@@ -24,7 +24,7 @@ def explain(plan: Plan) -> str:
     lines += [*_groups(job), *_operators(job)]
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     for destination, sinks in job.written_tables.items():
-        names = ", ".join(sink.table.name for sink in sinks if sink.table is not None)
+        names = ", ".join([sink.table.name for sink in sinks if sink.table is not None])
         where = f"in the database of {destination}" if destination in job.connections else "in Delta Lake"
         lines.append(f"  writes  {names} {where}, in one transaction per batch")
     if any(isinstance(sink.table, DeltaTable) for sink in job.sinks):

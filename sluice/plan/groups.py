@@ -86,13 +86,8 @@ def _group(
     parent = first.parent.number
     scope = scopes.after(first.parent)
     arguments = {f"argument{number}": sql for number, sql in enumerate(_arguments(members))}
-    scope, sqls = columns.guard(
-        scope,
-        first,
-        first.parent,
-        {"key": first.key} | arguments,
-        key="key",
-    )
+    texts = {"key": first.key} | arguments
+    scope, sqls = columns.guard(scope, first, first.parent, texts, key="key")
     condition = columns.row_condition(scope)
 
     def output_column(letter: str, sql: str) -> str:
@@ -103,11 +98,17 @@ def _group(
     inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
     assert first.window is None or isinstance(first.window, TimeWindow)
     group = AggregationGroup(
-        number=first.number, topics=topics_of(first), passed=passed, key=key, grouped_by=first.key,
-        window=first.window, store_columns=tuple(_store_column(node, inputs) for node in members),
+        number=first.number,
+        topics=topics_of(first),
+        passed=passed,
+        key=key,
+        grouped_by=first.key,
+        window=first.window,
+        store_columns=tuple([_store_column(node, inputs) for node in members]),
         null="" if scope.is_null == "false" else output_column("z", scope.is_null),
-        late=late_sinks.claim(first.late), retention_ms=first.retention_ms,
-    )  # fmt: skip
+        late=late_sinks.claim(first.late),
+        retention_ms=first.retention_ms,
+    )
     if group.late is not None:
         _add_late_columns(columns, scope, group, condition, group.late.number)
     return group
@@ -174,7 +175,7 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
     """A select after a group, over the fields in `columns` and the metadata of the change."""
-    columns = {**columns, **{name: name for name in CHANGE_METADATA}}
+    columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = types_after(node.parent) | CHANGE_METADATA
     fields, errors = {}, []
     for name, text in node.columns.items():

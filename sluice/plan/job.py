@@ -96,12 +96,8 @@ class Job:
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
-        return (
-            *self.stream_sinks,
-            *(table.sink for table in self.change_sinks),
-            *late,
-            *self.operator_sinks,
-        )
+        of_changes = [table.sink for table in self.change_sinks]
+        return (*self.stream_sinks, *of_changes, *late, *self.operator_sinks)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -126,8 +122,11 @@ class Job:
     @property
     def connections(self) -> tuple[str, ...]:
         """The connections of the databases to whose tables the job writes."""
-        tables = (sink.table for sink in self.sinks)
-        return tuple(dict.fromkeys(table.connection for table in tables if isinstance(table, PostgresTable)))
+        connections: dict[str, None] = {}
+        for sink in self.sinks:
+            if isinstance(sink.table, PostgresTable):
+                connections[sink.table.connection] = None
+        return tuple(connections)
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -185,7 +184,8 @@ class Job:
     @property
     def looked_up_groups(self) -> frozenset[int]:
         """The group numbers of the global tables that outputs of groups look up."""
-        return frozenset(step.table.group for step in self._change_steps if isinstance(step, Lookup))
+        lookups = [step for step in self._change_steps if isinstance(step, Lookup)]
+        return frozenset(lookup.table.group for lookup in lookups)
 
     @property
     def groups_by_number(self) -> Mapping[int, AggregationGroup]:
@@ -217,7 +217,10 @@ class Job:
     @property
     def field_names(self) -> dict[str, str]:
         """Column → the author's name for the column, if the author has named it."""
-        names = {column.name: column.field for column in self.columns if isinstance(column, Column) and column.field}
+        names: dict[str, str] = {}
+        for column in self.columns:
+            if isinstance(column, Column) and column.field:
+                names[column.name] = column.field
         for source in self.streams:
             names |= {field.column: field.name for field in source.fields}
         return names
@@ -246,11 +249,13 @@ class Job:
         for edge in self._all_edges:
             if edge.stage and edge.side != STORE:
                 others |= edge.results_of
-        return frozenset(
-            operator.number
-            for operator in self.operators
-            if operator.store is not None and not operator.columns_read and operator.number not in others
-        )
+        numbers: set[int] = set()
+        for operator in self.operators:
+            if operator.store is None or operator.columns_read:
+                continue
+            if operator.number not in others:
+                numbers.add(operator.number)
+        return frozenset(numbers)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, Transformation
+from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
 from sluice.plan.value_types import types_after
@@ -80,6 +80,7 @@ class JobColumns:
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
+        # The rows of a record are counted as one record, which they find by the offset.
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
@@ -92,8 +93,9 @@ class JobColumns:
 
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
         """The column of the stage's last layer that computes `sql`. Adds it on first use."""
+        # `sql` is the name of a column already.
         if sql.isidentifier() and sql != "false":
-            return sql  # `sql` is the name of a column already
+            return sql
         layer = self._layer(scope.stage, _LAST)
         for column in layer:
             if isinstance(column, Column) and column.sql == sql:
@@ -104,8 +106,10 @@ class JobColumns:
 
     def layers_of(self, stage: int) -> Layers:
         """The layers of a stage, in order."""
-        layers = (layer for _, layer in sorted(self._layers.get(stage, {}).items()))
-        return tuple(layer if isinstance(layer, Transformation) else tuple(layer) for layer in layers)
+        layers: list[Layer] = []
+        for _, layer in sorted(self._layers.get(stage, {}).items()):
+            layers.append(layer if isinstance(layer, Transformation) else tuple(layer))
+        return tuple(layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
         """Stage → the layers that are computed from the results of the stage's operators."""
@@ -218,16 +222,19 @@ class JobColumns:
         Nodes that are not upstream of the function may have turned a record into several rows. The function is called
         for the first row only. In the layer of such a node, Spark would call the function for each row.
         """
-        others = {
-            depth: number
-            for number, depth in self._explosions.get(scope.stage, {}).items()
-            if number not in scope.exploded
-        }
+        explosions = self._explosions.get(scope.stage, {})
+        not_upstream = [number for number in explosions if number not in scope.exploded]
+        others = {explosions[number]: number for number in not_upstream}
         depth = scope.depth + 1
         while depth in others:
             depth += 1
-        conditions = [_is_first_row(number) for other_depth, number in others.items() if other_depth < depth]
-        return depth, f"({all_of([scope.passed, *conditions])})" if conditions else scope.passed
+        conditions: list[str] = []
+        for other_depth, number in others.items():
+            if other_depth < depth:
+                conditions.append(_is_first_row(number))
+        if not conditions:
+            return depth, scope.passed
+        return depth, f"({all_of([scope.passed, *conditions])})"
 
     def _first_row_conditions(self, scope: Scope) -> list[str]:
         explosions = self._explosions.get(scope.stage, {})
@@ -287,13 +294,17 @@ class JobColumns:
                 fallible.append(name)
         if not fallible:
             return scope, sqls
+        causes: list[tuple[str, str]] = []
+        for name in fallible:
+            for part, why in failure_causes(texts[name]):
+                causes.append((self.sql(scope, part), why))
         expression = FallibleExpression(
             self._fallible_name(node),
             node.number,
             condition,
-            tuple(sqls[name] for name in fallible),
+            tuple([sqls[name] for name in fallible]),
             fallible.index(key) if key in fallible else None,
-            tuple((self.sql(scope, part), why) for name in fallible for part, why in failure_causes(texts[name])),
+            tuple(causes),
         )
         after, expression = self._add_fallible(
             scope,
@@ -329,8 +340,9 @@ class JobColumns:
 
     def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
         """Register that a step can fail; `error` is the SQL of the error message."""
+        # A topic's table is mapped before and after its store, and the same records fail in both.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
-            return  # a topic's table is mapped before and after its store, and the same records fail in both places
+            return
         key = value = ""
         if scope.stage:
             key, value = self.read(scope, "_key"), self.json(scope)
@@ -344,17 +356,20 @@ class JobColumns:
         """The places where steps can fail. Call this when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
+            # A table's old value already failed when it was the new value.
             if scope.stage:
-                conditions.append("NOT old")  # a table's old value already failed when it was the new value
+                conditions.append("NOT old")
             # A record that another step turns into several rows fails only once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 
     def _fails_in_another_stage(self, node: nodes.Node, stage: int) -> bool:
-        return any(failure.step.number == node.number and failure.stage != stage for failure, _ in self._failures)
+        of_node = [failure for failure, _ in self._failures if failure.step.number == node.number]
+        return any(failure.stage != stage for failure in of_node)
 
     def _fallible_name(self, node: nodes.Node) -> str:
-        return f"t{node.number}_{sum(expression.step == node.number for expression in self._fallible)}"
+        of_node = [expression for expression in self._fallible if expression.step == node.number]
+        return f"t{node.number}_{len(of_node)}"
 
     def _add_fallible(
         self,
@@ -369,17 +384,15 @@ class JobColumns:
         A failure is reported with the value of the scope `reported_with`.
         """
         # A node can have several edges with the same expressions, which are computed and reported once.
-        same = next(
-            (other for other in self._fallible if replace(expression, name=other.name) == other),
-            None,
-        )
-        if same is None:
+        for other in self._fallible:
+            if replace(expression, name=other.name) == other:
+                expression = other
+                break
+        else:
             self._fallible.append(expression)
             self.add(scope.stage, scope.depth + 1, expression)
             if reported_with is not None:
                 self.register_failure(reported_with, node, expression.error)
-        else:
-            expression = same
         passed = f"({scope.passed} AND {expression.error} IS NULL)"
         return replace(scope, depth=scope.depth + 1, passed=passed), expression
 
@@ -408,11 +421,8 @@ def _is_first_row(explosion: int) -> str:
 def column_name(prefix: str, field_name: str) -> str:
     """The name of the job's column for a field, which needs no quotes in SQL."""
     # An underscore that looks like the start of an escape is escaped, too, so that two fields never share a column.
-    escaped = re.sub(
-        "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)",
-        lambda sign: f"_x{ord(sign[0]):x}_",
-        field_name,
-    )
+    to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"
+    escaped = re.sub(to_escape, lambda sign: f"_x{ord(sign[0]):x}_", field_name)
     return f"{prefix}_{escaped}"
 
 

@@ -33,9 +33,13 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
     """A source topic. The job reads the values of the fields `read`, and the fields `keys` as the texts of keys."""
     serde, event_time = node.serde, node.event_time
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
-    values = [SourceField(name, column_name(f"s{node.number}", name), node.fields[name]) for name in read]
+    values: list[SourceField] = []
+    for name in read:
+        column = column_name(f"s{node.number}", name)
+        values.append(SourceField(name, column, node.fields[name]))
     texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
-    fields = {field.column: field for field in (*own, *values, *texts)}  # a text field is its own key text
+    # By column, because a text field is its own key text.
+    fields = {field.column: field for field in (*own, *values, *texts)}
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,

@@ -88,12 +88,9 @@ def _process(node: nodes.Process) -> Process:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
-        stores[name] = ProcessorStore(
-            Reference(kind),
-            ttl_ms,
-            f"map<string,{declared(kind)}>",
-            group_id,
-        )
+        # A query shows all entries of a key at once.
+        sql_type = f"map<string,{declared(kind)}>"
+        stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id)
     outputs = {}
     for number, (name, kind) in enumerate(node.returns.items()):
         outputs[name] = ProcessorOutput(
@@ -158,9 +155,10 @@ def requires_value(node: nodes.Node) -> bool:
             # In Kafka Streams, a stream's join drops null values; in a join of tables, null values are deletions.
             return not nodes.is_table(node)
         case nodes.Aggregate(parent=parent, window=window):
-            # Kafka Streams drops null values in aggregates without windows and in sliding windows, but adds them to
-            # tumbling, hopping and session windows.
-            return not nodes.is_table(parent) and (window is None or isinstance(window, SlidingWindow))
+            # Kafka Streams drops null values in aggregates without windows and in sliding windows,
+            # but adds them to tumbling, hopping and session windows.
+            drops_nulls = window is None or isinstance(window, SlidingWindow)
+            return drops_nulls and not nodes.is_table(parent)
         case _:
             return False
 

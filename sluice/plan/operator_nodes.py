@@ -7,7 +7,7 @@ records directly, and later steps need only its last change in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,10 +41,8 @@ def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
 
 def why_operator(pipeline: Graph, node: nodes.Node) -> str:
     """The reason why a node is an operator, for `sluice explain`."""
-    return _operators(pipeline).reasons.get(
-        node.number,
-        "merges streams from before and after a stateful step",
-    )
+    reasons = _operators(pipeline).reasons
+    return reasons.get(node.number, "merges streams from before and after a stateful step")
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,17 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "follows a step that needs each key's records in order"
     if reason := why_not_combinable(node):
         return reason
-    if not all(_needs_last_change_only(pipeline, child) for child in children(pipeline, node)):
+    if not _need_last_change_only(pipeline, children(pipeline, node)):
         return "a later step needs every change"
     return ""
 
 
-def _needs_last_change_only(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether the table's changes go only to topics, with only maps and joins with global tables in between."""
-    plain = isinstance(node, nodes.Sink | nodes.Select) or (isinstance(node, nodes.Join) and node.kind == "lookup")
-    return plain and all(_needs_last_change_only(pipeline, child) for child in children(pipeline, node))
+def _need_last_change_only(pipeline: Graph, steps: Iterable[nodes.Node]) -> bool:
+    """Whether a table's changes go only to topics, with only maps and joins with global tables in between."""
+    for step in steps:
+        is_lookup = isinstance(step, nodes.Join) and step.kind == "lookup"
+        if not is_lookup and not isinstance(step, nodes.Sink | nodes.Select):
+            return False
+        if not _need_last_change_only(pipeline, children(pipeline, step)):
+            return False
+    return True

@@ -63,6 +63,7 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
         # A topic's table is no such operator: its rows are the topic's single records.
         if is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable):
             return True
+        # A combinable aggregate is no operator, but single records end at it, too.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
             return True
     return False

@@ -141,11 +141,11 @@ class PlannedOperator:
 
     def output_of(self, column: str) -> str:
         """The name of the output whose results are in a column."""
-        outputs = self.action.outputs if isinstance(self.action, Process) else {}
-        return next(
-            (name for name, output in outputs.items() if output.column == column),
-            DEFAULT_OUTPUT,
-        )
+        if isinstance(self.action, Process):
+            for name, output in self.action.outputs.items():
+                if output.column == column:
+                    return name
+        return DEFAULT_OUTPUT
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
@@ -165,19 +165,25 @@ class PlannedOperator:
     @property
     def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
-        return not self.is_stream_join and len(self.topics) == 1 and all(edge.stage == 0 for edge in self.edges)
+        # The sides of a join share a stream time, and rows of another stage come from other tasks.
+        if self.is_stream_join or len(self.topics) > 1:
+            return False
+        return all(edge.stage == 0 for edge in self.edges)
 
     @property
     def stores(self) -> Mapping[str, ProcessorStore]:
         """A processor's stores that can be queried."""
         if not isinstance(self.action, Process):
             return {}
-        return {name: store for name, store in self.action.stores.items() if store.group_id is not None}
+        stores = self.action.stores
+        return {name: stores[name] for name in stores if stores[name].group_id is not None}
 
     @property
     def retention_ms(self) -> int | None:
         """How long a window of the store is kept after its end; None means forever."""
-        return self.action.retention_ms if isinstance(self.action, Aggregate | PythonAggregate) else None
+        if isinstance(self.action, Aggregate | PythonAggregate):
+            return self.action.retention_ms
+        return None
 
 
 STORE = 2

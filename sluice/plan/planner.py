@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from sluice.plan.aggregation_groups import ChangeSink
 from sluice.plan.definitions import functions_of
 from sluice.plan.groups import change_sink, plan_groups
 from sluice.plan.job import Job, Plan, PlannedPipeline
@@ -97,12 +98,15 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
 
     groups = plan_groups(scopes, aggregates, late_sinks)
     operators, edges = stages.finished()
-    stream_sinks = tuple(_stream_sink(scopes, sink) for sink in outputs.of_records)
+    stream_sinks = tuple([_stream_sink(scopes, sink) for sink in outputs.of_records])
     tables = _global_tables(pipeline)
-    change_sinks = tuple(change_sink(sink, chain, groups, tables) for sink, chain in outputs.of_groups.items())
+    change_sinks: list[ChangeSink] = []
+    for sink, chain in outputs.of_groups.items():
+        change_sinks.append(change_sink(sink, chain, groups, tables))
     late = [operator.late for operator in operators if operator.late is not None]
 
     columns = scopes.columns
+    # A row's position, by which operators are sorted, contains the offset.
     if operators:
         columns.metadata_read.add("_offset")
     stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
@@ -117,7 +121,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
         failures=tuple(columns.failures()),
         stream_sinks=stream_sinks,
         groups=groups,
-        change_sinks=change_sinks,
+        change_sinks=tuple(change_sinks),
         operators=operators,
         edges=edges,
         later_layers=columns.layers_after_operators(),
@@ -134,26 +138,26 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
     """The topics that the job reads as streams, for the nodes in `ends`. Call this when all columns exist."""
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
-    read = {source for node in ends for source in nodes.sources_of(node)}
+    read: set[nodes.Source] = set()
+    for node in ends:
+        read.update(nodes.sources_of(node))
     streams = []
     for source in _sources(pipeline):
         if source in read or source.kind == "stream" or (source.kind == "table" and is_part):
             fields = columns.fields_read.get(source.number, ())
-            streams.append(source_of(source, fields, columns.key_fields_read.get(source.number, ())))
+            key_fields = columns.key_fields_read.get(source.number, ())
+            streams.append(source_of(source, fields, key_fields))
     return tuple(streams)
 
 
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     """The global tables. A table's group number is its source node's number, whatever steps follow the source."""
-    return tuple(
-        GlobalTableInput(
-            source_of(source),
-            source.number,
-            contracts.sql_type(source.serde.contract),
-        )
-        for source in _sources(pipeline)
-        if source.kind == "global_table"
-    )
+    tables: list[GlobalTableInput] = []
+    for source in _sources(pipeline):
+        if source.kind == "global_table":
+            sql_type = contracts.sql_type(source.serde.contract)
+            tables.append(GlobalTableInput(source_of(source), source.number, sql_type))
+    return tuple(tables)
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:

@@ -76,11 +76,8 @@ class Scopes:
         if len(inputs) <= 1:
             return scope
         turn = inputs.index((child.number, side))
-        return replace(
-            scope,
-            path=(*scope.path, row_order.turn_sql(turn)),
-            turns=(*scope.turns, turn),
-        )
+        path = (*scope.path, row_order.turn_sql(turn))
+        return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
         """The scope in which a value that is not an object, and is null, counts as a missing value."""
@@ -91,10 +88,9 @@ class Scopes:
         else:
             is_null = f"{self.columns.read(scope, TEXT_FIELD)} IS NULL"
         before = self.columns.read_null(scope)
-        return replace(
-            scope,
-            is_null=f"({is_null})" if before == "false" else f"({before} OR {is_null})",
-        )
+        if before != "false":
+            is_null = f"{before} OR {is_null}"
+        return replace(scope, is_null=f"({is_null})")
 
     def _made(self, node: nodes.Node, *, old: bool) -> Scope:
         if isinstance(node, nodes.ToTable) and not old:
@@ -110,10 +106,8 @@ class Scopes:
                     scopes.append(self.for_branch(self.after(stream), stream, node, side))
                 return self._merged(node, scopes)
             case nodes.Branch(parent=process):
-                return self._processor_output(
-                    node,
-                    self.for_branch(self.after(process), process, node),
-                )
+                branch = self.for_branch(self.after(process), process, node)
+                return self._processor_output(node, branch)
             case _:
                 (parent,) = nodes.parents(node)
                 return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
@@ -142,14 +136,17 @@ class Scopes:
                 # The key of a windowed table includes the window, so the stream has a new key.
                 is_windowed = nodes.window_of(node.parent) is not None
                 scope = replace(scope, rekeyed=scope.rekeyed or is_windowed)
-                return replace(scope, passed=f"({scope.passed} AND NOT old)") if scope.stage else scope
+                # Only operators send old values, which a stream does not have.
+                if scope.stage:
+                    scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
+                return scope
             case _:
                 raise AssertionError(f"{node.name} is not a stateless step")
 
     # -- Records of sources
 
     def _source(self, node: nodes.Source) -> Scope:
-        columns = self.columns.register_source(node) | {name: name for name in METADATA}
+        columns = self.columns.register_source(node) | dict(zip(METADATA, METADATA, strict=True))
         if node.key is not None:
             columns["_key"] = f"key{node.number}"
         is_null = "_null" if node.nulls == "keep" else "false"
@@ -159,10 +156,8 @@ class Scopes:
         """The scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
         # Kafka Streams drops a table's records that have no key, and counts them.
-        return replace(
-            scope,
-            passed=f"({scope.passed} AND {self.columns.read(scope, '_key')} IS NOT NULL)",
-        )
+        key = self.columns.read(scope, "_key")
+        return replace(scope, passed=f"({scope.passed} AND {key} IS NOT NULL)")
 
     # -- Results of operators
 
@@ -170,14 +165,10 @@ class Scopes:
         """The scope after an operator. The value is a single column, whose type the engine determines."""
         passed = f"(emitted AND target <=> {node.number})"
         results_of = frozenset({node.number})
-        scope = Scope(
-            self.operator_stages[node.number],
-            0,
-            passed,
-            _RESULT_METADATA,
-            results_of=results_of,
-        )
+        stage = self.operator_stages[node.number]
+        scope = Scope(stage, 0, passed, _RESULT_METADATA, results_of=results_of)
         column = result_column(node.number)
+        # A chained suppress step sends the values of the operator before it.
         producer = node
         while producer.number in self.chained:
             (producer,) = nodes.parents(producer)
@@ -266,10 +257,8 @@ class Scopes:
         if nodes.is_table(node):
             # A row that no longer passes the filter is deleted from the filtered table.
             sql = f"({self.columns.read_null(scope)} OR NOT coalesce({condition}, false))"
-            scope = replace(
-                self._next_layer_with(scope, Column(name, sql, node.number)),
-                is_null=name,
-            )
+            scope = self._next_layer_with(scope, Column(name, sql, node.number))
+            scope = replace(scope, is_null=name)
             return self.columns.null_removed_rows(scope)
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
@@ -290,6 +279,7 @@ class Scopes:
         # Spark need not compute the expressions for records that an earlier filter removed.
         condition = self.columns.evaluation_condition(scope, node.parent)
         for name, sql in sqls.items():
+            # A field that is passed on unchanged needs no column of its own.
             if sql in scope.columns.values():
                 columns[name] = sql
             else:
@@ -336,10 +326,8 @@ class Scopes:
             case "nothing":
                 return after
             case "condition":
-                return replace(
-                    after,
-                    passed=f"coalesce({after.passed} AND {name}.value = 'true', false)",
-                )
+                passed = f"coalesce({after.passed} AND {name}.value = 'true', false)"
+                return replace(after, passed=passed)
             case "key":
                 return self._rekeyed(node, after, f"{name}.key")
             case "values" | "records":
@@ -366,7 +354,8 @@ class Scopes:
     def _transformed(self, node: nodes.Transform, scope: Scope) -> Scope:
         """Add a layer for a function of the whole DataFrame, with its input and output columns."""
         depth = self.columns.next_layer(scope.stage)
-        inputs = [(name, value_if(scope.passed, self.columns.read(scope, name))) for name in scope.fields]
+        fields = {name: self.columns.read(scope, name) for name in scope.fields}
+        inputs = [(name, value_if(scope.passed, column)) for name, column in fields.items()]
         columns = {name: column_name(f"n{node.number}", name) for name in node.fields}
         outputs = [(name, columns[name], kind) for name, kind in node.fields.items()]
         transformation = Transformation(
@@ -396,7 +385,8 @@ class Scopes:
         depth = self.columns.next_layer(first.stage)
         # As in Kafka Streams, the child that was declared first is processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
-        numbers = [value_if(self.columns.row_condition(scopes[side]), str(side)) for side in sides]
+        conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
+        numbers = [value_if(condition, str(side)) for side, condition in conditions.items()]
         streams = f"m{node.number}_ways"
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)
@@ -410,18 +400,14 @@ class Scopes:
             rekeyed=any_rekeyed,
         )
         rows = self._elements(node, record, streams, Shape.single())
-        number = f"x{node.number}"  # the array has the numbers of streams, so each row gets the number of one stream
+        # The array has the numbers of streams, so each row gets the number of one stream.
+        number = f"x{node.number}"
         columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
         is_null = f"null{node.number}"
-        nulls = _by_stream(
-            number,
-            {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)},
-        )
-        self.columns.add(
-            first.stage,
-            rows.depth + 1,
-            Column(is_null, f"coalesce({nulls}, false)", node.number),
-        )
+        nulls_of_streams = {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)}
+        nulls = _by_stream(number, nulls_of_streams)
+        null_column = Column(is_null, f"coalesce({nulls}, false)", node.number)
+        self.columns.add(first.stage, rows.depth + 1, null_column)
         exploded: dict[int, None] = {}
         results_of: frozenset[int] = frozenset()
         paths = {}
@@ -447,7 +433,9 @@ class Scopes:
         first = scopes[0]
         columns = {}
         for field in first.columns:
-            sqls = {side: scope.columns[field] for side, scope in enumerate(scopes) if field in scope.columns}
+            # Columns that Sluice adds, such as a window's bounds, are not in all streams.
+            with_field = [side for side, scope in enumerate(scopes) if field in scope.columns]
+            sqls = {side: scopes[side].columns[field] for side in with_field}
             if len(set(sqls.values())) == 1:
                 columns[field] = first.columns[field]
                 continue
@@ -487,7 +475,9 @@ def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
 
 def shape_columns(shape: Shape, value: str) -> dict[str, str]:
     """Field → SQL that reads the field from a value of this shape."""
-    return {TEXT_FIELD: value} if shape.scalar else {name: f"{value}.{quoted(name)}" for name in shape.fields}
+    if shape.scalar:
+        return {TEXT_FIELD: value}
+    return {name: f"{value}.{quoted(name)}" for name in shape.fields}
 
 
 @dataclass(frozen=True)
@@ -514,8 +504,11 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         assert isinstance(split, SplitAggregate)
         for function, call in zip(split.functions, split.calls, strict=True):
             functions.setdefault(function, call)
-        results = {f"a{i}": quoted(functions[function]) for i, function in enumerate(split.functions)}
+        results: dict[str, str] = {}
+        for number, function in enumerate(split.functions):
+            results[f"a{number}"] = quoted(functions[function])
         columns.append((name, parse(split.text).on_results(results)))
+    # Each column is one function's result, so nothing is left to compute.
     if [text for _, text in columns] == [quoted(call) for call in functions.values()]:
         return None
     result_types = {call: type_of(call, types) for call in functions.values()}

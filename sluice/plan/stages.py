@@ -50,14 +50,21 @@ class StagePlanner:
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
         self._retracting = {node.number for node in candidates if _is_retracted(self.pipeline, node)}
         """The nodes whose old results later steps need."""
-        self._nodes = [node for node in candidates if node.number in self._retracting or not _is_only_for_old(node)]
+        self._nodes: list[nodes.Node] = []
+        for node in candidates:
+            # A topic's table without a store passes its records on, unless a step needs old values.
+            if node.number in self._retracting or not _is_only_for_old(node):
+                self._nodes.append(node)
 
     def add_operators(self) -> None:
         """Create the operators, each after its inputs, and the edges into their stores."""
         for node in self._nodes:
             # A merge of streams of one stage needs no order among them, so it is a stateless step.
-            if not isinstance(node, nodes.Merge) or len({self.scopes.after(each).stage for each in node.streams}) > 1:
-                self.operators.append(self._operator(node))
+            if isinstance(node, nodes.Merge):
+                stages = {self.scopes.after(stream).stage for stream in node.streams}
+                if len(stages) == 1:
+                    continue
+            self.operators.append(self._operator(node))
         self._require_different_hashes()
         for operator in self.operators:
             if operator.store is not None:
@@ -91,22 +98,22 @@ class StagePlanner:
             results = {operator.result}
             if isinstance(operator.action, Process):
                 results = {output.column for output in operator.action.outputs.values()}
-            operators.append(
-                replace(
-                    operator,
-                    edges=tuple(map(self._with_condition, operator.edges)),
-                    clock=operator.name if operator.chained_to is None else names[operator.chained_to],
-                    waits_for_close=operator.waits_for_close or operator.number in chained_to,
-                    columns_read=frozenset(results & self.columns.results_read),
-                )
+            clock = operator.name if operator.chained_to is None else names[operator.chained_to]
+            finished = replace(
+                operator,
+                edges=tuple(map(self._with_condition, operator.edges)),
+                clock=clock,
+                waits_for_close=operator.waits_for_close or operator.number in chained_to,
+                columns_read=frozenset(results & self.columns.results_read),
             )
+            operators.append(finished)
         return tuple(operators), tuple(map(self._with_condition, self.edges))
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
         """Whether a node is an operator, or merges streams that may come from different stages."""
-        return is_operator(self.pipeline, node) or (
-            isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node)
-        )
+        if isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node):
+            return True
+        return is_operator(self.pipeline, node)
 
     def _operator(self, node: nodes.Node) -> PlannedOperator:
         chained_to = self._chained_to(node)
@@ -119,20 +126,30 @@ class StagePlanner:
             stage = chained_to.stage
             self.scopes.chained.add(node.number)
         self.scopes.operator_stages[node.number] = stage
+        late = self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None
         return PlannedOperator(
-            step=self.columns.steps[node.number], stage=stage, action=action_of(node, functions), edges=tuple(edges),
-            topics=topics_of(node), retracts=node.number in self._retracting,
+            step=self.columns.steps[node.number],
+            stage=stage,
+            action=action_of(node, functions),
+            edges=tuple(edges),
+            topics=topics_of(node),
+            retracts=node.number in self._retracting,
             chained_to=None if chained_to is None else chained_to.number,
-            clock=node.name, waits_for_close=waits_for_close(node), store=getattr(node, "store", None),
-            grouped_by=getattr(node, "key", "_key"), window=nodes.window_of(node),
-            late=self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None,
-            upstream_definition=upstream_definition(node), reason=why_operator(self.pipeline, node),
+            clock=node.name,
+            waits_for_close=waits_for_close(node),
+            store=getattr(node, "store", None),
+            grouped_by=getattr(node, "key", "_key"),
+            window=nodes.window_of(node),
+            late=late,
+            upstream_definition=upstream_definition(node),
+            reason=why_operator(self.pipeline, node),
             definition=step_definition(node),
-        )  # fmt: skip
+        )
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
-        # A suppress step after a join has a stream time of its own, because many of the join's rows cause no result.
+        # A suppress step after a join has a stream time of its own, because many of the join's rows
+        # cause no result.
         if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
             return None
         for operator in self.operators:
@@ -174,14 +191,25 @@ class StagePlanner:
         values = self._edge_values(scope, sqls, functions if is_aggregate else None)
         scope = self._scope_into(node, side, scope, parent)
         edge = Edge(
-            target=node.number, side=side, stage=scope.stage, topics=topics_of(parent), passed="",
-            key=sqls.get("key", own_key), values=values,
-            is_null=self.columns.read_null(scope), foreign=foreign, scalar=scope.scalar,
-            unchanged_result=None if is_aggregate else scope.unchanged_result, has_arguments=is_aggregate,
+            target=node.number,
+            side=side,
+            stage=scope.stage,
+            topics=topics_of(parent),
+            passed="",
+            key=sqls.get("key", own_key),
+            values=values,
+            is_null=self.columns.read_null(scope),
+            foreign=foreign,
+            scalar=scope.scalar,
+            unchanged_result=None if is_aggregate else scope.unchanged_result,
+            has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node) and side == LEFT,
-            requires_key=not isinstance(node, nodes.Process), requires_value=requires_value(node), path=scope.path,
-            rekeyed=_is_rekeyed(node, side, scope), results_of=scope.results_of,
-        )  # fmt: skip
+            requires_key=not isinstance(node, nodes.Process),
+            requires_value=requires_value(node),
+            path=scope.path,
+            rekeyed=_is_rekeyed(node, side, scope),
+            results_of=scope.results_of,
+        )
         self._edge_scopes[edge.column] = scope
         return edge
 
@@ -225,11 +253,15 @@ class StagePlanner:
 
     def _takes_old_values(self, node: nodes.Node) -> bool:
         """Whether the node takes the old values of its input table. A suppress step takes them only to pass them on."""
-        return needs_retractions(node) or (isinstance(node, nodes.Suppress) and node.number in self._retracting)
+        if isinstance(node, nodes.Suppress) and node.number in self._retracting:
+            return True
+        return needs_retractions(node)
 
     def _require_different_hashes(self) -> None:
         """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
-        groups = Counter(store.group_id for operator in self.operators for store in operator.stores.values())
+        groups: Counter[int | None] = Counter()
+        for operator in self.operators:
+            groups.update(store.group_id for store in operator.stores.values())
         for operator in self.operators:
             for name, store in operator.stores.items():
                 if groups[store.group_id] > 1:
@@ -287,8 +319,9 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
             # Kafka Streams sends a grouped table through a repartition topic even if the key stays the same.
             return nodes.is_table(parent) or key != "_key" or scope.rekeyed
+        # Every task of Kafka Streams has the whole global table.
         case nodes.Join() if nodes.joins_global_table(node):
-            return False  # every task of Kafka Streams has the whole global table
+            return False
         case nodes.Join(on=on):
             return scope.rekeyed or (side == LEFT and on is not None)
         case nodes.ToTable() if side == LEFT:

@@ -67,8 +67,8 @@ def _common_shape(shapes: list[Shape]) -> Shape:
     first, *others = shapes
     fields = {}
     for name, kind in first.fields.items():
-        is_same = all(other.fields.get(name) == kind for other in others)
-        fields[name] = kind if is_same else ""
+        kinds = {other.fields.get(name) for other in others}
+        fields[name] = kind if kinds <= {kind} else ""
     return Shape(fields, first.scalar)
 
 
