@@ -70,9 +70,13 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
             next_step=(
                 f"Declare it as Any and read its fields as {name}['field'], or make the values "
                 f"first: map_values(function, returns={struct.__name__})."
-                if value_type is None
-                else f"Declare it as {values}."
-            ),
+            )
+        else:
+            values = getattr(value_type, "__name__", str(value_type))
+            next_step = f"Declare it as {values}."
+        raise TopologyError(
+            f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",
+            next_step=next_step,
         )
 
 
@@ -93,7 +97,9 @@ def _value_in(declared: Any) -> Any:
     if get_origin(declared) is Record:
         (declared,) = get_args(declared)
     present = [kind for kind in get_args(declared) if kind is not type(None)]
-    return present[0] if get_origin(declared) in (Union, UnionType) and len(present) == 1 else declared
+    if get_origin(declared) in (Union, UnionType) and len(present) == 1:
+        return present[0]
+    return declared
 
 
 def _accepts(
@@ -104,19 +110,21 @@ def _accepts(
     may_yield: bool = False,
 ) -> bool:
     if not callable(function):
+        given = f"{type(function).__name__}: {function!r}"
+        advice = "" if arguments else f"Pass a function without parameters: lambda: {function!r}."
         raise TopologyError(
-            f"{where}: expected a function of ({', '.join(arguments)}), got {type(function).__name__}: {function!r}.",
-            next_step="" if arguments else f"Pass a function without parameters: lambda: {function!r}.",
+            f"{where}: expected a function of ({', '.join(arguments)}), got {given}.",
+            next_step=advice,
         )
     # An instance of a class with `__call__` may be async or a generator, too.
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    for each in (function, called):
-        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+    for code in (function, called):
+        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
             raise TopologyError(
                 f"{where}: {_name(function)} is async.",
                 next_step="Define it without async.",
             )
-        if inspect.isgeneratorfunction(each) and not may_yield:
+        if inspect.isgeneratorfunction(code) and not may_yield:
             raise TopologyError(
                 f"{where}: {_name(function)} is a generator, whose code does not run when it is called.",
                 next_step="Return the result instead of yielding it.",
@@ -126,7 +134,8 @@ def _accepts(
     except TypeError:
         return False
     except ValueError:
-        return True  # some built-in functions have no signature
+        # Some built-in functions have no signature, so nothing can be said about their arguments.
+        return True
     return True
 
 

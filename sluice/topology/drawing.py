@@ -63,7 +63,8 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Apply() | nodes.Transform():
             return getattr(node.function, "__name__", "")
         case nodes.Select():
-            return ", ".join(name if name == text else f"{name} = {text}" for name, text in node.columns.items())
+            columns = node.columns.items()
+            return ", ".join([name if name == sql else f"{name} = {sql}" for name, sql in columns])
         case nodes.Aggregate():
             by = f"by {node.key}" + (f", {node.window}" if node.window else "")
             return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
@@ -143,7 +144,8 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     # Place tables that have steps first: other tables are placed relative to the joins that look them up.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
-        joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:] and node.number in place]
+        joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:]]
+        joins = [join for join in joins if join.number in place]
         left_edge = min((place[join.number][0] for join in joins), default=20)
         next_row = put(table, max(left_edge // (_BOX + _GAP) - 1, 0), next_row)
     return place
@@ -158,11 +160,13 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 def _box(node: nodes.Node, x: int, y: int) -> str:
     fill = _FILL.get(type(node).__name__, "#f1f5f9")
+    first_line, second_line = escape(_short(title(node), 34)), escape(_short(detail(node), 38))
     return (
         f"<g><title>{escape(title(node))}: {escape(detail(node))}</title>"
-        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{fill}" stroke="#64748b"/>'
-        f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{escape(_short(title(node), 34))}</text>'
-        f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{escape(_short(detail(node), 38))}</text></g>'
+        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" '
+        f'fill="{fill}" stroke="#64748b"/>'
+        f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{first_line}</text>'
+        f'<text x="{x + 10}" y="{y + 34}" fill="#475569">{second_line}</text></g>'
     )
 
 

@@ -125,6 +125,8 @@ class Handle(Generic[V]):
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
+            # A field such as `order-id` is read as a difference, so the error
+            # names fields nobody wrote.
             if advice := parsed_expression.backticks_for(text, readable):
                 raise TopologyError(
                     error.detail,
@@ -151,10 +153,9 @@ class Handle(Generic[V]):
         if not columns:
             raise TopologyError(f"{self._where(step)} needs at least one column.")
         self._require_columns(step, columns)
-        return (
-            {name: column_sql(column) for name, column in columns.items()},
-            {name: self._type(column) for name, column in columns.items()},
-        )
+        sqls = {name: column_sql(column) for name, column in columns.items()}
+        types = {name: self._type(column) for name, column in columns.items()}
+        return sqls, types
 
     def _require_columns(self, step: str, columns: Mapping[str, Column]) -> None:
         self._require_names(step, columns)
@@ -182,6 +183,7 @@ class Handle(Generic[V]):
             arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
                 raise TopologyError(f"{self._where(step)}: a column has no name.")
+            # UTF-8 has no surrogates, so neither Kafka nor a database could store the name.
             if any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.")
         if twins := _first_twins(columns, str.lower):
@@ -238,6 +240,7 @@ class Handle(Generic[V]):
                 f"{where}: a table's changes need a column for the key.",
                 next_step=f'Write for example {type(table).__name__}({table.name!r}, ..., key="id").',
             )
+        # A table's columns must be known before its first row is written.
         if not self.fields:
             raise TopologyError(
                 f"{where}: the fields of the value are unknown, so the columns are too.",
@@ -257,16 +260,19 @@ class Handle(Generic[V]):
                 f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
                 next_step="Give the key's column another name.",
             )
-        for name in parsed_expression.names_within(self.fields) if isinstance(table, DeltaTable) else self.fields:
+        names_checked: Iterable[str] = self.fields
+        # A Delta table has columns with nested fields; PostgreSQL gets nested values as JSON.
+        if isinstance(table, DeltaTable):
+            names_checked = parsed_expression.names_within(self.fields)
+        for name in names_checked:
             if why := table.refusal(name):
                 raise TopologyError(
                     f"{where}: the table cannot have a column named {name!r}: {why}.",
                     next_step="Give it another name with select(...).",
                 )
         if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
-            raise TopologyError(
-                f"{where}: types= names {unknown[0]!r}, but the columns are {', '.join([*identity, *self.fields])}."
-            )
+            columns = ", ".join([*identity, *self.fields])
+            raise TopologyError(f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.")
         # A field is compared with the record's key as text, so each value of the field must have exactly one text.
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")
         if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
@@ -275,10 +281,17 @@ class Handle(Generic[V]):
                 next_step="Give the key's column another name.",
             )
         self.pipeline.claim("table", table.output)
+        # Of the changes of a key in a batch, a row keeps only the last one.
         self.pipeline.add(
-            nodes.Sink, parent=self.node, topic=table.output, table=table, fields=dict(self.fields),
-            scalar=self.shape.scalar, emit="every" if table.key is None else "latest", on_error=on_error,
-        )  # fmt: skip
+            nodes.Sink,
+            parent=self.node,
+            topic=table.output,
+            table=table,
+            fields=dict(self.fields),
+            scalar=self.shape.scalar,
+            emit="every" if table.key is None else "latest",
+            on_error=on_error,
+        )
 
     def _encoder(self, where: str, serde: Serde[Any]) -> Function:
         if serde.is_text and not self.shape.scalar:
@@ -402,15 +415,13 @@ class Stream(Handle[V]):
             return self._select(columns, types, on_error)
         # The new key starts as a field of the new value, because both expressions read the old record.
         name = "new_key"
+        # The author may have a column with this name.
         while name in columns:
             name += "_"
         both = self._select({**columns, name: key}, {**types, name: ""}, on_error)
         rekeyed = both.select_key(name, on_error=on_error)
-        return rekeyed._select(
-            {name: parsed_expression.reference(name) for name in columns},
-            types,
-            on_error,
-        )
+        without_key = {column: parsed_expression.reference(column) for column in columns}
+        return rekeyed._select(without_key, types, on_error)
 
     def _select(
         self,
@@ -548,14 +559,8 @@ class Stream(Handle[V]):
 
         The SQL equivalent is `select(_key="...", ...)`.
         """
-        return self._apply(
-            "map",
-            function,
-            "record",
-            self._result_shape("map", returns),
-            returns,
-            on_error=on_error,
-        )
+        shape = self._result_shape("map", returns)
+        return self._apply("map", function, "record", shape, returns, on_error=on_error)
 
     @overload
     def flat_map_values(
@@ -762,10 +767,8 @@ class Stream(Handle[V]):
                     f"{', '.join(other.fields)}.",
                     next_step="Give the streams the same fields with select or map_values.",
                 )
-        node = self.pipeline.add(
-            nodes.Merge,
-            streams=(self.node, *(other.node for other in others)),
-        )
+        streams = (self.node, *[other.node for other in others])
+        node = self.pipeline.add(nodes.Merge, streams=streams)
         # A function declares one type of values; values of several contracts are passed as plain data.
         same = all(other.contract is self.contract for other in others)
         return self._next(node, self.shape, self.contract if same else None)
@@ -1008,9 +1011,11 @@ class Stream(Handle[V]):
             self._require_expression(by, step, "key")
         types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
         for name, (kind, _) in types.items():
+            # Spark's tasks import the type, too.
             contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
-        for name in (stores or {}) if queryable else ():
-            self.pipeline.claim("store", name)
+            # Only stores that can be queried share their names with the pipeline's other stores.
+            if queryable:
+                self.pipeline.claim("store", name)
         node = self.pipeline.add(
             nodes.Process, parent=self.node, processor=processor, stores=types, takes=self.contract,
             returns={"output": returns, **(outputs or {})}, queryable=queryable, keeps_key=step == "process_values",
@@ -1108,6 +1113,7 @@ class Stream(Handle[V]):
                 f"{type(function).__name__}: {function!r}.",
                 next_step=advice,
             )
+        # Only a step that takes many results can take them from a generator.
         return with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
 
     def _add_function(
@@ -1120,9 +1126,15 @@ class Stream(Handle[V]):
         on_error: OnError | None,
     ) -> Stream[Any]:
         node = self.pipeline.add(
-            nodes.Apply, parent=self.node, function=function, gives=gives, takes=self.contract, returns=returns,
-            shape=shape or self.shape, on_error=on_error,
-        )  # fmt: skip
+            nodes.Apply,
+            parent=self.node,
+            function=function,
+            gives=gives,
+            takes=self.contract,
+            returns=returns,
+            shape=shape or self.shape,
+            on_error=on_error,
+        )
         return self._next(node) if shape is None else self._next(node, shape, returns)
 
     def _require_no_returns(self, step: str, returns: Contract | None) -> None:
@@ -1364,9 +1376,14 @@ class Table(Handle[V]):
         arguments.require_at_least(where, "max_bytes", max_bytes, 1)
         arguments.require_at_least(where, "limit", limit_ms, 0)
         node = self.pipeline.add(
-            nodes.Suppress, parent=self.node, until=until, limit_ms=limit_ms, max_records=max_records,
-            max_bytes=max_bytes, when_full=when_full,
-        )  # fmt: skip
+            nodes.Suppress,
+            parent=self.node,
+            until=until,
+            limit_ms=limit_ms,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            when_full=when_full,
+        )
         return Table(self.pipeline, node, self.shape, self.contract)
 
 
@@ -1405,12 +1422,8 @@ class Grouped(Generic[V]):
         self.parent._refuse_reserved_names(step, columns)
         for text in columns.values():
             self.parent._require_expression(text, step, aggregate=True)
-        return self._add_store(
-            store,
-            dict(columns),
-            Shape(dict.fromkeys(columns, "")),
-            on_error=on_error,
-        )
+        shape = Shape(dict.fromkeys(columns, ""))
+        return self._add_store(store, dict(columns), shape, on_error=on_error)
 
     def _aggregate_python(
         self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
@@ -1426,19 +1439,17 @@ class Grouped(Generic[V]):
             )
         called = {}
         for name, function in functions.items():
+            parameters = _AGGREGATE_ARGUMENTS[name]
             if function is None:
-                raise TopologyError(f"{where} needs a function {name}({', '.join(_AGGREGATE_ARGUMENTS[name])}).")
+                raise TopologyError(f"{where} needs a function {name}({', '.join(parameters)}).")
+            at = f"{where}: {name}"
             if name == "initializer":
-                require_callable(f"{where}: {name}", function)
+                require_callable(at, function)
                 called[name] = function
             else:
+                # A merger takes two aggregates, not a value of the stream.
                 value_type = Any if name == "merger" else self.parent.contract
-                called[name] = with_key(
-                    f"{where}: {name}",
-                    function,
-                    *_AGGREGATE_ARGUMENTS[name],
-                    value_type=value_type,
-                )
+                called[name] = with_key(at, function, *parameters, value_type=value_type)
         shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
@@ -1456,9 +1467,9 @@ class Grouped(Generic[V]):
         where = self.parent._where(f"reduce into {store!r}")
         contract = self.parent.contract
         add = with_key(where, reducer, "aggregate", "value", value_type=contract)
-        subtract = (
-            None if subtractor is None else with_key(where, subtractor, "aggregate", "value", value_type=contract)
-        )
+        subtract: Function | None = None
+        if subtractor is not None:
+            subtract = with_key(where, subtractor, "aggregate", "value", value_type=contract)
         shape = Shape.single() if contract is None else self.parent.shape
         # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
@@ -1527,11 +1538,8 @@ class GroupedStream(Grouped[V]):
             windowed.retention_ms = retention_in_ms(window, retention)
         if late is not None:
             self.parent.pipeline.claim("topic", late)
-            windowed.late = self.parent.pipeline.add(
-                nodes.Late,
-                parent=self.parent.node,
-                topic=late,
-            )
+            parent = self.parent
+            windowed.late = parent.pipeline.add(nodes.Late, parent=parent.node, topic=late)
         return windowed
 
     @overload
@@ -1669,7 +1677,8 @@ class GroupedTable(Grouped[V]):
         Columns can also be passed as one mapping, which allows any name. Python functions can be used instead of SQL:
         `initializer()`, `adder(aggregate, value)` and `subtractor(aggregate, value)`.
         """
-        if adder is None and subtractor is None and (initializer is None or isinstance(initializer, Mapping)):
+        has_functions = adder is not None or subtractor is not None
+        if not has_functions and (initializer is None or isinstance(initializer, Mapping)):
             return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)
         functions = {"initializer": initializer, "adder": adder, "subtractor": subtractor}
         return self._aggregate_python(store, functions, returns, columns, on_error)

@@ -39,12 +39,8 @@ class Graph:
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
         """Create a node with these values and append it."""
         policy = self.on_error if on_error is None else on_error
-        arguments.require_choice(
-            f"{self.name} at {source_line()}",
-            "on_error",
-            policy,
-            nodes.OnError,
-        )
+        where = f"{self.name} at {source_line()}"
+        arguments.require_choice(where, "on_error", policy, nodes.OnError)
         node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
         self.nodes.append(node)
         return node
@@ -71,6 +67,7 @@ class Graph:
             if not left_out.isdisjoint(nodes.parents(node)):
                 left_out.add(node)
         # Stateful steps stay even if nothing follows them, because their stores can be queried.
+        # From the last to the first, so that a whole chain of unused steps goes.
         for node in reversed(self.nodes):
             following = [child for child in self.nodes if node in nodes.parents(child)]
             if following and left_out.issuperset(following) and not isinstance(node, nodes.STATEFUL):
@@ -80,7 +77,9 @@ class Graph:
         numbered: dict[nodes.Node, nodes.Node] = {}
         for node in self.nodes:
             if node not in left_out:
-                numbered[node] = nodes.with_parents(replace(node, number=len(rest.nodes)), numbered)
+                # Nodes come after their inputs, so these have their new numbers already.
+                renumbered = replace(node, number=len(rest.nodes))
+                numbered[node] = nodes.with_parents(renumbered, numbered)
                 rest.nodes.append(numbered[node])
         return rest
 
@@ -100,8 +99,9 @@ class Graph:
                 next_step=f"Choose another name, such as {name.replace('-', '_')!r}.",
             )
         if (kind, name) in self._claimed:
+            earlier = self._claimed[kind, name]
             raise TopologyError(
-                f"{self.name}: {kind} {name!r} at {source_line()} is already used at {self._claimed[kind, name]}.",
+                f"{self.name}: {kind} {name!r} at {source_line()} is already used at {earlier}.",
                 next_step=_UNIQUE[kind],
             )
         self._claimed[kind, name] = source_line()

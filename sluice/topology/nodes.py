@@ -325,8 +325,13 @@ def is_step_name(name: str) -> bool:
     """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
-    node_types = [value for value in globals().values() if isinstance(value, type) and issubclass(value, Node)]
-    return kind in [node_type.__name__.lower() for node_type in node_types] and number.isdecimal()
+    if not number.isdecimal():
+        return False
+    for value in globals().values():
+        is_node_type = isinstance(value, type) and issubclass(value, Node)
+        if is_node_type and value.__name__.lower() == kind:
+            return True
+    return False
 
 
 def parents(node: Node) -> tuple[Node, ...]:
@@ -379,18 +384,20 @@ def upstream(node: Node) -> tuple[Node, ...]:
         current = waiting.pop()
         if current not in visited:
             visited[current] = None
+            # The last of the list is taken next, so the first input is visited first.
             waiting += reversed(parents(current))
     return tuple(visited)
 
 
 def follows_state(node: Node) -> bool:
     """Whether a stateful step has computed the records of a stream."""
-    return any(isinstance(each, StreamOperator | Join | Process) or is_table(each) for each in upstream(node))
+    steps = upstream(node)
+    return any(isinstance(step, StreamOperator | Join | Process) or is_table(step) for step in steps)
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
     """The sources that feed a node, without repeats."""
-    return tuple(each for each in upstream(node) if isinstance(each, Source))
+    return tuple([step for step in upstream(node) if isinstance(step, Source)])
 
 
 def window_of(node: Node) -> AnyWindow | None:

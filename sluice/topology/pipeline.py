@@ -45,6 +45,7 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
         yield pipelines
     finally:
         _made.reset(token)
+        # A pipeline that an imported module makes belongs to that module.
         pipelines += [pipeline for pipeline, files in made if str(file.absolute()) in files]
 
 
@@ -270,11 +271,20 @@ class Pipeline(Graph):
                 next_step="Give the values a Serde whose decoder renames the fields.",
             )
         return self.add(
-            nodes.Source, topic=topic, kind=kind, serde=serde, key=key_field,
-            key_decode=key if callable(key) else None, event_time=event_time, zone=self.zone,
-            max_future_skew_ms=self.max_future_skew_ms, nulls=nulls, on_time=on_time, shape=shape,
+            nodes.Source,
+            topic=topic,
+            kind=kind,
+            serde=serde,
+            key=key_field,
+            key_decode=key if callable(key) else None,
+            event_time=event_time,
+            zone=self.zone,
+            max_future_skew_ms=self.max_future_skew_ms,
+            nulls=nulls,
+            on_time=on_time,
+            shape=shape,
             on_error=on_error,
-        )  # fmt: skip
+        )
 
 
 def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> None:
@@ -287,8 +297,8 @@ def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> 
         next_step = f"Write event_time={field!r}."
     else:
         next_step = (
-            f"Declare {field} as datetime if JSON has ISO 8601 text. If it has a whole number, declare it as int, and "
-            f'write event_time=epoch_ms("{field}"), epoch_s or epoch_us.'
+            f"Declare {field} as datetime if JSON has ISO 8601 text. If it has a whole number, "
+            f'declare it as int, and write event_time=epoch_ms("{field}"), epoch_s or epoch_us.'
         )
     wanted = "an int" if is_number else "a datetime or an int"
     raise TopologyError(
@@ -311,8 +321,9 @@ def _require_name(name: str) -> None:
 
 
 def _valid_schedule(where: str, schedule: str | None) -> str | None:
-    is_text = isinstance(schedule, str)
-    if schedule is None or (is_text and (schedule in (ON_RECORDS, CONTINUOUS) or _CRON.fullmatch(schedule))):
+    if schedule is None or schedule in (ON_RECORDS, CONTINUOUS):
+        return schedule
+    if isinstance(schedule, str) and _CRON.fullmatch(schedule):
         return schedule
     raise TopologyError(
         f"{where}: schedule={schedule!r} is not a schedule.",
@@ -321,6 +332,7 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
 
 
 def _valid_batch_limit(where: str, name: str, value: float) -> float:
+    # For Python, True is the number 1.
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(

@@ -21,8 +21,9 @@ def struct(fields: Mapping[str, Column]) -> str:
     """
     for column in fields.values():
         if isinstance(column, str):
+            # Parsed one by one, so that an error names the field's own expression.
             try:
-                parse(column)  # so that an error names the field's own expression
+                parse(column)
             except TopologyError as error:
                 raise TopologyError(
                     f"struct at {source_line()}: {error.detail}",

@@ -88,7 +88,8 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Sessions of activity: records at most `gap` apart share a session, and a record can merge two sessions."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 1 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {source_line()}: gap must be at least 1 ms, and grace at least 0.")
+        at = source_line()
+        raise TopologyError(f"{window} at {at}: gap must be at least 1 ms, and grace at least 0.")
     return window
 
 
@@ -134,7 +135,8 @@ W = TypeVar("W", Window, SlidingWindow)
 
 def _valid_window(window: W) -> W:
     if window.size_ms <= 0 or window.grace_ms < 0:
-        raise TopologyError(f"{window} at {source_line()}: the size must be above 0 and grace at least 0.")
+        at = source_line()
+        raise TopologyError(f"{window} at {at}: the size must be above 0 and grace at least 0.")
     return window
 
 
@@ -176,6 +178,7 @@ def milliseconds(duration: Duration) -> int:
     if isinstance(duration, timedelta):
         return _within_limit(duration, duration // timedelta(milliseconds=1))
     text = str(duration).strip().lower()
+    # Without the replacement, the plural's `s` would be taken from `ms`.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
         number = text if text.isascii() and text.isdecimal() else "15"

@@ -53,8 +53,12 @@ def _arguments(message: str) -> str:
     if called is None:
         return ""
     owner, name = called.groups()
-    owners = {None: window_definitions, "Pipeline": Pipeline}
-    function = getattr(owners[owner] if owner in owners else getattr(dsl, owner, None), name, None)
+    if owner is None:
+        function = getattr(window_definitions, name, None)
+    elif owner == "Pipeline":
+        function = getattr(Pipeline, name, None)
+    else:
+        function = getattr(getattr(dsl, owner, None), name, None)
     if not inspect.isfunction(function):
         return ""
     required, optional = [], []

@@ -53,9 +53,11 @@ def import_isolated(
     if not files:
         return {}
     longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
-    program = f"from {__name__} import main; from {load.__module__} import {load.__name__}; main({load.__name__})"
+    name = load.__name__
+    program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"
+    # -P: a file of the current folder must not take the place of a module.
     command = [sys.executable, "-P", "-c", program, str(seconds)]
-    path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    path = os.pathsep.join([entry or str(Path.cwd()) for entry in sys.path])
     try:
         process = subprocess.run(
             [*command, *(str(file.absolute()) for file in files)],
@@ -85,13 +87,17 @@ class _Child:
         self.pid = os.fork()
         self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
         if self.pid == 0:
-            os.setpgid(0, 0)  # so that processes started by the file are killed with it
+            # A group of its own, so that processes started by the file are killed with it.
+            os.setpgid(0, 0)
             os.close(self.pipe)
+            # What the file prints must not mix with the outcomes, which the helper process prints.
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
             os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
+            # Without this, threads that the file has started would keep the child alive.
             os._exit(0)
+        # Otherwise the pipe would not end with the child.
         os.close(writing)
 
     def read(self) -> bool:
@@ -109,6 +115,7 @@ class _Child:
             return msgspec.json.decode(self.output, type=Outcome)
         if time.monotonic() >= self.ends_at:
             return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
+        # The output is no outcome, so the child ended before it could write one.
         code = os.waitstatus_to_exitcode(status)
         how = f"with status {code}" if code >= 0 else f"by signal {-code}"
         return Outcome(error=f"{self.file.name} ended the process that imports it, {how}.")
@@ -138,7 +145,8 @@ def _import_all(
         ready, _, _ = select.select(list(running), [], [], max(left, 0.0))
         done = {pipe for pipe in ready if running[pipe].read()}
         now = time.monotonic()
-        for pipe in {*done, *(pipe for pipe, child in running.items() if child.ends_at <= now)}:
+        overdue = {pipe for pipe, child in running.items() if child.ends_at <= now}
+        for pipe in done | overdue:
             child = running.pop(pipe)
             results[child.file] = child.end()
     return results

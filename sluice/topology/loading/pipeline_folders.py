@@ -43,7 +43,8 @@ def pipeline_files(folder: Path) -> list[Path]:
             f"{folder} is not a folder.",
             next_step="Set SLUICE_PIPELINES to the folder of your pipelines.",
         )
-    named = (file for file in folder.glob("*.py") if file.stem[0] not in "_." and not file.stem.endswith(_ROUTES))
+    public = [file for file in folder.glob("*.py") if file.stem[0] not in "_."]
+    named = [file for file in public if not file.stem.endswith(_ROUTES)]
     # Pipes are left out, because opening a pipe waits for its writer. Broken links stay, so that loading reports them.
     return sorted(file for file in named if file.is_file() or not file.exists())
 
@@ -61,7 +62,8 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
             _require_usable(outcome, results, names)
             loaded.pipelines.append(load_file(file, seconds))
         except SluiceError as error:
-            loaded.broken.append(Broken(file, outcome.name or next(iter(declared_names(file)), file.stem), error))
+            name = outcome.name or next(iter(declared_names(file)), file.stem)
+            loaded.broken.append(Broken(file, name, error))
     return loaded
 
 
@@ -75,7 +77,11 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     named = [file for file, names in declared.items() if name in names]
     if len(named) == 1 and (pipeline := load_file(named[0])).name == name:
         return pipeline
-    candidates = [file for file, names in declared.items() if file in named or not names or file.stem == name]
+    candidates: list[Path] = []
+    for file, names in declared.items():
+        # A file without a literal name computes the name, which only an import shows.
+        if file in named or not names or file.stem == name:
+            candidates.append(file)
     results = import_isolated(candidates)
     matching = [file for file, outcome in results.items() if outcome.name == name and not outcome.error]
     if len(matching) == 1:
@@ -85,10 +91,11 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     for file, outcome in results.items():
         if outcome.error and (file in named or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
-    names = sorted({*chain.from_iterable(declared.values()), *(outcome.name for outcome in results.values())})
+    known = {outcome.name for outcome in results.values()}
+    known.update(chain.from_iterable(declared.values()))
     raise TopologyError(
         f"There is no pipeline {name!r} in {folder}.",
-        next_step=f"Known pipelines: {', '.join(filter(None, names))}.",
+        next_step=f"Known pipelines: {', '.join(sorted(filter(None, known)))}.",
     )
 
 
@@ -100,6 +107,7 @@ def declared_names(file: Path) -> tuple[str, ...]:
         return ()
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    # A file with a mistake in its syntax still needs its name, for the DAG that shows the error.
     except (SyntaxError, ValueError, RecursionError):
         return tuple(dict.fromkeys(match[2] for match in _PIPELINE_CALL.finditer(text)))
     names = [_literal_name(call) for call in calls]
@@ -111,7 +119,8 @@ def _literal_name(call: ast.Call) -> str | None:
     function = call.func
     if getattr(function, "id", getattr(function, "attr", "")) != "Pipeline":
         return None
-    names = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
+    names = call.args[:1]
+    names += [keyword.value for keyword in call.keywords if keyword.arg == "name"]
     if names and isinstance(names[0], ast.Constant) and isinstance(names[0].value, str):
         return names[0].value
     return None

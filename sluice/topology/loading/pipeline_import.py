@@ -30,7 +30,9 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         others = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
-        next_step = f"Rename the variable {others[0]} to pipeline." if others else 'Add: pipeline = Pipeline("name").'
+        next_step = 'Add: pipeline = Pipeline("name").'
+        if others:
+            next_step = f"Rename the variable {others[0]} to pipeline."
         raise TopologyError(f"{file.name} defines no pipeline.", next_step=next_step)
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
@@ -58,7 +60,8 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
             next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
-    except BaseException as error:  # the file may even call sys.exit
+    # The file may even call sys.exit.
+    except BaseException as error:
         # A SyntaxError's text repeats the file and line.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
@@ -75,6 +78,7 @@ class _TookTooLong(BaseException):
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
     """Raise _TookTooLong in the block after this time; do nothing outside of the main thread."""
+    # Python delivers signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,16 +96,16 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left:
-            signal.setitimer(
-                signal.ITIMER_REAL,
-                max(left - (time.monotonic() - begun), 0.001),
-                interval,
-            )
+            # Zero would switch the earlier alarm off.
+            rest = max(left - (time.monotonic() - begun), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 
 def _place(file: Path, error: BaseException) -> str:
     """The file, with the line of the error if it is known."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.absolute()]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
+    # A SyntaxError has no frame in the file, which was never run.
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
         lines.append(error.lineno)
     return f"{file.name}:{lines[-1]}" if lines else file.name
