@@ -93,11 +93,8 @@ def _process(node: nodes.Process) -> Process:
         stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id)
     outputs = {}
     for number, (name, kind) in enumerate(node.returns.items()):
-        outputs[name] = ProcessorOutput(
-            reference(kind),
-            result_column(node.number, number),
-            shape_of(kind),
-        )
+        column = result_column(node.number, number)
+        outputs[name] = ProcessorOutput(reference(kind), column, shape_of(kind))
     return Process(
         Reference(node.processor),
         stores,

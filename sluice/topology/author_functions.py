@@ -63,16 +63,15 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     if value_type is Any or struct is Record or not is_contract:
         return
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):
-        values = "plain JSON data" if value_type is None else contracts.name_of(value_type)
         name = _parameter(function, position)
-        raise TopologyError(
-            f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",
-            next_step=(
+        if value_type is None:
+            values = "plain JSON data"
+            next_step = (
                 f"Declare it as Any and read its fields as {name}['field'], or make the values "
                 f"first: map_values(function, returns={struct.__name__})."
             )
         else:
-            values = getattr(value_type, "__name__", str(value_type))
+            values = contracts.name_of(value_type)
             next_step = f"Declare it as {values}."
         raise TopologyError(
             f"{where}: {name} is declared as {struct.__name__}, but the values are {values}.",

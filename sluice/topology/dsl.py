@@ -1017,10 +1017,17 @@ class Stream(Handle[V]):
             if queryable:
                 self.pipeline.claim("store", name)
         node = self.pipeline.add(
-            nodes.Process, parent=self.node, processor=processor, stores=types, takes=self.contract,
-            returns={"output": returns, **(outputs or {})}, queryable=queryable, keeps_key=step == "process_values",
-            by=by, on_error=on_error,
-        )  # fmt: skip
+            nodes.Process,
+            parent=self.node,
+            processor=processor,
+            stores=types,
+            takes=self.contract,
+            returns={"output": returns, **(outputs or {})},
+            queryable=queryable,
+            keeps_key=step == "process_values",
+            by=by,
+            on_error=on_error,
+        )
         return Processed(self.pipeline, node)
 
     def deduplicate(
@@ -1487,9 +1494,17 @@ class Grouped(Generic[V]):
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
         node = pipeline.add(
-            nodes.Aggregate, parent=self.parent.node, key=self.key, window=self.window, store=store, columns=columns,
-            scalar=shape.scalar, late=self.late, retention_ms=self.retention_ms, **options,
-        )  # fmt: skip
+            nodes.Aggregate,
+            parent=self.parent.node,
+            key=self.key,
+            window=self.window,
+            store=store,
+            columns=columns,
+            scalar=shape.scalar,
+            late=self.late,
+            retention_ms=self.retention_ms,
+            **options,
+        )
         table: Table[Any] = Table(pipeline, node, shape, contract)
         if self.emit == "window_close":
             return table._suppress("window_final", 0, None, None, "shut_down")

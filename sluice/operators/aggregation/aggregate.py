@@ -300,5 +300,6 @@ class WindowedAggregate(Aggregation):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         last_closed_end = self.lateness.last_closed_end(closed)
-        for start in [start for start in state if self.window.end_of(start) <= last_closed_end]:
-            del state[start]
+        for start in [*state]:
+            if self.window.end_of(start) <= last_closed_end:
+                del state[start]
