@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.local.broker import EmbeddedKafka
-from sluice.settings import settings
+from sluice.settings import Settings, settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.spark_submit import FIRST_RUN
 from sluice.support.processes import has_ended
 from tests.support.signals import reset_signals
@@ -88,6 +89,13 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
         assert process.stdout.count("run done" if command == "run" else "equal to the published state") == 1
         for complaint in ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback"):
             assert complaint not in process.stdout
+    with Ledger.open(Settings.read({"SLUICE_HOME": str(tmp_path)}).ledger) as ledger:
+        measured = {name: value for name, value, _ in ledger.measurements.of_all_pipelines()[name]}
+    assert (measured["batches_total"], measured["runs_total"]) == (1, 1)
+    assert measured["run_start_seconds_sum"] < measured["run_duration_seconds_sum"]
+    # The JVM is far larger than this test's process, and needs seconds to start.
+    assert measured["run_memory_bytes"] > 200 * 2**20
+    assert measured["run_cpu_seconds_total"] > 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
