@@ -160,9 +160,11 @@ class Health(StrEnum):
     OK = "ok"
     """The last run succeeded."""
     DEGRADED = "degraded"
-    """Many records of the newest batch were rejected."""
+    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
+    HELD = "held"
+    """An open transaction of a producer has held back records for more than a minute."""
     WAITING = "waiting"
-    """Brokers or topics are away. The pipeline goes on by itself when they are back."""
+    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in Airflow, or a lease."""
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
@@ -172,15 +174,42 @@ class Health(StrEnum):
 class Failure(msgspec.Struct, frozen=True):
     """What is wrong with a pipeline.
 
-    `run`: no successful run has followed a failed one. `file`: the pipeline's file cannot be loaded. `overdue`: the
-    data are older than the deadline. `input`: brokers or topics are away. `rejections`: many records of the newest
-    batch were rejected.
+    | kind | what is wrong |
+    | --- | --- |
+    | `run` | no successful run has followed a failed one |
+    | `file` | the pipeline's file cannot be loaded |
+    | `overdue` | the data are older than the deadline |
+    | `input` | brokers or topics are away |
+    | `slot` | Airflow does not start a run: its pool has no free slot |
+    | `lease` | a driver waits for another driver |
+    | `held` | an open transaction of a producer holds back records |
+    | `rejections` | many records of the newest batch were rejected |
+    | `host` | a state server does not answer |
+    | `disk` | a disk is nearly full |
+    | `clock` | the clock of a host is off |
+    | `growth` | the state grows without a bound |
     """
 
-    kind: Literal["run", "file", "overdue", "input", "rejections"]
+    kind: Literal[
+        "run",
+        "file",
+        "overdue",
+        "input",
+        "slot",
+        "lease",
+        "held",
+        "rejections",
+        "host",
+        "disk",
+        "clock",
+        "growth",
+    ]
+    host: str
+    """The host that the failure is about; empty for the pipeline as a whole."""
     run: str
     """The run in Airflow; empty for a run that was started by hand."""
     at: datetime
+    """Since when something is wrong."""
     age_seconds: float
     title: str
     detail: str
@@ -246,12 +275,12 @@ class PipelineHealth(StrEnum):
     FAILED = "failed"
     """The last run failed."""
     WAITING = "waiting"
-    """Brokers or topics are away. The pipeline goes on by itself when they are back."""
+    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in Airflow, or a lease."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
     DEGRADED = "degraded"
-    """Many records of the newest batch were rejected."""
+    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
     BEHIND = "behind"
     """There are unread records, but no run."""
     IDLE = "idle"

@@ -89,6 +89,59 @@ class InputAway(EngineError):
     next_step = "The pipeline starts by itself when the input is back."
 
 
+class RecordsHeld(EngineError):
+    """An open transaction of a producer holds back records of a pipeline."""
+
+    title = "A transaction holds back records"
+    next_step = "Find the producer and stop it, or end its transaction: kafka-transactions.sh find-hanging."
+
+
+class NoSlot(EngineError):
+    """Airflow was asked for a run of a pipeline and has not started the run's task."""
+
+    title = "Airflow does not start the run"
+    next_step = (
+        "Look at the DAG in Airflow: its pool may have no free slot, the DAG may be paused, or no "
+        "worker takes the task. The run starts by itself once it may."
+    )
+
+
+class WaitsForLease(EngineError):
+    """A driver waits for another one, which holds the pipeline's lease."""
+
+    title = "Another driver holds the lease"
+    next_step = "Wait until that driver has finished, or end its process."
+
+
+class HostSilent(EngineError):
+    """A state server does not answer, so queries of its workers are partial and runs fail."""
+
+    status = 503
+    title = "A state server does not answer"
+    next_step = "Start it again on its host, or promote its standbys: sluice standby promote."
+
+
+class DiskNearlyFull(EngineError):
+    """The disk with the ledger or with shards has little space left."""
+
+    title = "A disk is nearly full"
+    next_step = "Make space, or keep fewer snapshots: see the DAG sluice_retention."
+
+
+class ClockOff(EngineError):
+    """Two machines disagree about the time."""
+
+    title = "A clock is off"
+    next_step = "Check that the hosts synchronize their clocks, for example with chrony: chronyc tracking."
+
+
+class StateGrows(EngineError):
+    """The state of a pipeline has grown for a week and shows no bound."""
+
+    title = "The state grows without a bound"
+    next_step = "Give its windows a retention, or its tables a way to delete keys."
+
+
 class BrokersUnreachable(EngineError):
     """No Kafka broker answers at the configured address."""
 

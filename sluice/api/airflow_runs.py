@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -15,7 +16,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.sdk.exceptions import AirflowException
 from airflow.utils.session import create_session
 from airflow.utils.types import DagRunTriggeredByType
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from sluice.answers import Run
@@ -45,7 +46,24 @@ class AirflowRuns:
             newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             last = dict(zip((run.dag_id for run in runs), self._answers(session, runs), strict=True))
-            return {name: DagState(bool(is_paused), last.get(name)) for name, is_paused in paused.items()}
+            waiting = self._waiting(session, runs)
+            states: dict[str, DagState] = {}
+            for name, is_paused in paused.items():
+                pool, since = waiting.get(name, ("", None))
+                states[name] = DagState(bool(is_paused), last.get(name), pool, since)
+            return states
+
+    def _waiting(self, session: Session, runs: Iterable[DagRun]) -> dict[str, tuple[str, datetime | None]]:
+        """DAG → the pool in which a task of its newest run waits for a slot, and since when.
+
+        Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it has a slot.
+        """
+        c = TaskInstance
+        newest = [(run.dag_id, run.run_id) for run in runs]
+        statement = select(c.dag_id, c.pool, c.scheduled_dttm).where(
+            c.state == "scheduled", tuple_(c.dag_id, c.run_id).in_(newest)
+        )
+        return {task.dag_id: (task.pool, task.scheduled_dttm) for task in session.execute(statement).all()}
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
         """The newest runs of a pipeline, newest first."""

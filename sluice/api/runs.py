@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice.answers import Run
-from sluice.errors import Refused
+from sluice.errors import NoSlot, Refused
+from sluice.state.ledger.failures import SLOT_SECONDS, Failure
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,21 @@ class DagState:
 
     paused: bool
     last_run: Run | None
+    pool: str = ""
+    """The pool in which the task of the last run waits for a free slot; empty if the task does not wait."""
+    waits_since: datetime | None = None
+    """Since when the task waits for a slot."""
+
+    def waits_for_slot(self, pipeline: str, now: datetime | None = None) -> Failure | None:
+        """The failure of a pipeline whose task has waited long for a slot of its pool; None if it has not."""
+        since, now = self.waits_since, now or datetime.now(UTC)
+        if since is None or (now - since).total_seconds() < SLOT_SECONDS:
+            return None
+        error = NoSlot(
+            f"Its task waits for a slot of the pool {self.pool}.",
+            next_step=f"Give the pool {self.pool} more slots in Airflow, or wait until other runs have ended.",
+        )
+        return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 
 
 class Runs(Protocol):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from sluice.answers import BatchHistory
 from sluice.kafka.record_times import Partition
 from sluice.kafka.unread_records import Lag
+from sluice.observe.health import failures_of, trouble_of
 from sluice.observe.monitoring import LedgerFigures
+from sluice.state.ledger.failures import KINDS, WAITING_KINDS, Failure, Kind
 from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Labels, Measurement
 from sluice.state.model import WorkerInfo
 from sluice.state.shard.sizes import sizes_of
@@ -47,8 +49,12 @@ METRICS: Mapping[str, Metric] = {
     ),
     "failed": Metric("gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."),
     "overdue": Metric("gauge", "1 if the data have become older than the pipeline's deadline, else 0."),
-    "waiting": Metric("gauge", "1 if the pipeline waits for brokers or topics that are away, else 0."),
-    "degraded": Metric("gauge", "1 if many records of the newest batch were rejected, else 0."),
+    "waiting": Metric("gauge", "1 if the pipeline waits for its input, a slot, a lease or a transaction, else 0."),
+    "degraded": Metric("gauge", "1 if the pipeline runs although something is wrong, else 0."),
+    "condition": Metric("gauge", "1 if something of this kind is wrong with the pipeline, else 0."),
+    "condition_age_seconds": Metric("gauge", "Since when something of this kind has been wrong."),
+    "disk_free_bytes": Metric("gauge", "Free space of the disk with this server's ledger or shards."),
+    "disk_size_bytes": Metric("gauge", "Size of the disk with this server's ledger or shards."),
     "run_memory_bytes": Metric("gauge", "Most memory of the newest run's processes on the driver's host."),
     "batches_total": Metric("counter", "Published batches."),
     "records_total": Metric("counter", "Records read, by topic, by what became of them, and why they were rejected."),
@@ -74,22 +80,23 @@ def gauges(
     pipeline: str,
     lag: Lag | None = None,
     now: datetime | None = None,
+    *,
+    lag_error: str = "No broker answers.",
+    held_since: datetime | None = None,
     sizes: Mapping[WorkerOf, int] | None = None,
     oldest_unread: Mapping[tuple[Partition, int], datetime] | None = None,
 ) -> Iterator[Measurement]:
-    """A pipeline's gauges. Pass None as the `lag` if no broker answers.
+    """A pipeline's gauges. Pass None as the `lag`, and the reason as `lag_error`, if no broker answers.
 
     `sizes` and `oldest_unread` are what `shard_sizes` and `OldestUnread.of` return.
     """
     now = now or datetime.now(UTC)
     if lag is not None:
         yield from _of_lag(lag, oldest_unread or {}, now)
-    is_away = False
     current = figures.generations.get(pipeline)
     if current is not None:
         for topic in current.topics:
             is_there = lag is not None and topic in lag.ends
-            is_away |= not is_there
             yield Measurement("source_up", is_there, (("topic", topic),))
         batch = figures.newest_batch(pipeline)
         if batch is not None:
@@ -102,11 +109,24 @@ def gauges(
                 yield Measurement("state_bytes", size, (("worker", str(worker.number)),))
     for reason, count in figures.dead_letters.get(pipeline, {}).items():
         yield Measurement("dead_letters_24h", count, (("reason", reason),))
-    kinds = {failure.kind for failure in figures.failures.get(pipeline, ())}
-    yield Measurement("failed", bool(kinds & {"run", "file"}))
-    yield Measurement("overdue", "overdue" in kinds)
-    yield Measurement("waiting", is_away or "input" in kinds)
-    yield Measurement("degraded", "rejections" in kinds)
+    yield from _of_failures(failures_of(figures, pipeline, lag, lag_error, held_since), now)
+
+
+def _of_failures(failures: Sequence[Failure], now: datetime) -> Iterator[Measurement]:
+    """The gauges of the pipeline's health."""
+    since: dict[Kind, datetime] = {}
+    for failure in failures:
+        since[failure.kind] = min(failure.at, since.get(failure.kind, failure.at))
+    trouble = trouble_of(since)
+    yield Measurement("failed", bool(since.keys() & {"run", "file"}))
+    yield Measurement("overdue", "overdue" in since)
+    yield Measurement("waiting", bool(WAITING_KINDS & since.keys()) or trouble == "held")
+    yield Measurement("degraded", trouble == "degraded")
+    for kind in KINDS:
+        yield Measurement("condition", kind in since, (("kind", kind),))
+        if kind in since:
+            age = max((now - since[kind]).total_seconds(), 0.0)
+            yield Measurement("condition_age_seconds", age, (("kind", kind),))
 
 
 def _of_lag(

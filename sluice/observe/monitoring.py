@@ -45,7 +45,7 @@ class LedgerFigures:
     measurements: Mapping[str, Sequence[Measurement]]
     """Pipeline → its totals, and the newest values of others."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
-    """Generation → its batches that retention has not removed."""
+    """Current generation → its batches that retention has not removed."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
@@ -62,7 +62,7 @@ class LedgerFigures:
             failures=failures,
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
             measurements=ledger.measurements.of_all_pipelines(),
-            kept_batches=ledger.snapshots.kept_batches(),
+            kept_batches=ledger.snapshots.kept_of_all_pipelines(),
         )
 
     @property

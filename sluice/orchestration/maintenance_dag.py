@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -10,6 +11,7 @@ from airflow.sdk import DAG, Param
 
 from sluice.errors import StateError
 from sluice.operations.retention import retain
+from sluice.operations.state_growth import note_size
 from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
@@ -26,6 +28,7 @@ def retain_all(params: dict[str, Any]) -> None:
     with Ledger.open(settings().ledger) as ledger:
         for pipeline in ledger.generations.pipelines():
             done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
+            note_size(ledger, pipeline, datetime.now(UTC).date())
             log.info("retained", pipeline=pipeline, snapshots=done.snapshots, versions=done.versions)
             # One shard that cannot be reached must not keep other shards from being compacted.
             failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sluice.airflow_connections import KAFKA
 from sluice.engine.run.driver_lease import PATIENCE
-from sluice.errors import BrokersUnreachable, InputAway, SluiceError
+from sluice.errors import BrokersUnreachable, InputAway, NoSlot, SluiceError
+from sluice.kafka.open_transactions import HELD_SECONDS, HeldPartitions
 from sluice.kafka.unread_records import Lag, Offsets
+from sluice.observe.health import held_failure, input_away
 from sluice.orchestration.watch import POLL_SECONDS, Observation, Watch
 from sluice.settings import settings
-from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.failures import SLOT_SECONDS, Failure, Kind
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -54,6 +58,8 @@ class Burst:
     """When the last event was due."""
     _busy_at: float = 0.0
     """When the last event was due, or a driver was last seen at work."""
+    _unanswered_since: float | None = None
+    """When the first event was due after a driver was last seen at work; None without such an event."""
     attempts: int = field(default=0, init=False)
     """The number of events since the pipeline last read up to the offsets of an event."""
     _ever: bool = False
@@ -89,9 +95,15 @@ class Burst:
             return False
         # The next burst begins after the records that this event is for.
         self._seen, self._fired, self._fired_at, self._busy_at = None, lag.ends, now, now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
         self.attempts += 1
         self._ever = True
         return True
+
+    def unanswered_s(self, now: float) -> float:
+        """How long ago an event was due that no driver has answered; 0 if there is no such event."""
+        return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
         """Whether the run of the last event may still read the event's records, or has failed only recently."""
@@ -167,6 +179,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.patience_seconds = patience_seconds
         self.min_interval_seconds = min_interval_seconds
         self._watch: Watch | None = None
+        self._held = HeldPartitions()
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -208,7 +221,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 failed = seen.failures.get("run")
                 is_lasting = failed is not None and failed.is_lasting
                 is_driven = driver.is_running(seen.lease, now)
-                if burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting):
+                is_due = burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting)
+                await self._note("held", held_back(self.pipeline, seen.lag, self._held), seen.failures)
+                await self._note("slot", self._no_slot(burst.unanswered_s(now), failed), seen.failures)
+                if is_due:
                     records, ends = seen.lag.readable, seen.lag.ends
                     log.info(
                         "records to read",
@@ -245,17 +261,29 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             return None
         missing = seen.lag.missing(self.topics)
         if missing:
-            names = ", ".join(missing)
-            text = f"Topic {names} does not exist." if len(missing) == 1 else f"The topics {names} do not exist."
-            step = f"Create it, or correct the pipeline. {InputAway.next_step}"
-            await self._wait(f"no topic {names}", away=InputAway(text, next_step=step))
+            await self._wait(f"no topic {', '.join(missing)}", away=input_away(missing))
             return None
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
-        if "input" in seen.failures:
-            await asyncio.to_thread(_input_is_back, self.pipeline)
+        await self._note("input", None, seen.failures)
         self.trouble = ""
         return seen
+
+    async def _note(self, kind: Kind, failure: Failure | None, recorded: Mapping[Kind, Failure]) -> None:
+        """Record a failure in the ledger once, and remove it when it has passed."""
+        if (failure is None) == (kind not in recorded):
+            return
+        await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
+
+    def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
+        """The failure of a pipeline whose run Airflow does not start; None if it has not waited long for it."""
+        since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
+        # A run that has failed before a driver had the lease has started.
+        if unanswered_s < SLOT_SECONDS or (failed is not None and failed.at >= since):
+            return None
+        error = NoSlot(f"A run was asked for {unanswered_s:.0f} s ago, and no driver has started.")
+        failure = Failure.of(error, self.pipeline, kind="slot")
+        return msgspec.structs.replace(failure, at=since)
 
     async def _wait(self, trouble: str, kind: str = "", away: InputAway | None = None) -> None:
         """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem.
@@ -266,19 +294,26 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         if kind != self.trouble:
             log.warning("waiting", pipeline=self.pipeline, trouble=trouble)
             if away is not None:
-                await asyncio.to_thread(_input_is_away, self.pipeline, away)
+                failure = Failure.of(away, self.pipeline, kind="input", secrets=settings().secrets)
+                await asyncio.to_thread(_note_failure, self.pipeline, "input", failure)
         self.trouble = kind
 
 
-def _input_is_away(pipeline: str, error: InputAway) -> None:
-    configuration = settings()
-    with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        ledger.failures.keep(Failure.of(error, pipeline, kind="input", secrets=configuration.secrets))
+def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
+    """The failure of a pipeline whose records a transaction has held back for long; None if none has."""
+    now = datetime.now(UTC)
+    since = held.since(lag, now)
+    if since is None or (now - since).total_seconds() <= HELD_SECONDS:
+        return None
+    return held_failure(pipeline, lag, since)
 
 
-def _input_is_back(pipeline: str) -> None:
+def _note_failure(pipeline: str, kind: Kind, failure: Failure | None) -> None:
     with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
-        ledger.failures.clear(pipeline, "input")
+        if failure is None:
+            ledger.failures.clear(pipeline, kind)
+        else:
+            ledger.failures.keep(failure)
 
 
 def _last_run_began(pipeline: str) -> float | None:

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.airflow_connections import kafka_config
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
+from sluice.observe.surroundings import Observer
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure, Kind
 from sluice.state.ledger.leases import LeaseRow
@@ -67,6 +68,7 @@ class Watch:
         self._topics: dict[object, frozenset[str]] = {}
         self._admin: AdminClient | None = None
         self._ledger: Ledger | None = None
+        self._observer: Observer | None = None
         self._kafka: Mapping[str, str] = {}
         self._connecting = asyncio.Lock()
 
@@ -87,7 +89,7 @@ class Watch:
         """
         self._topics.pop(trigger, None)
         if not self._topics and self._ledger is not None:
-            ledger, self._ledger, self._admin = self._ledger, None, None
+            ledger, self._ledger, self._admin, self._observer = self._ledger, None, None, None
             await asyncio.to_thread(ledger.close)
 
     async def observe(self, pipeline: str, topics: frozenset[str]) -> Observation:
@@ -111,6 +113,9 @@ class Watch:
                 self._admin = await asyncio.to_thread(silent_admin, self._kafka)
             if self._ledger is None:
                 self._ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
+                self._observer = Observer(self._ledger, settings())
+        if self._observer is not None:
+            self._observer.observe()
         return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:

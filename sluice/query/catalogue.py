@@ -13,7 +13,6 @@ from sluice.errors import Gone, NotFound, NotReady, QueryError
 from sluice.query.as_of import NEWEST, AsOf, find_snapshot
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.results import Pin, snapshot_name
-from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, StoreInfo
 
@@ -115,10 +114,6 @@ class Catalogue:
     async def generations(self) -> list[GenerationInfo]:
         """The current generations of all pipelines, sorted by pipeline."""
         return await self._fresh("generations", self._ledger.generations.all_current, times=_SELDOM)
-
-    async def failures(self) -> list[Failure]:
-        """Unresolved failures, sorted by pipeline and kind."""
-        return await self._fresh("failures", self._ledger.failures.all, times=_SELDOM)
 
     async def snapshots(self, pipeline: str, limit: int) -> list[Snapshot]:
         """The newest snapshots of a pipeline, newest first."""

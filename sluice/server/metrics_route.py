@@ -15,9 +15,11 @@ from sluice.kafka.record_times import OldestUnread
 from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import gauges, histogram_samples, of_pipeline, prometheus, shard_sizes
 from sluice.observe.monitoring import LedgerFigures
+from sluice.observe.surroundings import Observer, disks
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.workers import ServedLocation
 from sluice.server.latencies import Latencies
+from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.measurements import Measurement
 from sluice.state.model import WorkerInfo
@@ -29,42 +31,58 @@ class MetricsApp:
     def __init__(
         self,
         ledger: Ledger,
-        kafka: Mapping[str, str],
+        configuration: Settings,
         served: ServedLocation,
         latencies: Latencies,
     ) -> None:
         self._ledger = ledger
+        self._configuration = configuration
         self._served = served
         self._latencies = latencies
-        self._services = Services(kafka=lambda: dict(kafka))
-        self._oldest_unread = OldestUnread(kafka)
+        self._services = Services(kafka=lambda: configuration.kafka)
+        self._oldest_unread = OldestUnread(configuration.kafka)
+        self._observer = Observer(ledger, configuration)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
-            lags = await self._lags(figures)
+            lags, lag_error = await self._lags(figures)
+            self._observer.observe()
             # The sizes of shards are read from files and databases.
-            text = await asyncio.to_thread(self._text, figures, lags)
+            text = await asyncio.to_thread(self._text, figures, lags, lag_error)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
         await response(scope, receive, send)
 
-    async def _lags(self, figures: LedgerFigures) -> dict[str, Lag]:
+    async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
+        """The lags by pipeline, and why they are unknown."""
         try:
-            return await self._services.lag(figures.positions)
-        except BrokersUnreachable:
-            return {}
+            return await self._services.lag(figures.positions), ""
+        except BrokersUnreachable as error:
+            return {}, error.detail
 
-    def _text(self, figures: LedgerFigures, lags: Mapping[str, Lag]) -> str:
+    def _text(self, figures: LedgerFigures, lags: Mapping[str, Lag], lag_error: str) -> str:
         try:
             oldest_unread = self._oldest_unread.of(lags.values())
         except BrokersUnreachable:
             oldest_unread = {}
         sizes = shard_sizes(figures, self._location)
         samples: list[Measurement] = [*histogram_samples(self._latencies.measurements())]
+        for folder, (free, size) in disks(self._configuration).items():
+            samples.append(Measurement("disk_free_bytes", free, (("folder", str(folder)),)))
+            samples.append(Measurement("disk_size_bytes", size, (("folder", str(folder)),)))
         for name in figures.pipelines:
-            of_now = gauges(figures, name, lags.get(name), sizes=sizes, oldest_unread=oldest_unread)
+            lag = lags.get(name)
+            of_now = gauges(
+                figures,
+                name,
+                lag,
+                lag_error=lag_error,
+                held_since=None if lag is None else self._services.held_since(lag),
+                sizes=sizes,
+                oldest_unread=oldest_unread,
+            )
             since_ever = histogram_samples(figures.measurements.get(name, ()))
             samples += of_pipeline(name, [*of_now, *since_ever])
         return prometheus(samples)

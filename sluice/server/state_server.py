@@ -190,7 +190,7 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
     latencies = Latencies()
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
-        "/metrics": MetricsApp(ledger, configuration.kafka, shards.served_location, latencies),
+        "/metrics": MetricsApp(ledger, configuration, shards.served_location, latencies),
     }
     if options.rest:
         state = ApiState(ledger, Reader(ledger, shards.served_location))

@@ -143,3 +143,16 @@ def test_a_driver_works_while_it_renews_its_lease() -> None:
     assert not driving.is_running(lease(1), 22), "it died"
     assert driving.is_running(lease(2), 23), "the driver only paused"
     assert not driving.is_running(lease(2, held=False), 24), "the driver has ended"
+
+
+def test_an_event_is_unanswered_until_a_driver_works_or_nothing_is_left() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
+    waited: list[float] = []
+    for now, driven in ((0, False), (70, False), (101, False), (150, False), (160, True), (170, False)):
+        burst.due(lag(5), now, driven=driven)
+        waited.append(burst.unanswered_s(now))
+    # A second event for the same records, after the patience, does not begin the wait again.
+    assert waited == [0, 70, 101, 150, 0, 0]
+    burst.due(lag(5), 300)
+    burst.due(lag(5, 5), 301)
+    assert burst.unanswered_s(400) == 0

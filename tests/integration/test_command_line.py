@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings, settings
-from sluice.state.ledger.ledger import Ledger
 from sluice.spark_submit import FIRST_RUN
+from sluice.state.ledger.ledger import Ledger
 from sluice.support.processes import has_ended
 from tests.support.signals import reset_signals
 

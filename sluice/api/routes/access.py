@@ -24,7 +24,6 @@ from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin
 from sluice.query.catalogue import PipelineSnapshot, only_store
 from sluice.query.ledger_reads import read_ledger
-from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
 
@@ -74,11 +73,6 @@ class Access:
         """All stores that this user may read."""
         return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
 
-    async def generations(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines that this user may read."""
-        generations = await self.reader.catalogue.generations()
-        return [info for info in generations if await self.may_read(info.pipeline)]
-
     async def generation(self, pipeline: str) -> GenerationInfo:
         """The pipeline's current generation. Raises NotFound if it has none, or if the user may not read it."""
         generations = await self.reader.catalogue.generations()
@@ -97,11 +91,6 @@ class Access:
         dags = await asyncio.to_thread(self.services.runs.dags)
         if pipeline not in dags or not await self.may_read(pipeline):
             await self.generation(pipeline)
-
-    async def failures(self) -> list[Failure]:
-        """The unresolved failures of the pipelines that this user may read."""
-        failures = await self.reader.catalogue.failures()
-        return [failure for failure in failures if await self.may_read(failure.pipeline)]
 
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
         """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +17,9 @@ from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
+from sluice.observe.health import failures_of, input_away, trouble_of
 from sluice.observe.monitoring import LedgerFigures
-from sluice.state.ledger.failures import FAILED_KINDS, Failure
+from sluice.state.ledger.failures import Kind
 
 router = Router("overview", "/v1/overview")
 
@@ -43,29 +43,37 @@ async def show_overview(request: Request, _query: object) -> Response:
 
 
 async def _overview(
-    access: Access, name: str, figures: LedgerFigures, dag: DagState, lag: Lag | None, error: str
+    access: Access,
+    name: str,
+    figures: LedgerFigures,
+    dag: DagState,
+    lag: Lag | None,
+    error: str,
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
-    failures = figures.failures.get(name, ())
+    held_since = None if lag is None else access.services.held_since(lag)
+    failures = failures_of(figures, name, lag, error, held_since)
+    waits = dag.waits_for_slot(name)
+    if waits is not None:
+        # Airflow's database says more than the trigger, which sees only that no driver starts.
+        failures = [*(failure for failure in failures if failure.kind != "slot"), waits]
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if missing:
-        lag_error = f"Missing topics: {', '.join(missing)}."
+        lag_error = input_away(missing).detail
     elif lag is None:
         lag_error = error or "Nothing has been read yet."
     else:
         lag_error = ""
     # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
-    since = None if lag is None else access.services.held_since(lag)
-    is_away = bool(missing or (lag is None and error))
     return answers.Overview(
         pipeline=name,
-        health=_health(failures, dag, name in figures.running, unread, since, is_away=is_away),
+        health=_health({failure.kind for failure in failures}, dag, name in figures.running, unread),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
         lag=_partitions(lag) if lag else [],
-        held_since=since,
+        held_since=next((failure.at for failure in failures if failure.kind == "held"), None),
         lag_error=lag_error,
         snapshot=None if newest is None else snapshot_answer(newest),
         last_run=dag.last_run,
@@ -74,34 +82,26 @@ async def _overview(
     )
 
 
-def _health(
-    failures: Sequence[Failure],
-    dag: DagState,
-    held: bool,
-    unread: int | None,
-    held_back: datetime | None,
-    *,
-    is_away: bool,
-) -> PipelineHealth:
-    """The health of a pipeline. `is_away` says that the brokers do not answer, or that a topic is missing."""
-    kinds = {failure.kind for failure in failures}
-    if "file" in kinds:
+def _health(kinds: Collection[Kind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+    """The health of a pipeline with failures of these kinds. `held` says that a driver holds its lease."""
+    trouble = trouble_of(kinds)
+    if trouble == "broken":
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
+    # A driver or a task that waits for others is not at work, although Airflow says that it runs.
+    is_at_work = not {"slot", "lease"} & {*kinds}
     # The lease also shows a driver that Airflow did not start. After a failed run, it may only have
     # to expire.
-    if state == "running" or (held and state != "failed"):
+    if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
-    if FAILED_KINDS & kinds or state == "failed":
+    if trouble == "failed" or state == "failed":
         return PipelineHealth.FAILED
-    if is_away or "input" in kinds:
+    if trouble == "waiting":
         return PipelineHealth.WAITING
     if state == "queued":
         return PipelineHealth.RUNNING
-    if held_back is not None:
-        return PipelineHealth.HELD
-    if "rejections" in kinds:
-        return PipelineHealth.DEGRADED
+    if trouble is not None:
+        return PipelineHealth(trouble)
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated
 from urllib.parse import quote
@@ -20,8 +19,10 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
+from sluice.observe.health import trouble_of
+from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
-from sluice.state.ledger.failures import FAILED_KINDS, Failure, Kind
+from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -99,10 +100,9 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 async def list_pipelines(request: Request, _query: object) -> Response:
     """All pipelines that you may read, with their current generations and unresolved failures."""
     access = await access_of(request)
-    current = {info.pipeline: info for info in await access.generations()}
-    failures = await access.failures()
-    names = sorted({*current} | {failure.pipeline for failure in failures})
-    return reply([await _pipeline(access, name, current.get(name), failures) for name in names])
+    figures = await access.figures("all", LedgerFigures.read)
+    names = [name for name in figures.pipelines if await access.may_read(name)]
+    return reply([_pipeline(figures, name) for name in names])
 
 
 @router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
@@ -194,39 +194,25 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 def failure_answer(failure: Failure) -> answers.Failure:
     """A failure with its age."""
     age = age_seconds(failure.at)
-    return answers.Failure(failure.kind, failure.run, failure.at, age, failure.title, failure.detail, failure.next_step)
+    return answers.Failure(
+        failure.kind, failure.host, failure.run, failure.at, age, failure.title, failure.detail, failure.next_step
+    )
 
 
-def _health(kinds: Collection[Kind]) -> Health:
-    """The health of a pipeline with failures of these kinds."""
-    if "file" in kinds:
-        return Health.BROKEN
-    if FAILED_KINDS.intersection(kinds):
-        return Health.FAILED
-    if "input" in kinds:
-        return Health.WAITING
-    return Health.DEGRADED if kinds else Health.OK
-
-
-async def _pipeline(
-    access: Access, name: str, info: GenerationInfo | None, failures: list[Failure]
-) -> answers.PipelineStatus:
-    own_failures = [failure for failure in failures if failure.pipeline == name]
+def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
+    failures = figures.failures.get(name, ())
+    info, newest = figures.generations.get(name), figures.snapshots.get(name)
+    trouble = trouble_of({failure.kind for failure in failures})
     return answers.PipelineStatus(
         pipeline=name,
-        status=_health({failure.kind for failure in own_failures}),
-        failures=[failure_answer(failure) for failure in own_failures],
+        status=Health.OK if trouble is None else Health(trouble),
+        failures=[failure_answer(failure) for failure in failures],
         generation=None if info is None else info.generation,
         topics=() if info is None else info.topics,
         stores=[] if info is None else [store.name for store in info.stores],
         workers=0 if info is None else len(info.workers),
-        snapshot=None if info is None else await _newest_snapshot(access, name),
+        snapshot=None if newest is None else snapshot_answer(newest),
     )
-
-
-async def _newest_snapshot(access: Access, pipeline: str) -> answers.Snapshot | None:
-    newest = await access.reader.catalogue.newest(pipeline)
-    return None if newest is None else snapshot_answer(newest.snapshot)
 
 
 async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]:

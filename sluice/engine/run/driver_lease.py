@@ -18,8 +18,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,8 @@ from typing import Self
 
 import structlog
 
-from sluice.errors import LeaseError, StateError
+from sluice.errors import LeaseError, StateError, WaitsForLease
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import Holder, LeaseRow, Leases, lost
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -49,6 +50,7 @@ class Patience:
 
 
 PATIENCE = Patience()
+NOTED_AFTER_S, NOTED_EVERY_S = 5.0, 60.0
 BETWEEN_RUNS = Patience(waits=True)
 """The patience of commands that need the lease only for moments, and may be started while a run goes on."""
 
@@ -72,6 +74,8 @@ class Lease:
     ref: GenerationRef
     holder: Holder
     patience: Patience = PATIENCE
+    on_wait: Callable[[LeaseRow], None] | None = None
+    """Called every `NOTED_EVERY_S` while this driver waits for a holder, for the first time after `NOTED_AFTER_S`."""
 
     def __post_init__(self) -> None:
         self._row: LeaseRow | None = None
@@ -127,6 +131,7 @@ class Lease:
         begun = changed = time.monotonic()
         seen = self._current_row()
         first, is_waiting = seen, False
+        next_note = begun + NOTED_AFTER_S
         while True:
             now = time.monotonic()
             why = self._reason_to_take(seen, now - changed, now - begun)
@@ -145,6 +150,9 @@ class Lease:
                         pipeline=self.ref.pipeline,
                         holder=str(seen),
                     )
+            if self.on_wait is not None and seen is not None and now >= next_note:
+                next_note = now + NOTED_EVERY_S
+                self.on_wait(seen)
             if not why:
                 time.sleep(self.patience.beat_s / 4)
             # Another driver may have taken the lease in between, or the holder may have renewed it.
@@ -209,9 +217,16 @@ def current_lease(
 
     The generation stays current while the lease is held. Raises LeaseError if `only` is not the current generation.
     """
+
+    def note(seen: LeaseRow) -> None:
+        error = WaitsForLease(f"A driver on {holder.host} waits for {seen}.")
+        with suppress(StateError):  # the driver itself reports that the ledger is away
+            ledger.failures.keep(Failure.of(error, pipeline, run=holder.run, kind="lease"))
+
     while True:
         generation = only or ledger.generations.current_number(pipeline) or 1
-        with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience) as lease:
+        with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience, note) as lease:
+            ledger.failures.clear(pipeline, "lease")
             # A rebuild may have promoted another generation while this driver waited for the lease.
             current = ledger.generations.current_number(pipeline)
             if current in (None, generation):

@@ -6,17 +6,27 @@
 | file | the pipeline's file cannot be loaded | whoever loads it | it can be loaded |
 | overdue | the data are older than the pipeline's deadline | the alert | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the trigger | they are back |
+| slot | a run was asked for, but Airflow does not start it | the trigger | a driver has started |
+| lease | a driver waits for another one | the waiting driver | it has the lease, or gives up |
+| held | a transaction of a producer holds back records | the trigger | the transaction has ended |
 | rejections | many of the newest batch's records were rejected | the driver | the next batch with fewer |
+| host | a state server does not answer | whoever looks | it answers |
+| disk | the disk of a host is nearly full | that host | it has space |
+| clock | the clock of a host is off | that host | it is right |
+| growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
+
+What a host looks at again and again (`OBSERVED_KINDS`) no longer counts once nobody has seen it for
+`UNSEEN_SECONDS`, for example because the host is gone for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Literal, Self
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self, get_args
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import and_, delete, insert, not_, select
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import SluiceError
@@ -24,11 +34,31 @@ from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import FAILURES
 
-Kind = Literal["run", "file", "overdue", "input", "rejections"]
+Kind = Literal[
+    "run",
+    "file",
+    "overdue",
+    "input",
+    "slot",
+    "lease",
+    "held",
+    "rejections",
+    "host",
+    "disk",
+    "clock",
+    "growth",
+]
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FAILED_KINDS: frozenset[Kind] = frozenset({"run", "overdue"})
 """A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
 them."""
+WAITING_KINDS: frozenset[Kind] = frozenset({"input", "slot", "lease"})
+"""A pipeline with one of these kinds goes on by itself once others have done their part."""
+OBSERVED_KINDS: frozenset[Kind] = frozenset({"lease", "host", "disk", "clock"})
+UNSEEN_SECONDS = 900.0
+SLOT_SECONDS = 60.0
+"""A run that Airflow has not started after this time waits for a slot."""
 
 _LENGTH = 1_000
 
@@ -38,6 +68,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     kind: Kind = "run"
+    host: str = ""
+    """The host that the failure is about, with a port if it is a server; empty for the pipeline as a whole."""
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
@@ -57,6 +89,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         *,
         run: str = "",
         kind: Kind = "run",
+        host: str = "",
         secrets: Iterable[str] = (),
     ) -> Self:
         """Describe `error` as a failure at the current time, with `secrets` masked."""
@@ -69,7 +102,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
                 "",
             )
         return cls(
-            pipeline=pipeline, kind=kind, run=run, at=datetime.now(UTC), title=title,
+            pipeline=pipeline, kind=kind, host=host, run=run, at=datetime.now(UTC), title=title,
             detail=_storable(detail, secrets), next_step=_storable(next_step, secrets),
             is_lasting=isinstance(error, SluiceError) and error.is_lasting,
         )  # fmt: skip
@@ -78,48 +111,49 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Failures(LedgerPart):
     """The failures of all pipelines."""
 
-    def all(self) -> list[Failure]:
-        """All failures, sorted by pipeline and kind."""
-        rows = self._read(select(FAILURES).order_by(FAILURES.c.pipeline, FAILURES.c.kind))
+    def all(self, now: datetime | None = None) -> list[Failure]:
+        """All failures, sorted by pipeline, kind and host."""
+        c = FAILURES.c
+        expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
+        is_expired = and_(c.kind.in_(OBSERVED_KINDS), c.seen_at < _as_text(expired))
+        columns = [c[name] for name in Failure.__struct_fields__]
+        rows = self._read(select(*columns).where(not_(is_expired)).order_by(c.pipeline, c.kind, c.host))
         return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
 
     def add(self, failure: Failure) -> None:
-        """Add a failure. It replaces an earlier failure of the same pipeline and kind."""
+        """Add a failure. It replaces an earlier failure of the same pipeline, kind and host."""
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(*_same(failure)))
-            connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
+            connection.execute(insert(FAILURES), _row(failure))
 
     def add_if_new(self, failure: Failure) -> bool:
-        """Add a failure and return True.
-
-        Does nothing if the pipeline already has a failure of this kind.
-        """
+        """Add a failure and return True. Does nothing if the pipeline already has a failure of this kind."""
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             if connection.execute(select(FAILURES).where(*_same(failure))).first() is not None:
                 return False
-            connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
+            connection.execute(insert(FAILURES), _row(failure))
             return True
 
-    def keep(self, failure: Failure) -> None:
-        """Add a failure.
-
-        If the pipeline already has a failure of this kind, replace its text but not its time.
-        """
+    def keep(self, *failures: Failure) -> None:
+        """Add failures. An earlier one of the same pipeline, kind and host gets the new text and keeps its time."""
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
-            since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
-            connection.execute(delete(FAILURES).where(*_same(failure)))
-            connection.execute(insert(FAILURES), msgspec.to_builtins(failure) | ({"at": since} if since else {}))
+            for failure in failures:
+                since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
+                connection.execute(delete(FAILURES).where(*_same(failure)))
+                connection.execute(insert(FAILURES), _row(failure) | ({"at": since} if since else {}))
 
     def of(self, pipeline: str) -> list[Failure]:
         """The failures of a pipeline, sorted by kind."""
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
-    def clear(self, pipeline: str, *kinds: Kind) -> None:
-        """Remove a pipeline's failures of some kinds."""
-        if not any(failure.kind in kinds for failure in self.of(pipeline)):
+    def clear(self, pipeline: str, *kinds: Kind, host: str | None = None) -> None:
+        """Remove a pipeline's failures of some kinds, of one host or of all."""
+        failures = [failure for failure in self.of(pipeline) if failure.kind in kinds and host in (None, failure.host)]
+        if not failures:
             return
         with database_errors("Clearing the failure"), transaction(self._engine) as connection:
-            connection.execute(delete(FAILURES).where(FAILURES.c.pipeline == pipeline, FAILURES.c.kind.in_(kinds)))
+            for failure in failures:
+                connection.execute(delete(FAILURES).where(*_same(failure)))
 
     def set_files(self, broken: Iterable[Failure]) -> None:
         """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
@@ -133,7 +167,7 @@ class Failures(LedgerPart):
         with database_errors("Writing broken files"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone)))
             for failure in new:
-                connection.execute(insert(FAILURES), msgspec.to_builtins(failure))
+                connection.execute(insert(FAILURES), _row(failure))
 
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
@@ -144,5 +178,16 @@ def _storable(text: str, secrets: Iterable[str]) -> str:
     return text.replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
 
-def _same(failure: Failure) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return FAILURES.c.pipeline == failure.pipeline, FAILURES.c.kind == failure.kind
+def _row(failure: Failure) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(failure)
+    return row | {"seen_at": _as_text(datetime.now(UTC))}
+
+
+def _as_text(moment: datetime) -> str:
+    """A time as text. All such texts are equally long, so that every collation sorts them by time."""
+    return moment.isoformat(timespec="microseconds")
+
+
+def _same(failure: Failure) -> tuple[ColumnElement[bool], ...]:
+    c = FAILURES.c
+    return c.pipeline == failure.pipeline, c.kind == failure.kind, c.host == failure.host

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select, text
 
 from sluice.state.database import database_errors, database_url, open_engine
 from sluice.state.ledger.audits import Audits
@@ -21,6 +22,7 @@ from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.servers import Servers
+from sluice.state.ledger.sizes import Sizes
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
 from sluice.state.ledger.standbys import Standbys
@@ -49,6 +51,7 @@ class Ledger:
         self.failures = Failures(engine)
         self.notes = Notes(engine)
         self.measurements = Measurements(engine)
+        self.sizes = Sizes(engine)
         self.secrets = Secrets(engine)
 
     @classmethod
@@ -72,6 +75,16 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def clock_ahead_seconds(self) -> float:
+        """By how much this machine's clock is ahead of the database's; 0 for a SQLite file, which has no clock."""
+        if self.engine.dialect.name == "sqlite":
+            return 0.0
+        with database_errors("Reading the database's clock"), self.engine.connect() as connection:
+            connection.execute(select(1))  # opens the connection, which takes longer than the answer
+            begun = time.time()
+            theirs = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+            return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """Topic → partition → the pipeline's next offset.

@@ -129,6 +129,21 @@ class Snapshots(LedgerPart):
         rows = self._read(select(SNAPSHOTS).where(is_newest))
         return [_snapshot(row) for row in rows]
 
+    def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
+        """The batches of the current generation of each pipeline that has published one."""
+        of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
+        # The database finds the two ends in its index. Grouped, it would read the whole index.
+        ends = [
+            select(end(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery().label(name)
+            for name, end in (("oldest", func.min), ("newest", func.max))
+        ]
+        rows = self._read(select(*(PIPELINES.c[name] for name in _GENERATION), *ends))
+        kept: dict[GenerationRef, KeptBatches] = {}
+        for row in rows:
+            if row["newest"] is not None:
+                kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(row["oldest"], row["newest"])
+        return kept
+
     def recent(self, pipeline: str, limit: int = 100) -> list[Snapshot]:
         """The newest snapshots, newest first."""
         statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch.desc())

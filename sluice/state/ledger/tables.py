@@ -332,9 +332,11 @@ FAILURES = Table(
     "failures",
     METADATA,
     Column("pipeline", Text, primary_key=True),
-    Column("kind", Text, primary_key=True, comment="run, file, overdue, input or rejections"),
+    Column("kind", Text, primary_key=True, comment="as in `failures.Kind`"),
+    Column("host", Text, primary_key=True, comment="the host that it is about, or empty"),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("seen_at", Text, nullable=False, comment="when it was last seen; ISO 8601, UTC"),
     Column("title", Text, nullable=False),
     Column("detail", Text, nullable=False),
     Column("next_step", Text, nullable=False),
@@ -350,6 +352,14 @@ MEASUREMENTS = Table(
     Column("value", Double, nullable=False),
 )
 """What pipelines have done since the ledger was created. Retention does not remove it."""
+
+SIZES = Table(
+    "sizes",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("day", Text, primary_key=True, comment="ISO 8601"),
+    Column("bytes", BigInteger, nullable=False),
+)
 
 
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:

@@ -60,6 +60,11 @@ def is_file(url: str) -> bool:
     return not is_remote(url) and _parse(url).get_backend_name() == "sqlite"
 
 
+def file_of(url: str) -> Path | None:
+    """The SQLite file, or the folder of shards, that an address names; None for any other address."""
+    return Path(_parse(url).database or "") if is_file(url) else None
+
+
 def shown(url: str) -> str:
     """The address with its password masked, for errors and logs."""
     return url if is_remote(url) else _parse(url).render_as_string(hide_password=True)

@@ -32,10 +32,9 @@ export function failures(pipelines) {
 }
 
 function failureLine(pipeline, failure) {
-  const what = { file: "cannot be loaded", run: "failed", overdue: "became overdue", input: "waits for its input", rejections: "is degraded" }[failure.kind];
   const run = pipeline.last_run;
   return element("li", {},
-    element("b", {}, pipeline.pipeline), ` ${what}, `, ago(failure.at),
+    element("b", {}, pipeline.pipeline), ", ", ago(failure.at),
     `: ${failure.title}. ${failure.detail} ${failure.next_step} `, run && run.state === "failed" && airflowLink(run.log, "Open the log"));
 }
 

@@ -1,0 +1,166 @@
+"""What a host sees of the pipelines' surroundings: state servers that do not answer, its own disk, its own clock.
+
+Triggers, state servers and `sluice status` look, and record what they see as failures in the
+ledger, so that it has one beginning for all who ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from sluice.errors import ClockOff, DiskNearlyFull, HostSilent, SluiceError, StateError
+from sluice.observe.monitoring import LedgerFigures
+from sluice.settings import Settings
+from sluice.state.ledger.failures import Failure, Kind
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo
+from sluice.state.remote.server_identity import fetch_card
+from sluice.state.shard.addresses import file_of
+from sluice.values.host_ports import address_of
+
+OBSERVING_SECONDS = 20.0
+CLOCK_SECONDS = 5.0
+"""A clock is off if it differs by more than this."""
+_FREE_SHARE, _LEAST_FREE, _MOST_NEEDED = 0.05, 2**30, 20 * 2**30
+"""A disk is nearly full if less than this share of it is free, or 1 GiB if that is more, unless
+20 GiB are free."""
+
+_MOST_THREADS = 16
+
+
+class Sight(NamedTuple):
+    """Something wrong that a host has seen."""
+
+    kind: Kind
+    host: str
+    error: SluiceError
+
+
+def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
+    """Record what is wrong with the surroundings of all pipelines, and remove what is no longer wrong."""
+    own = socket.gethostname()
+    silent = _silent(_servers(figures.generations.values()))
+    of_host = [*_disks(own, configuration), *_clock(own, ledger)]
+    seen: list[Failure] = []
+    gone: list[Failure] = []
+    for pipeline, info in figures.generations.items():
+        sights = [*of_host, *(silent[address] for address in _servers([info]) if address in silent)]
+        if not any(sight.kind == "clock" for sight in sights):
+            sights += _snapshot_of_the_future(own, pipeline, figures)
+        for kind, host, error in sights:
+            seen.append(Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets))
+        places = {(sight.kind, sight.host) for sight in sights}
+        for failure in figures.failures.get(pipeline, ()):
+            # Only the host itself knows its disk and its clock. A server that answers, answers everyone.
+            is_known_here = failure.kind == "host" or (failure.kind in ("disk", "clock") and failure.host == own)
+            if is_known_here and (failure.kind, failure.host) not in places:
+                gone.append(failure)
+    if seen:
+        ledger.failures.keep(*seen)
+    for failure in gone:
+        ledger.failures.clear(failure.pipeline, failure.kind, host=failure.host)
+
+
+class Observer:
+    """Observes the surroundings in the background of a server or a triggerer, at most every `OBSERVING_SECONDS`."""
+
+    def __init__(self, ledger: Ledger, configuration: Settings) -> None:
+        self._ledger = ledger
+        self._configuration = configuration
+        self._next = 0.0
+        self._observing: asyncio.Task[None] | None = None
+
+    def observe(self) -> None:
+        """Begin to observe, if it is time. Must be called in an event loop."""
+        is_busy = self._observing is not None and not self._observing.done()
+        if time.monotonic() >= self._next and not is_busy:
+            self._next = time.monotonic() + OBSERVING_SECONDS
+            self._observing = asyncio.create_task(asyncio.to_thread(self._observe))
+
+    def _observe(self) -> None:
+        # An unreachable ledger is reported by whoever needs it.
+        with suppress(SluiceError, OSError):
+            observe_surroundings(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
+
+
+def nearly_full(free: int, size: int) -> bool:
+    """Whether a disk of `size` bytes is nearly full."""
+    return free < min(max(_FREE_SHARE * size, _LEAST_FREE), _MOST_NEEDED)
+
+
+def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
+    """Folder → the free bytes and the size of its disk, for the files of the ledger and of the shards on this host."""
+    found: dict[Path, tuple[int, int]] = {}
+    for url in (configuration.ledger, configuration.shards):
+        file = file_of(url)
+        if file is not None:
+            folder = next((folder for folder in (file, *file.parents) if folder.is_dir()), None)
+            if folder is not None:
+                with suppress(OSError):
+                    usage = shutil.disk_usage(folder)
+                    found[folder] = usage.free, usage.total
+    return found
+
+
+def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
+    full = [(folder, free) for folder, (free, size) in disks(configuration).items() if nearly_full(free, size)]
+    if full:
+        folder, free = full[0]
+        yield Sight("disk", own, DiskNearlyFull(f"{own} has {free / 2**30:.1f} GiB left for {folder}."))
+
+
+def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:
+    ahead = ledger.clock_ahead_seconds()
+    if abs(ahead) > CLOCK_SECONDS:
+        direction = "ahead of" if ahead > 0 else "behind"
+        yield Sight("clock", own, ClockOff(f"The clock of {own} is {abs(ahead):,.0f} s {direction} the ledger's."))
+
+
+def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> Iterator[Sight]:
+    snapshot = figures.snapshots.get(pipeline)
+    if snapshot is None:
+        return
+    ahead = snapshot.published_at - datetime.now(UTC)
+    if ahead > timedelta(seconds=CLOCK_SECONDS):
+        detail = f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future of {own}."
+        yield Sight("clock", own, ClockOff(f"{detail} The clock of {own} or of the driver's host is wrong."))
+
+
+def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
+    """Address of a state server, with its port → its URL."""
+    servers: dict[str, str] = {}
+    for info in generations:
+        for worker in info.workers:
+            if worker.server:
+                address = address_of(worker.host, worker.port)
+                servers[address] = f"{urlsplit(worker.server).scheme}://{address}"
+    return servers
+
+
+def _silent(servers: Mapping[str, str]) -> dict[str, Sight]:
+    """Address of each state server that does not answer → what is wrong with it. `servers`: address → URL."""
+    if not servers:
+        return {}
+    with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as asking:
+        sights = asking.map(_look_at, servers.values(), servers)
+        return {sight.host: sight for sight in sights if sight is not None}
+
+
+def _look_at(url: str, address: str) -> Sight | None:
+    try:
+        fetch_card(url, address, verify_certificate=False)
+    except StateError as error:
+        return Sight("host", address, HostSilent(error.detail))
+    except SluiceError:
+        pass  # another program answers, or this process has no token to ask with: readers report either
+    return None

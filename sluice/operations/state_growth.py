@@ -1,0 +1,44 @@
+"""Notices that the state of a pipeline grows without a bound, from its size on each of the last days."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from itertools import pairwise
+
+from sluice.errors import StateGrows
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.sizes import DAYS
+from sluice.state.shard.sizes import sizes_of
+
+_SMALL = 2**30
+"""State of less than 1 GiB may grow: a new pipeline fills its windows."""
+
+
+def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
+    """Note the size of a pipeline's state today. Record the failure `growth` if it grows, and clear it otherwise.
+
+    Does nothing if this process cannot see the size of all shards, because state servers have them.
+    """
+    info = ledger.generations.current(pipeline)
+    locations = [] if info is None else [worker.location for worker in info.workers if not worker.server]
+    sizes = sizes_of(locations)
+    if info is None or len(sizes) < len(info.workers):
+        return
+    ledger.sizes.note(pipeline, today, sum(sizes.values()))
+    noted = ledger.sizes.of(pipeline)
+    if is_growing(noted):
+        first, last = noted[0] / 2**30, noted[-1] / 2**30
+        error = StateGrows(f"It has grown on each of the last {DAYS} days, from {first:.1f} to {last:.1f} GiB.")
+        ledger.failures.keep(Failure.of(error, pipeline, kind="growth"))
+    else:
+        ledger.failures.clear(pipeline, "growth")
+
+
+def is_growing(sizes: Sequence[int]) -> bool:
+    """Whether the sizes of a state on the last days, the oldest first, show no bound."""
+    if len(sizes) < DAYS or sizes[-1] < _SMALL:
+        return False
+    grows_daily = all(before < after for before, after in pairwise(sizes))
+    return grows_daily and sizes[-1] >= 2 * sizes[0]

@@ -1,0 +1,32 @@
+"""The size of each pipeline's state on each of the last days, which shows whether it grows without a bound."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from sqlalchemy import delete, insert, select
+
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.tables import SIZES
+
+DAYS = 7
+"""The number of days for which sizes are kept."""
+
+
+class Sizes(LedgerPart):
+    """The sizes of all pipelines' states."""
+
+    def note(self, pipeline: str, day: date, size: int) -> None:
+        """Note the bytes of a pipeline's state on a day, and forget the days that no longer matter."""
+        c, first = SIZES.c, (day - timedelta(days=DAYS - 1)).isoformat()
+        with database_errors("Writing the size of the state"), transaction(self._engine) as connection:
+            # A second note of the same day, after a retry, replaces the first.
+            replaced = (c.day < first) | (c.day >= day.isoformat())
+            connection.execute(delete(SIZES).where(c.pipeline == pipeline, replaced))
+            connection.execute(insert(SIZES), {"pipeline": pipeline, "day": day.isoformat(), "bytes": size})
+
+    def of(self, pipeline: str) -> list[int]:
+        """The bytes on the days that are noted, the oldest first."""
+        c = SIZES.c
+        return [row["bytes"] for row in self._read(select(c.bytes).where(c.pipeline == pipeline).order_by(c.day))]
