@@ -76,11 +76,11 @@ class Burst:
         """
         # A run could not read what an open transaction holds back.
         if lag.readable == 0:
-            self._seen, self._fired, self.attempts = None, None, 0
+            self._seen, self._fired, self._unanswered_since, self.attempts = None, None, None, 0
             return False
         # A driver may linger and read the new records itself.
         if driven:
-            self._seen, self._busy_at = None, now
+            self._seen, self._unanswered_since, self._busy_at = None, None, now
             return False
         if self._waits_for_run(lag, now, is_lasting=is_lasting):
             return False
