@@ -31,7 +31,17 @@ from sluice.topology import (
 )
 from sluice.topology.serdes import Serde
 from sluice.topology.structs import Column, struct
-from sluice.topology.window_definitions import Duration, hopping, session, sliding, tumbling, within
+from sluice.topology.window_definitions import (
+    Duration,
+    custom_windows,
+    every_records,
+    hopping,
+    last_records,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import (
@@ -47,7 +57,7 @@ from sluice.values.headers import Headers
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import WALL_CLOCK
 from sluice.values.sink_tables import DeltaTable, PostgresTable
-from sluice.values.windows import JoinWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.windows import CountWindow, CustomWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -62,6 +72,8 @@ __all__ = [
     "Client",
     "Column",
     "Context",
+    "CountWindow",
+    "CustomWindow",
     "Decimal2",
     "DeltaTable",
     "Digits",
@@ -99,11 +111,14 @@ __all__ = [
     "ValueProcessor",
     "Window",
     "WindowedStream",
+    "custom_windows",
     "epoch_ms",
     "epoch_s",
     "epoch_us",
+    "every_records",
     "hopping",
     "key_text",
+    "last_records",
     "read_store",
     "session",
     "sliding",

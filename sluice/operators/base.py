@@ -96,7 +96,10 @@ class Output(Protocol):
         """
 
     def count(self, reason: str, number: int = 1) -> None:
-        """Count the current row as dropped: `late`, once for each window, `null_key`, `null_value` or `duplicate`."""
+        """Count the current row as dropped, for a reason: `null_key`, `null_value`, `duplicate`, or for windows.
+
+        These are `late`, once for each window for which the row is late, and `no_window`.
+        """
 
     def send_late(self) -> None:
         """Send the current row, which is late for all windows, to the operator's topic for late records, if any."""

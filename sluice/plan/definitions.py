@@ -13,6 +13,7 @@ from sluice.topology.serdes import shape_of
 from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
+from sluice.values.windows import CustomWindow
 
 
 def upstream_definition(node: nodes.Node) -> str:
@@ -103,11 +104,18 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
             functions = (function,)
         case nodes.Transform(function=function):
             functions = (function,)
-        case nodes.Aggregate(python=nodes.PythonAggregate() as python):
-            functions = (python.initializer, python.adder, python.subtractor, python.merger)
+        case nodes.Aggregate():
+            functions = tuple(_aggregate_functions(node))
         case nodes.Process(processor=processor):
             functions = (processor,)
     yield from (Reference(function) for function in dict.fromkeys(functions) if function is not None)
+
+
+def _aggregate_functions(node: nodes.Aggregate) -> Iterator[Any]:
+    if isinstance(node.window, CustomWindow):
+        yield node.window.function.value
+    if node.python is not None:
+        yield from (node.python.initializer, node.python.adder, node.python.subtractor, node.python.merger)
 
 
 def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:

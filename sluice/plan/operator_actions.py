@@ -26,7 +26,7 @@ from sluice.topology import nodes
 from sluice.topology.serdes import shape_of
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.references import Reference, reference
-from sluice.values.windows import JoinWindow, SlidingWindow
+from sluice.values.windows import CountWindow, JoinWindow, SlidingWindow
 
 _FIRST_PROCESSOR_GROUP = 1 << 30
 _PROCESSOR_GROUPS = (1 << 30) - 1_024
@@ -120,9 +120,9 @@ def _waiting_time(node: nodes.Suppress) -> int:
 def waits_for_close(node: nodes.Node) -> bool:
     """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
-        case nodes.Aggregate(window=window):
-            # Windows expire from the operator's state when they close.
-            return window is not None
+        case nodes.Aggregate():
+            # Windows of time expire from the operator's state when they close.
+            return nodes.window_of(node) is not None
         case nodes.Join(kind=kind):
             # Unmatched records are sent when stream time is past the end of their window.
             return kind == "stream-stream"
@@ -154,7 +154,7 @@ def requires_value(node: nodes.Node) -> bool:
         case nodes.Aggregate(parent=parent, window=window):
             # Kafka Streams drops null values in aggregates without windows and in sliding windows,
             # but adds them to tumbling, hopping and session windows.
-            drops_nulls = window is None or isinstance(window, SlidingWindow)
+            drops_nulls = window is None or isinstance(window, SlidingWindow | CountWindow)
             return drops_nulls and not nodes.is_table(parent)
         case _:
             return False

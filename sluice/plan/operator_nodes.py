@@ -15,7 +15,7 @@ from sluice.plan.combinable import why_not_combinable
 from sluice.plan.node_steps import topics_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.windows import TimeWindow
+from sluice.values.windows import CountWindow, CustomWindow, TimeWindow
 
 
 def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
@@ -98,6 +98,10 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
     # The texts are shown by `sluice explain`, and each is a reason why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
+    if isinstance(window, CountWindow):
+        return "counts each key's records in order"
+    if isinstance(window, CustomWindow):
+        return "a Python function gives the windows of each record"
     if window is not None and len(topics_of(node)) > 1:
         return "windows over several topics close when all topics have reached their end"
     if window is not None and not isinstance(window, TimeWindow):

@@ -11,14 +11,14 @@ from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import How, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
-from sluice.values.windows import AnyWindow, JoinWindow
+from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
 
 
 @dataclass(frozen=True)
 class Aggregate:
     """Aggregates the records of each key (and window) with functions that Sluice implements."""
 
-    window: AnyWindow | None
+    window: AnyWindow | CountWindow | None
     functions: tuple[AggregateFunction, ...]
     columns: tuple[str, ...]
     """Names of the store's columns."""
@@ -35,7 +35,7 @@ class Aggregate:
 class PythonAggregate:
     """Aggregates the records of each key (and window) with the author's functions."""
 
-    window: AnyWindow | None
+    window: AnyWindow | CountWindow | None
     initializer: Reference | None
     """None for `reduce`, where the first value is the first aggregate."""
     adder: Reference

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 
@@ -48,7 +49,7 @@ from sluice.values.record_metadata import (
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import element_type, struct_fields, struct_type
-from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow
+from sluice.values.windows import AnyWindow, CountWindow, JoinWindow, SessionWindow
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
@@ -1350,7 +1351,8 @@ class Table(Handle[V]):
         if nodes.window_of(self.node) is None:
             raise TopologyError(
                 f"{self._where('suppress')}: the table is not windowed.",
-                next_step="Aggregate with windowed_by(...), or use suppress_until_time_limit.",
+                next_step="Aggregate with windowed_by(...) and a window of time, or use suppress_until_time_limit. For "
+                'a number of records: windowed_by(every_records(100), emit="window_close").',
             )
         return self._suppress("window_close", 0, max_records, max_bytes, "shut_down")
 
@@ -1403,7 +1405,7 @@ class GlobalTable(Table[V]):
 class Grouped(Generic[V]):
     """Aggregations of both grouped streams and grouped tables."""
 
-    def __init__(self, parent: Handle[V], key: str, window: AnyWindow | None) -> None:
+    def __init__(self, parent: Handle[V], key: str, window: AnyWindow | CountWindow | None) -> None:
         self.parent = parent
         self.key = key
         self.window = window
@@ -1524,13 +1526,13 @@ class GroupedStream(Grouped[V]):
 
     def windowed_by(
         self,
-        window: AnyWindow,
+        window: AnyWindow | CountWindow,
         *,
         late: str | None = None,
         retention: Duration | None = None,
         emit: EmitStrategy = "every",
     ) -> WindowedStream[V]:
-        """Aggregate each window of event time separately.
+        """Aggregate each window of event time, or of a number of records, separately.
 
         A record is counted as late once for each window for which it is late. If it is late for all of them, it is
         written to the topic `late`, if that is set. A window can be queried until stream time is more than `retention`
@@ -1544,9 +1546,16 @@ class GroupedStream(Grouped[V]):
         arguments.require_instance(
             where,
             window,
-            get_args(AnyWindow),
+            get_args(AnyWindow | CountWindow),
             'a window, such as tumbling("1 minute")',
         )
+        if isinstance(window, CountWindow):
+            if late is not None or retention is not None:
+                raise TopologyError(
+                    f"{where}: {window} counts records, whatever their times, so it has no late= and no retention=.",
+                )
+            counted = replace(window, only_complete=emit == "window_close")
+            return WindowedStream(self.parent, self.key, counted)
         windowed = WindowedStream(self.parent, self.key, window)
         windowed.emit = emit
         if retention is not None:

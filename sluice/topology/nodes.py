@@ -20,7 +20,7 @@ from sluice.values.record_metadata import OnTime as OnTime
 from sluice.values.record_metadata import Until as Until
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
-from sluice.values.windows import AnyWindow, JoinWindow
+from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ class Aggregate(Node):
 
     parent: Node
     key: str
-    window: AnyWindow | None
+    window: AnyWindow | CountWindow | None
     store: str
     columns: dict[str, str]
     scalar: bool
@@ -401,10 +401,13 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The window definition of a windowed table or of its changes; None for other nodes."""
+    """The window definition of a windowed table or of its changes; None for other nodes.
+
+    An aggregate over a number of records is no windowed table: its store has one row per key.
+    """
     match node:
         case Aggregate(window=window):
-            return window
+            return None if isinstance(window, CountWindow) else window
         case Suppress(parent=parent) | Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
             return window_of(parent)
         case ToStream(parent=parent):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Literal, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments
+from sluice.topology.author_functions import require_callable
 from sluice.topology.source_line import source_line
 from sluice.values.calendar_windows import CalendarWindow, Period
 from sluice.values.phrases import duration_text
+from sluice.values.references import Reference
 from sluice.values.windows import (
     AnyWindow,
+    CountWindow,
+    CustomWindow,
     JoinWindow,
     SessionWindow,
     SlidingWindow,
@@ -90,6 +95,55 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     if window.gap_ms < 1 or window.grace_ms < 0:
         at = source_line()
         raise TopologyError(f"{window} at {at}: gap must be at least 1 ms, and grace at least 0.")
+    return window
+
+
+def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s") -> CustomWindow:
+    """Windows of a function of your own, which returns the windows of a record from the record's time.
+
+    The function gets the event time in epoch ms and returns pairs `(start, end)` with `start <= time < end`. It must
+    return the same windows for the same time, and a start must always have the same end. A record without a window is
+    counted in `no_window/STORE`. Windows close like tumbling windows.
+    """
+    where = f"custom_windows at {source_line()}"
+    require_callable(where, function, "time")
+    window = CustomWindow(Reference(function), milliseconds(grace))
+    if window.grace_ms < 0:
+        raise TopologyError(f"{where}: grace must be at least 0.")
+    return window
+
+
+def every_records(number: int) -> CountWindow:
+    """Windows of `number` records: each key's first `number` records, the next `number`, and so on.
+
+    The store has one result per key, of the key's newest window. Event times do not matter, so no record is late. With
+    `windowed_by(..., emit="window_close")`, only complete windows have a result.
+    """
+    return _valid_count(CountWindow(number))
+
+
+def last_records(number: int) -> CountWindow:
+    """The last `number` records of each key, such as for a moving average; each record has a result.
+
+    The state has the values of these records, and each result is computed from all of them. With
+    `windowed_by(..., emit="window_close")`, a key has no result before its `number`-th record.
+    """
+    return _valid_count(CountWindow(number, slides=True))
+
+
+_MOST_LAST_RECORDS = 10_000
+"""More values per key make each result slow, and a key's state large."""
+
+
+def _valid_count(window: CountWindow) -> CountWindow:
+    where, number = f"{window} at {source_line()}", window.records
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise TopologyError(f"{where}: the number of records must be an int of at least 1.")
+    if window.slides and number > _MOST_LAST_RECORDS:
+        raise TopologyError(
+            f"{where}: a window of the last records has at most {_MOST_LAST_RECORDS:,} records.",
+            next_step='Use a window of time, such as hopping("1 hour", advance="1 minute").',
+        )
     return window
 
 

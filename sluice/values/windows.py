@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.phrases import duration_text
+from sluice.values.references import Reference
 
 Bounds = tuple[int, int]
 """Start and end of a window. The end is exclusive for tumbling and hopping windows, inclusive for the others."""
@@ -104,7 +106,76 @@ class SessionWindow:
 TimeWindow: TypeAlias = Window | CalendarWindow
 """Windows `[start, end)` whose bounds depend only on a record's time."""
 
-AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow
+
+@dataclass(frozen=True)
+class CustomWindow:
+    """Windows `[start, end)` that an author's function gives for a record's time.
+
+    The function takes the time and returns pairs of start and end. A start always has the same end. Windows accept
+    records until end + grace.
+    """
+
+    function: Reference
+    grace_ms: int = 0
+
+    @property
+    def size_ms(self) -> None:
+        """None: the function decides the size of each window."""
+        return
+
+    @property
+    def open_ms(self) -> int:
+        """How long after its end a window accepts records, in stream time."""
+        return self.grace_ms
+
+    def bounds_of(self, time: int) -> list[Bounds]:
+        """The windows that contain `time`, the earliest first.
+
+        Raises ValueError if the function returns anything else, and whatever error the function raises.
+        """
+        returned = self.function.value(time)
+        if not isinstance(returned, Iterable):
+            raise ValueError(f"the window function returned {returned!r} for {time}, not a list of (start, end)")
+        windows: list[Bounds] = []
+        for window in returned:
+            match window:
+                case (int(start), int(end)) if 0 <= start <= time < end <= _LAST_END:
+                    windows.append((start, end))
+                case _:
+                    raise ValueError(
+                        f"the window function returned {window!r} for {time}; "
+                        "a window is (start, end) in epoch ms, with 0 <= start <= time < end"
+                    )
+        windows.sort()
+        if len({start for start, _ in windows}) < len(windows):
+            raise ValueError(f"the window function returned several windows with one start for {time}: {windows}")
+        return windows
+
+    def __str__(self) -> str:
+        return f"custom_windows({self.function.name}, grace {duration_text(self.grace_ms)})"
+
+
+_LAST_END = 8_640_000_000_000_000
+"""With a later end, its microseconds would not fit into 64 bits."""
+
+AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
+"""Windows of event time."""
+
+
+@dataclass(frozen=True)
+class CountWindow:
+    """Windows of a key's records in order: every `records` records, or, if `slides`, the last `records` at each record.
+
+    `only_complete`: only a window with this many records has a result.
+    """
+
+    records: int
+    slides: bool = False
+    only_complete: bool = False
+
+    def __str__(self) -> str:
+        complete = ", when complete" if self.only_complete else ""
+        return f"{'last' if self.slides else 'every'}_records({self.records}{complete})"
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,9 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert sorted(driver.store("per_overlapping_minute").values()) == [1, 2, 2, 3]
     assert sorted(driver.store("per_slide").values()) == [1, 1, 1, 1, 2]
     assert list(driver.store("visits").values()) == [4]
+    assert list(driver.store("per_second").values()) == [1, 1, 1, 1]
+    assert records(driver, "moving_mean") == [("s1", {"mean": 5}), ("s1", {"mean": 12.5}), ("s3", {"mean": 7})]
+    assert records(driver, "complete_dozens") == []
     ((key, count),) = records(driver, "per_closed_minute")
     assert (key, count) == ("home", 3), "the last click ended the grace of the first window"
     hour = 3_600_000

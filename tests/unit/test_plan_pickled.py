@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice import Pipeline
+from sluice import CustomWindow, Pipeline, custom_windows
 from sluice.engine.steps import pickling
 from sluice.plan import Plan, load_plan, plan
 from sluice.topology import load_pipelines
@@ -49,3 +49,19 @@ def test_a_lambda_is_pickled_with_its_code() -> None:
     assert copy == job.functions[0].function
     other = planned(4).job
     assert copy != other.functions[0].function
+
+
+def test_a_function_for_windows_is_pickled_with_the_plan() -> None:
+    size = 10
+    windows = custom_windows(lambda time: [(time // size * size, time // size * size + size)])
+    pipeline = Pipeline("p")
+    pipeline.stream("words", value=str).group_by_key().windowed_by(windows).count(store="counts")
+    planned = plan(pipeline)
+    copy: Plan = pickle.loads(pickle.dumps(planned))
+    assert copy == planned
+    window = copy.job.operators[0].window
+    assert isinstance(window, CustomWindow)
+    assert window.bounds_of(27) == [(20, 30)]
+    assert [name for name, _ in copy.job.state_functions] == [
+        "test_a_function_for_windows_is_pickled_with_the_plan.<locals>.<lambda> (store counts)"
+    ]

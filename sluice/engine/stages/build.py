@@ -16,6 +16,8 @@ from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
+from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
+from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
@@ -32,7 +34,14 @@ from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
-from sluice.values.windows import AnyWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.windows import (
+    AnyWindow,
+    CountWindow,
+    CustomWindow,
+    SessionWindow,
+    SlidingWindow,
+    Window,
+)
 
 Make = Callable[[], Operator[Any]]
 
@@ -130,7 +139,7 @@ def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) 
 
 def _aggregate(
     calculation: Callable[[], Calculation],
-    window: AnyWindow | None,
+    window: AnyWindow | CountWindow | None,
     *,
     retracts: bool,
     only_last: bool,
@@ -140,6 +149,11 @@ def _aggregate(
             return Aggregate(calculation(), retracts=retracts, only_last=only_last)
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, retracts=retracts)
+        case CountWindow():
+            counted = LastRecordsAggregate if window.slides else EveryRecordsAggregate
+            return counted(calculation(), window, retracts=retracts)
+        case CustomWindow():
+            return CustomWindowAggregate(calculation(), window, retracts=retracts)
         case SessionWindow():
             return SessionAggregate(calculation(), window, retracts=retracts)
         case Window() | CalendarWindow():

@@ -1,7 +1,8 @@
 """Aggregations without windows and over tumbling or hopping windows.
 
-For all kinds of windows, the state of a key is a dict that maps a window's start (0 without windows) to the time of its
-aggregate and the aggregate. A result's time is the largest time of its records.
+For all windows of time, the state of a key is a dict that maps a window to the time of its aggregate and the aggregate.
+A window is identified by its start (0 without windows), or by its bounds if the start does not give the end. A result's
+time is the largest time of its records.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import Bounds, TimeWindow
 
-Windows = dict[int, tuple[int, Any]]
+Windows = dict[Any, tuple[int, Any]]
 T = TypeVar("T")
 
 
@@ -46,13 +47,13 @@ class BaseAggregation:
         self.calculation = calculation
         self.retracts = retracts
         self.only_last = only_last
-        self._windows_added_to: list[int] = []
+        self._windows_added_to: list[Any] = []
         """The windows to which the current row has been added, if `only_last`."""
 
     def _add_to_window(
         self,
         state: Windows,
-        start: int,
+        start: int | Bounds,
         window: Bounds | None,
         row: Row,
         out: Output,
@@ -60,7 +61,8 @@ class BaseAggregation:
     ) -> None:
         """Add the row's value to the window's aggregate and send the result.
 
-        A new window starts with the aggregate `copied` from another window, if given.
+        `start` identifies the window in the state. A new window starts with the aggregate `copied` from another window, if
+        given.
         """
         assert row.key is not None
         calculation = self.calculation
@@ -105,7 +107,7 @@ class Aggregation(BaseAggregation):
     ) -> None:
         super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
-        self._changed: dict[tuple[str, int], None] = {}
+        self._changed: dict[tuple[str, Any], None] = {}
         """The keys and windows whose result `send_last_results` has to send."""
 
     def new_state(self) -> Windows:

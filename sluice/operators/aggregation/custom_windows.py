@@ -1,0 +1,78 @@
+"""Aggregations over windows that an author's function gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from sluice.operators.aggregation.aggregate import Aggregation, Windows
+from sluice.operators.aggregation.calculation import Calculation
+from sluice.operators.base import Output, Row
+from sluice.operators.lateness import WindowLateness
+from sluice.values.windows import Bounds, CustomWindow
+
+
+class CustomWindowAggregate(Aggregation):
+    """One aggregate per key and window. Null values are processed, as in Kafka Streams' windows `[start, end)`.
+
+    The state maps each window's bounds to its aggregate, because only the function knows the end of a start. A record
+    is counted as `late` once for each window for which it is late.
+    """
+
+    def __init__(
+        self,
+        calculation: Calculation,
+        window: CustomWindow,
+        *,
+        retracts: bool = False,
+    ) -> None:
+        super().__init__(calculation, retracts=retracts)
+        self.state_type: Any = dict[Bounds, tuple[int, calculation.kind]]  # type: ignore[name-defined]
+        self.window = window
+        self.lateness = WindowLateness(window)
+
+    @override
+    def _add_row(self, state: Windows, row: Row, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+            return
+        last_late_end = self.lateness.last_late_end(row.after)
+        windows = self.window.bounds_of(row.time)
+        late = 0
+        for window in windows:
+            if window[1] > last_late_end:
+                self._require_same_end(state, window)
+                self._add_to_window(state, window, window, row, out)
+            else:
+                late += 1
+        if not windows:
+            out.count("no_window")
+        if late:
+            out.count("late", late)
+            if late == len(windows):
+                out.send_late()
+
+    def _require_same_end(self, state: Windows, window: Bounds) -> None:
+        """Raise ValueError if the function has given another end for the window's start."""
+        # The store identifies a window by key and start, so the results of both windows would replace each other.
+        for start, end in state:
+            if start == window[0] and end != window[1]:
+                raise ValueError(
+                    f"the window function returned {window}, but {(start, end)} before; a start has one end"
+                )
+
+    def due(self, state: Windows) -> int | None:
+        return self.lateness.closes_at(min(end for _, end in state)) if state else None
+
+    def close(
+        self,
+        state: Windows,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        last_closed_end = self.lateness.last_closed_end(closed)
+        for window in [window for window in state if window[1] <= last_closed_end]:
+            del state[window]
