@@ -61,8 +61,8 @@ class BaseAggregation:
     ) -> None:
         """Add the row's value to the window's aggregate and send the result.
 
-        `start` identifies the window in the state. A new window starts with the aggregate `copied` from another window, if
-        given.
+        `start` identifies the window in the state. A new window starts with the aggregate `copied`
+        from another window, if given.
         """
         assert row.key is not None
         calculation = self.calculation
