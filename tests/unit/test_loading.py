@@ -174,7 +174,7 @@ WRONG = {
     ),
     "a window without its advance": (
         "from sluice import hopping\nhopping('1 minute')",
-        r"a\.py:2 .*'advance'\. Write hopping\(size, advance=\.\.\.\)\. Optional: grace\.",
+        r"a\.py:2 .*'advance'\. Write hopping\(size, advance=\.\.\.\)\. Optional: grace, zone, offset\.",
     ),
     "a method that is misspelt": (
         GOOD.format(name="one").replace("group_by", "groupby"),
