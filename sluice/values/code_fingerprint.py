@@ -15,6 +15,7 @@ import linecache
 import textwrap
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from itertools import chain
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -31,17 +32,15 @@ def code_fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
+    # Functions may call each other, so that a description would have no end.
     if id(value) in seen:
         return
     seen.add(id(value))
     match value:
         case functools.partial():
             yield "partial"
-            for part in (
-                value.func,
-                *value.args,
-                *(item for pair in sorted(value.keywords.items()) for item in pair),
-            ):
+            names_and_values = chain.from_iterable(sorted(value.keywords.items()))
+            for part in (value.func, *value.args, *names_and_values):
                 yield from _descriptions(part, seen)
         case Wrapper():
             yield type(value).__name__
@@ -54,7 +53,9 @@ def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
         case type():
             yield _syntax_text(value)
             for member in vars(value).values():
-                function = inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
+                # Class methods and decorated methods wrap the function with the author's code.
+                inner = getattr(member, "__func__", member)
+                function = inspect.unwrap(inner) if callable(member) else member
                 if isinstance(function, FunctionType):
                     yield from _descriptions_of_used_values(function, seen)
         case list() | tuple() | dict():
@@ -74,10 +75,11 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
+        # The name may not be bound yet.
         try:
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
-            continue  # the name is not bound yet
+            continue
     # Sorted, so that the order in which a compiler lists the names does not matter.
     for name in sorted(set(_names_in(function.__code__))):
         value = function.__globals__.get(name)
@@ -105,12 +107,8 @@ def _syntax_text(value: FunctionType | type) -> str:
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
-            return "\n".join(
-                [
-                    name,
-                    *(_syntax_text(member) for member in vars(value).values() if isinstance(member, FunctionType)),
-                ]
-            )
+            methods = [member for member in vars(value).values() if isinstance(member, FunctionType)]
+            return "\n".join([name, *map(_syntax_text, methods)])
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
 
@@ -130,24 +128,30 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     lines = linecache.getlines(code.co_filename)
     lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
     # The last instruction with a source position belongs to the lambda's body as a whole.
-    line, _, column, _ = [position for position in code.co_positions() if (position[3] or 0) > (position[2] or 0)][-1]
-    around = (node for node in lambdas if node.lineno <= (line or 0) <= (node.end_lineno or 0))
-    offsets = ((node, len("".join(lines[node.lineno - 1]).encode()[: node.col_offset])) for node in around)
-    return max(
-        (node for node, offset in offsets if node.lineno < (line or 0) or offset <= (column or 0)),
-        key=lambda node: (node.lineno, node.col_offset),
-    )
+    last_line, last_column = 0, 0
+    for line, _, column, end_column in code.co_positions():
+        if (end_column or 0) > (column or 0):
+            last_line, last_column = line or 0, column or 0
+    around: list[ast.Lambda] = []
+    for node in lambdas:
+        begins_before = (node.lineno, node.col_offset) <= (last_line, last_column)
+        if begins_before and last_line <= (node.end_lineno or 0):
+            around.append(node)
+    # Of nested lambdas, the innermost begins last.
+    return max(around, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _node_text(node: ast.AST) -> str:
     """A syntax tree as text, without docstrings and without empty fields, which differ between versions of Python."""
     fields = []
     for name, value in ast.iter_fields(node):
+        # The field says only whether a string has the prefix u.
         if name == "kind":
-            continue  # says only whether a string has the prefix u
-        if name == "body" and isinstance(value, list) and isinstance(node, _DOCUMENTED):
-            value = value[_has_docstring(value) :]  # leaves out the docstring, because True counts as 1
-        if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings to f-strings
+            continue
+        if name == "body" and isinstance(node, _DOCUMENTED) and _has_docstring(value):
+            value = value[1:]
+        # Python 3.12 adds empty strings to f-strings.
+        if isinstance(node, ast.JoinedStr):
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:
             continue
@@ -166,4 +170,6 @@ def _field_text(value: Any) -> str:
 
 def _has_docstring(body: list[ast.stmt]) -> bool:
     first = body[0] if body else None
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
+        return False
+    return isinstance(first.value.value, str)

@@ -51,7 +51,8 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
                 return per_item
             if "i" in per_item:
                 return f"sum([{per_item} for i in {value}])"
-            return f"{per_item} * len({value})"  # the JSON of every item has the same number of strings
+            # The JSON of every item has the same number of strings.
+            return f"{per_item} * len({value})"
         case inspect.LiteralType() | inspect.EnumType():
             return {str: "1", int: "0"}.get(choice_type(kind))
         case inspect.IntType() | inspect.FloatType() | inspect.BoolType() | inspect.DecimalType():
@@ -68,10 +69,15 @@ def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
 
 
 def _total(counts: list[str | None]) -> str | None:
-    if None in counts:
-        return None
-    fixed = sum(int(count) for count in counts if count and count.isdigit())
-    return " + ".join([str(fixed), *(count for count in counts if count and not count.isdigit())])
+    fixed, sources = 0, list[str]()
+    for count in counts:
+        if count is None:
+            return None
+        if count.isdigit():
+            fixed += int(count)
+        else:
+            sources.append(count)
+    return " + ".join([str(fixed), *sources])
 
 
 @dataclass(frozen=True)
@@ -98,25 +104,30 @@ class ContractPart:
 
         Its code is generated for the part, and takes about a tenth of the time of a walk through each value.
         """
-        collect: Callable[[Sequence[Any]], list[Any]] = eval(
-            f"lambda values: [{self.item} for v in values{self.loops}]"
-        )
-        return collect  # safe, because the evaluated source contains only attribute names
+        # This is safe, because the evaluated source contains only attribute names.
+        source = f"lambda values: [{self.item} for v in values{self.loops}]"
+        collect: Callable[[Sequence[Any]], list[Any]] = eval(source)
+        return collect
 
 
 def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]:
     """A function that collects several parts of one value."""
-    sources = [part.item if not part.loops else f"*[{part.item} for _ in (0,){part.loops}]" for part in parts]
-    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{', '.join(sources)}]")
+    sources = ", ".join(map(_source_of, parts))
+    collect: Callable[[Any], list[Any]] = eval(f"lambda v: [{sources}]")
     return collect
+
+
+def _source_of(part: ContractPart) -> str:
+    """Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
+    return f"*[{part.item} for _ in (0,){part.loops}]" if part.loops else part.item
 
 
 def parts_of(kind: Any) -> list[ContractPart]:
     """The parts of a contract or another field type, including nested ones."""
-    found: list[ContractPart] = []
+    parts: list[ContractPart] = []
 
     def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:
-        name = f"i{len(found)}_{loops.count(' for ')}"
+        name = f"i{len(parts)}_{loops.count(' for ')}"
         match kind:
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
                 for field in kind.fields:
@@ -143,10 +154,10 @@ def parts_of(kind: Any) -> list[ContractPart]:
             case inspect.NoneType():
                 pass
             case _:
-                found.append(ContractPart(kind, path, item, loops))
+                parts.append(ContractPart(kind, path, item, loops))
 
     visit(inspect.type_info(kind), "$", "v", "")
-    return found
+    return parts
 
 
 def amount_check(kind: Any) -> Callable[[Any], None] | None:

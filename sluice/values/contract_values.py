@@ -45,6 +45,7 @@ def plain_data(value: Any) -> Any:
             return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         case list() | tuple():
             return [*map(plain_data, value)]
+        # A set's order changes from process to process, but equal values need equal JSON.
         case set() | frozenset():
             return sorted_items(map(plain_data, value))
         case dict():

@@ -92,7 +92,8 @@ def sql_type(kind: Any) -> str:
     """The Spark SQL type of any type that a field can have."""
     name = getattr(kind, "__name__", str(kind))
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
-        text = f"{name}[{', '.join(getattr(argument, '__name__', str(argument)) for argument in get_args(kind))}]"
+        arguments = [getattr(argument, "__name__", str(argument)) for argument in get_args(kind)]
+        text = f"{name}[{', '.join(arguments)}]"
         raise TopologyError(
             f"{text} is generic; a contract is a class.",
             next_step=f"Declare a class: class {name}Values({text}): pass.",

@@ -114,7 +114,8 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
     """The time for a number in JSON. msgspec adds the field to the message of an error."""
-    if type(number) is not int:  # isinstance would also accept a bool
+    # `isinstance` would also accept a bool.
+    if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
     try:
         seconds, units = divmod(number, kind.unit.value)
@@ -124,7 +125,10 @@ def _time_from_number(kind: Any, number: Any) -> datetime:
 
 
 def _number_from_time(kind: Any, time: datetime) -> int:
-    elapsed = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970
+    # A time without a zone is in UTC, whatever the zone of this machine.
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    elapsed = time - _1970
     unit: Unit = kind.unit
     return elapsed // timedelta(microseconds=1) * unit.value // 1_000_000
 
@@ -141,12 +145,15 @@ def _json_type(kind: Any) -> Any:
         return _struct_in_json(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_in_json(kind)
-    written = tuple(argument if argument is ... else _json_type(argument) for argument in arguments)
-    if origin is None or all(member == other for member, other in zip(written, arguments, strict=True)):
+    # The dots of `tuple[int, ...]` are no type.
+    written = tuple([part if part is ... else _json_type(part) for part in arguments])
+    if origin is None or written == arguments:
         return kind
     if origin is Annotated:
         return Annotated[(written[0], *arguments[1:])]
-    return reduce(or_, written) if origin in (Union, UnionType) else origin[written]
+    if origin in (Union, UnionType):
+        return reduce(or_, written)
+    return origin[written]
 
 
 def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
@@ -155,9 +162,10 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     if all(written[field.name] == field.type for field in fields):
         return contract
     config = contract.__struct_config__
+    with_numbers = [(field.name, written[field.name], _field(field)) for field in fields]
     return msgspec.defstruct(
         contract.__name__,
-        [(field.name, written[field.name], _field(field)) for field in fields],
+        with_numbers,
         tag=config.tag,
         tag_field=config.tag_field,
         forbid_unknown_fields=config.forbid_unknown_fields,

@@ -13,8 +13,9 @@ def is_host(text: str) -> bool:
     """Whether the text is the name of a host or an IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
+    # A scope is the name of an interface of one host, and means nothing on another.
     try:
-        return IPv6Address(text).scope_id is None  # a scope is the name of an interface of one host
+        return IPv6Address(text).scope_id is None
     except AddressValueError:
         return False
 
@@ -35,4 +36,5 @@ def parse_address(address: str) -> tuple[str, int] | None:
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
+    # Cut off, because Python refuses to parse thousands of digits.
     return (host, int(port)) if 0 < int(port[:6]) <= _MOST_PORT else None

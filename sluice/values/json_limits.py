@@ -65,6 +65,7 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
     if len(string) <= limit:
         return
     text = json.loads(b'"%b"' % string, strict=False) if escaped else string.decode()
+    # Java's limits count UTF-16 code units.
     length = len(text.encode("utf-16-le", "surrogatepass")) // 2
     if length > limit:
         what = "the name of a field" if is_name else "a string"
@@ -73,6 +74,7 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
 
 def refuse_nesting(text: bytes) -> None:
     """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
+    # Fewer brackets than levels prove that the text is not too deep, without looking into strings.
     if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
         return
     depth = 0
@@ -86,7 +88,8 @@ def refuse_inexact_numbers(text: bytes) -> None:
     """Raise ValueError if the JSON has a number that Spark would round without a declared type."""
     for number in _NUMBER.findall(_STRING.sub(b"", text)):
         if not _is_exact(number.decode()):
-            raise ValueError(f"{shortened(number.decode())} has too many digits; declare its type with Digits")
+            shown = shortened(number.decode())
+            raise ValueError(f"{shown} has too many digits; declare its type with Digits")
 
 
 def _is_exact(number: str) -> bool:
@@ -139,7 +142,8 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        except Rounded:  # the digits that do not fit may be zeros, which are tested next
+        # The digits that do not fit may be zeros, which are tested next.
+        except Rounded:
             pass
         except InvalidOperation:
             return False
@@ -162,6 +166,7 @@ def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
 
     `zone` is the time zone of a `time` that names no time zone.
     """
+    # The usual case, without the conversion to another zone.
     if 1 < time.year < 9999 and time.tzinfo is UTC:
         return
     zoned = time if time.tzinfo else time.replace(tzinfo=zone)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import msgspec
 
 ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
-    ord(sign): escaped
-    for sign, escaped in {
-        '"': '\\"',
-        "\\": "\\\\",
-        "\b": "\\b",
-        "\t": "\\t",
-        "\n": "\\n",
-        "\f": "\\f",
-        "\r": "\\r",
-    }.items()
+    ord('"'): '\\"',
+    ord("\\"): "\\\\",
+    ord("\b"): "\\b",
+    ord("\t"): "\\t",
+    ord("\n"): "\\n",
+    ord("\f"): "\\f",
+    ord("\r"): "\\r",
 }
 """Code of a character that JSON escapes in a string → the escape, for `str.translate`."""
 

@@ -29,9 +29,11 @@ from sluice.values.record_metadata import MOST_KEY_BYTES
 
 def key_text(value: Any) -> str | None:
     """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
-    if type(value) is str or value is None:  # almost every key
+    # Almost every key.
+    if type(value) is str or value is None:
         return value
-    if isinstance(value, Enum):  # must come before str and int, because an Enum may extend them
+    # Before str and int, because an Enum may extend them.
+    if isinstance(value, Enum):
         return key_text(value.value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode()
@@ -54,6 +56,7 @@ def _plain(value: Any) -> str | None:
     """The text of a single value; None for bytes, objects and lists."""
     match value:
         case str():
+            # A subclass may have a `__str__` of its own.
             return str.__str__(value)
         case bool():
             return "true" if value else "false"
@@ -83,13 +86,15 @@ def _plain(value: Any) -> str | None:
 def _float(value: float) -> str:
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be a key")
-    return float.__repr__(value + 0.0)  # turns -0.0 into 0.0, because equal keys must have one text
+    # This turns -0.0 into 0.0, because equal keys must have one text.
+    return float.__repr__(value + 0.0)
 
 
 def _decimal(value: Decimal) -> str:
     """All digits without an exponent. Zeros at the end are left out, since equal amounts may differ in them."""
     if not value.is_finite():
         raise ValueError(f"{value} cannot be a key")
+    # Without an exponent, 1E+1000000 would be a text of a million digits.
     if abs(value.adjusted()) > MOST_KEY_BYTES:
         raise ValueError(f"{shortened(str(value))} has too many digits for a key")
     text = _without_zeros(f"{value:f}")
@@ -138,10 +143,13 @@ def _object(pairs: Iterable[tuple[Any, Any]]) -> str:
     members: dict[str, str] = {}
     for key, value in pairs:
         name = key_text(key)
-        if name is None or name in members:
-            raise ValueError(f"an object in a key has {'no name' if name is None else f'two values named {name!r}'}")
+        if name is None:
+            raise ValueError("an object in a key has no name")
+        if name in members:
+            raise ValueError(f"an object in a key has two values named {name!r}")
         members[name] = _json(value)
-    return f"{{{','.join(f'{json_string(name)}:{members[name]}' for name in sorted(members))}}}"
+    named_values = [f"{json_string(name)}:{members[name]}" for name in sorted(members)]
+    return f"{{{','.join(named_values)}}}"
 
 
 def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:

@@ -54,7 +54,8 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
     the line that starts a driver, before which all that the pipeline needs is defined.
     """
-    if name in sys.modules:  # in a task that has already loaded the file
+    # A task that has already loaded the file.
+    if name in sys.modules:
         return sys.modules[name]
     file = file.absolute()
     last = _imports.get(file)
@@ -89,6 +90,7 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # Tracebacks and fingerprints would otherwise show the lines of the earlier text.
     linecache.checkcache(str(file))
     try:
         # Python's cache of compiled files would take a text of the same size and second for the same text.
@@ -108,7 +110,9 @@ def _version(text: bytes) -> str:
 def _edition(file: Path) -> str:
     """A suffix for the module's name that changes when a module imported by the file changes."""
     last = _imports.get(file)
-    others = () if last is None else sorted((str(other), _digest(other)) for other in last.digests if other != file)
+    if last is None:
+        return ""
+    others = sorted([(str(other), _digest(other)) for other in last.digests if other != file])
     return f"@{_digest_of(repr(others).encode())}" if others else ""
 
 
@@ -142,10 +146,14 @@ def _modules_of(folder: Path) -> dict[str, Path]:
 def _forget_changed_modules(file: Path) -> None:
     """Forget the modules of the file's folder that it has imported before, if any of them has changed."""
     last = _imports.get(file)
-    if last is None or all(_digest(other) == digest for other, digest in last.digests.items() if other != file):
+    if last is None:
+        return
+    others = [other for other in last.digests if other != file]
+    if all(_digest(other) == last.digests[other] for other in others):
         return
     for name, module_file in _modules_of(file.parent).items():
         del sys.modules[name]
+        # Python's cache would take a text of the same size and second for the same text.
         with contextlib.suppress(OSError):
             Path(importlib.util.cache_from_source(str(module_file))).unlink()
     importlib.invalidate_caches()

@@ -35,9 +35,11 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
     """A hash that tells a record from another record at the same offset, such as after a topic was recreated."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
+        # The length tells where the key ends, and null differs from an empty text.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
-    digest.update(b"%d" % max(timestamp_ms or 0, 0))  # clients write a missing timestamp as -1, 0 or nothing
+    # Clients write a missing timestamp as -1, 0 or nothing.
+    digest.update(b"%d" % max(timestamp_ms or 0, 0))
     return digest.hexdigest()
 
 

@@ -47,7 +47,9 @@ class Point:
         if text == _BEGINNING:
             return cls()
         try:
-            return cls(time_ms=_milliseconds(text)) if "/" not in text else cls(offsets=_offsets(text))
+            if "/" in text:
+                return cls(offsets=_offsets(text))
+            return cls(time_ms=_milliseconds(text))
         except (ValueError, OverflowError):
             raise QueryError(
                 f"{name} is not a point in the topics.",
@@ -77,8 +79,9 @@ class Span:
                 "until is the beginning: the replay would read nothing.",
                 next_step=_NEXT_STEP,
             )
-        times = [point.time_ms for point in (span.begin, span.until) if point is not None and point.time_ms is not None]
-        if len(times) == 2 and times[0] >= times[1]:
+        begin_ms = None if span.begin is None else span.begin.time_ms
+        until_ms = None if span.until is None else span.until.time_ms
+        if begin_ms is not None and until_ms is not None and begin_ms >= until_ms:
             raise QueryError(
                 "from is not before until: the replay would read nothing.",
                 next_step=_NEXT_STEP,
@@ -93,15 +96,23 @@ def _milliseconds(text: str) -> int:
     if "-" not in text:
         raise ValueError("20261121 could be an offset")
     moment = datetime.fromisoformat(text)
-    ms = round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+    # A time without a zone is in UTC, whatever the zone of this machine.
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    ms = round(moment.timestamp() * 1_000)
     if ms < 0:
         raise ValueError("Kafka gives negative times another meaning")
     return ms
 
 
 def _offsets(text: str) -> dict[Partition, int]:
-    places = [_PLACE.fullmatch(place.strip()) for place in text.split(",")]
-    offsets = {(place[1], int(place[2])): int(place[3]) for place in places if place is not None}
-    if len(offsets) != len(places):
-        raise ValueError("not places, or one of them twice")
+    offsets: dict[Partition, int] = {}
+    for part in text.split(","):
+        place = _PLACE.fullmatch(part.strip())
+        if place is None:
+            raise ValueError("not a place")
+        topic, partition, offset = place.groups()
+        if (topic, int(partition)) in offsets:
+            raise ValueError("a partition occurs twice")
+        offsets[topic, int(partition)] = int(offset)
     return offsets

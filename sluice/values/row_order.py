@@ -38,6 +38,7 @@ def result_path(path: bytes, number: int) -> bytes:
     return path + _element(number)
 
 
+# Most rows have the same few numbers of results.
 @lru_cache
 def _element(number: int) -> bytes:
     return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
@@ -45,7 +46,9 @@ def _element(number: int) -> bytes:
 
 def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    return path + (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big") + _escaped(key)
+    # Without the offset, bytes would sort negative ranks after positive ones.
+    rank_bytes = (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
+    return path + (_BEFORE if before else _AFTER) + rank_bytes + _escaped(key)
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
@@ -104,7 +107,9 @@ def element_sql(position: str) -> str:
 
 def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
     """SQL for a path that begins with `base`, also SQL."""
-    parts = [*(["X'FF'"] if rekeyed else []), base, *elements]
+    parts = [base, *elements]
+    if rekeyed:
+        parts.insert(0, "X'FF'")
     return parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
 
 
@@ -116,6 +121,8 @@ def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
 
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
     """The bytes before and after the base in a path; None if they differ from row to row."""
+    # Only a literal is the same for all rows; other elements are read from columns.
     if not all(element.startswith("X'") for element in elements):
         return None
-    return _REKEYED if rekeyed else b"", b"".join(bytes.fromhex(element[2:-1]) for element in elements)
+    after = b"".join([bytes.fromhex(element[2:-1]) for element in elements])
+    return _REKEYED if rekeyed else b"", after

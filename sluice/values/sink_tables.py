@@ -80,7 +80,10 @@ class PostgresTable:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
             return "PostgreSQL's names cannot contain NUL"
-        return f"PostgreSQL's names have at most {_MOST_BYTES} bytes" if len(name.encode()) > _MOST_BYTES else ""
+        # PostgreSQL cuts longer names off, so that two of them could become one.
+        if len(name.encode()) > _MOST_BYTES:
+            return f"PostgreSQL's names have at most {_MOST_BYTES} bytes"
+        return ""
 
     def folded_name(self, name: str) -> str:
         """The name in a form that is equal for all names of the same column."""
@@ -113,6 +116,7 @@ class DeltaTable:
 
     def __post_init__(self) -> None:
         _require_match(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
+        # Logs and errors name a table by its location.
         if _LOG_IN.search(self.name):
             raise TopologyError(
                 "DeltaTable: a location must not contain a password.",
@@ -188,7 +192,7 @@ def _require_match(
 def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
     if key is None:
         return POSITION
-    return {key: "", **(WINDOW if is_windowed else {})}
+    return {key: ""} | (WINDOW if is_windowed else {})
 
 
 def connection_variable(connection: str) -> str:

@@ -45,6 +45,7 @@ def struct_json(sql: str) -> str:
 
 def value_json(sql: str) -> str:
     """The JSON of any value. `to_json` takes only structs, so the value is wrapped in a struct and cut out."""
+    # The JSON is `{"v":...}`: six characters before the value, and one after it.
     wrapped = struct_json(named_struct({"v": sql}))
     return f"substring({wrapped}, 6, length({wrapped}) - 6)"
 

@@ -14,7 +14,8 @@ MOST_DIGITS = 38
 
 def struct_type(fields: Mapping[str, str]) -> str:
     """The type of an object with these fields; a field of an unknown type has an empty type."""
-    return f"STRUCT<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields.items())}>"
+    named_types = [f"{quoted(name)}: {kind}" for name, kind in fields.items()]
+    return f"STRUCT<{', '.join(named_types)}>"
 
 
 def struct_fields(kind: str) -> dict[str, str]:
@@ -44,7 +45,8 @@ def map_value_type(kind: str) -> str:
 def compact(kind: str) -> str:
     """The type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
     if fields := struct_fields(kind):
-        return f"struct<{','.join(f'{quoted(name)}:{compact(of_field)}' for name, of_field in fields.items())}>"
+        named_types = [f"{quoted(name)}:{compact(of_field)}" for name, of_field in fields.items()]
+        return f"struct<{','.join(named_types)}>"
     if element := element_type(kind):
         return f"array<{compact(element)}>"
     if of_map := [*_arguments(kind, "MAP")]:
@@ -78,7 +80,8 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
     """Like `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
-        if sign == "`":  # a doubled backtick toggles twice, so the name goes on
+        # A doubled backtick toggles twice, so the name goes on.
+        if sign == "`":
             is_quoted = not is_quoted
         elif not is_quoted:
             if sign == separator and not depth:
