@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.sql.arrow_numbers import java_longs
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, map_rows, valid_rows
+from sluice.sql.arrow_values import Mask, Result, Value, array_of, map_rows, mask_of, valid_rows
 from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer
 from sluice.values.sql_types import precision_and_scale
 
@@ -34,8 +34,9 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
     wanted = arrow_type(to)
     if of == to or values.type == wanted:
         return values
+    # Through text, to the nearest double, which a direct cast may miss.
     if is_decimal(of) and to == "DOUBLE":
-        return values.cast(pa.string()).cast(wanted)  # the nearest double; a direct cast may miss it
+        return values.cast(pa.string()).cast(wanted)
     if is_integer(of) and is_decimal(to):
         return _decimals(values, wanted)
     return values.cast(wanted, safe=False)
@@ -76,11 +77,9 @@ def _times_from_seconds(seconds: pa.Array) -> pa.Array:
     """Times from seconds since 1970. As in Spark, seconds outside the possible times give the first or last time."""
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
-    limited = pc.max_element_wise(
-        pc.min_element_wise(seconds, most, skip_nulls=False),
-        -most,
-        skip_nulls=False,
-    )
+    # The product of larger seconds would overflow.
+    not_late = pc.min_element_wise(seconds, most, skip_nulls=False)
+    limited = pc.max_element_wise(not_late, -most, skip_nulls=False)
     micros = pc.multiply(limited, 10**6)
     extremes = pc.case_when(pc.make_struct(is_late, is_early), 2**63 - 1, -(2**63), micros)
     return extremes.cast(arrow_type("TIMESTAMP"))
@@ -95,7 +94,8 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
-    if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:  # Arrow writes small numbers with an exponent
+    # Arrow writes small numbers with an exponent.
+    if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
         texts = [None if number is None else f"{number:f}" for number in values.to_pylist()]
         return pa.array(texts, pa.string())
     return values.cast(pa.string())
@@ -120,10 +120,8 @@ def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     is_date = pa.types.is_date(values.type)
     numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
     far_text = _far_date if is_date else _far_time
-    return pa.array(
-        [None if number is None else far_text(number) for number in numbers],
-        pa.string(),
-    )
+    texts = [None if number is None else far_text(number) for number in numbers]
+    return pa.array(texts, pa.string())
 
 
 def _has_usual_years(values: pa.Array) -> bool:
@@ -148,15 +146,12 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
     """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
     if _has_usual_years(values):
-        return pc.strftime(
-            seconds,
-            "".join(_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)),
-        )
+        parts = [_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)]
+        return pc.strftime(seconds, "".join(parts))
+    # Java gives a sign to years after 9999, and strftime does not.
     numbers = seconds.cast(pa.int64()).to_pylist()
-    return pa.array(
-        [None if number is None else _far_format(number, pattern) for number in numbers],
-        pa.string(),
-    )
+    texts = [None if number is None else _far_format(number, pattern) for number in numbers]
+    return pa.array(texts, pa.string())
 
 
 _STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
@@ -178,7 +173,8 @@ def _far_time(micros: int) -> str:
     day, of_day = divmod(micros, 86_400_000_000)
     seconds, rest = divmod(of_day, 1_000_000)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{_far_date(day)} {clock}.{rest:06}".rstrip("0").rstrip(".") if rest else f"{_far_date(day)} {clock}"
+    fraction = f".{rest:06}".rstrip("0") if rest else ""
+    return f"{_far_date(day)} {clock}{fraction}"
 
 
 # -- To numbers
@@ -190,22 +186,15 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         whole = pc.trunc(values)
         try:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
+        # Arrow's error does not name the rows whose numbers are too large.
         except pa.ArrowInvalid:
-            return map_rows(
-                lambda number: _in_range(int(number), to),
-                [values],
-                wanted,
-                len(values),
-            )
+            return map_rows(lambda number: _in_range(int(number), to), [values], wanted, len(values))
     if of == "DOUBLE":
         least, most = _RANGES[to]
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
         fits = (np.floor(numbers) <= most) & (np.ceil(numbers) >= least)
-        return _number_result(
-            java_longs(pc.if_else(pa.array(fits), values, 0.0)).cast(wanted),
-            values,
-            ~fits,
-        )
+        whole = java_longs(pc.if_else(pa.array(fits), values, 0.0))
+        return _number_result(whole.cast(wanted), values, ~fits)
     if of == "TIMESTAMP":
         micros = values.cast(pa.int64())
         return Result(pa.array(np.floor_divide(_numbers(micros), 10**6), mask=_nulls(values)))
@@ -232,22 +221,15 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
             return Result(wide.cast(wanted))
     except pa.ArrowInvalid:
         pass
-    return map_rows(
-        lambda number: _decimal_in(Decimal(number), precision, scale),
-        [values],
-        wanted,
-        len(values),
-    )
+    # Python's decimals find the rows that do not fit, and have room for more digits than Arrow's.
+    return map_rows(lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
     """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
     # Spark rounds a quotient to 39 decimals before it rounds it to the scale of the type.
-    return _decimal_in(
-        _EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39)),
-        precision,
-        scale,
-    )
+    quotient = _EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39))
+    return _decimal_in(quotient, precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
@@ -310,13 +292,9 @@ def _to_whole(values: pa.Array, to: str) -> Result:
     numbers = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
     try:
         integers = numbers.cast(arrow_type(to))
+    # Arrow's error does not name the rows whose numbers are too large.
     except pa.ArrowInvalid:
-        return map_rows(
-            lambda text: _in_range(_whole(text), to),
-            [texts],
-            arrow_type(to),
-            len(values),
-        )
+        return map_rows(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
     return Result(integers, _failures(values, is_number))
 
 
@@ -340,8 +318,10 @@ _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 def _java_double(text: str) -> float:
     """The double that Spark reads from a text. Raises ValueError if the text is no number."""
     short = text.strip("".join(map(chr, range(0x21))))
+    # Java allows a letter for the type at the end, such as 1.5f.
     if _JAVA_DOUBLE.fullmatch(short):
         return float(short.rstrip("fFdD"))
+    # Java also reads hexadecimal numbers, such as 0x1p3.
     if _JAVA_HEX.fullmatch(short):
         mantissa, _, exponent = short.lower().partition("p")
         try:
@@ -371,8 +351,10 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
         return _decimal_in(number, precision, scale)
 
     wanted, simple = arrow_type(to), rf"^-?[0-9]{{1,{precision - scale}}}(\.[0-9]{{1,{scale}}})?$"
+    # The fast way below reads only numbers with digits on both sides of the point.
     if precision == scale or not scale:
         return map_rows(read, [values], wanted, len(values))
+    # Arrow reads simple numbers at once; Python reads all others one by one.
     is_simple = pc.fill_null(pc.match_substring_regex(values, simple), True)
     decimals = pc.if_else(is_simple, values, pa.scalar(None, pa.string())).cast(wanted)
     if pc.all(is_simple).as_py() is not False:
@@ -381,10 +363,8 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
     slow = map_rows(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
     failed = np.zeros(len(values), bool)
     failed[others] = False if slow.failed is None else slow.failed
-    return Result(
-        pc.replace_with_mask(decimals, pa.array(others), slow.values),
-        failed if failed.any() else None,
-    )
+    decimals = pc.replace_with_mask(decimals, pa.array(others), slow.values)
+    return Result(decimals, failed if failed.any() else None)
 
 
 _TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
@@ -409,7 +389,8 @@ def _to_date(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
         try:
             return Result(values.cast(pa.date32()))
-        except pa.ArrowInvalid:  # such as February 30
+        # Such as February 30.
+        except pa.ArrowInvalid:
             pass
     days = map_rows(_days, [values], pa.int32(), len(values))
     return Result(days.values.cast(pa.date32()), days.failed)
@@ -437,10 +418,7 @@ def _plain_times(values: pa.Array, to: str) -> Result:
 
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
     """The rows that have a text for which `passed` is not true."""
-    failed = valid_rows(values, len(values)) & ~np.asarray(
-        pc.fill_null(passed, False).to_numpy(zero_copy_only=False),
-        bool,
-    )
+    failed = valid_rows(values, len(values)) & ~mask_of(passed, len(values))
     return failed if failed.any() else None
 
 

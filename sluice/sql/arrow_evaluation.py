@@ -100,16 +100,11 @@ class _Evaluation:
 
     def _call(self, expression: TypedExpression) -> Result:
         arguments = self.arguments(expression)
-        result = _FUNCTIONS[expression.key](
-            expression,
-            [argument.values for argument in arguments],
-            self.count,
-        )
+        values = [argument.values for argument in arguments]
+        result = _FUNCTIONS[expression.key](expression, values, self.count)
         assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, expression.node
-        return Result(
-            result.values,
-            any_of(self._failed_arguments(expression, arguments), result.failed),
-        )
+        failed = self._failed_arguments(expression, arguments)
+        return Result(result.values, any_of(failed, result.failed))
 
     def _failed_arguments(
         self,
@@ -137,10 +132,8 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        values = pc.struct_field(
-            values,
-            [name],
-        )  # a list of one name, because Arrow would read the text `.a` as a path
+        # A list of one name, because Arrow would read the text `.a` as a path.
+        values = pc.struct_field(values, [name])
     return Result(values)
 
 
@@ -173,7 +166,8 @@ def _condition(
     left, right = evaluation.arguments(expression)
     right_failed = right.failed
     if right_failed is not None:
-        right_failed = right_failed & ~mask_of(pc.equal(left.values, until), evaluation.count)
+        is_decided = mask_of(pc.equal(left.values, until), evaluation.count)
+        right_failed = right_failed & ~is_decided
     return Result(function(left.values, right.values), any_of(left.failed, right_failed))
 
 
@@ -182,12 +176,8 @@ def _if(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     kind, is_true = expression.type, evaluation.result(condition)
     if not otherwise or isinstance(otherwise[0].node, exp.Null):
         return _value_where(evaluation, is_true, true, kind)
-    return _choose(
-        evaluation,
-        is_true,
-        evaluation.convert(true, kind),
-        evaluation.convert(otherwise[0], kind),
-    )
+    false = evaluation.convert(otherwise[0], kind)
+    return _choose(evaluation, is_true, evaluation.convert(true, kind), false)
 
 
 def _value_where(
@@ -198,6 +188,7 @@ def _value_where(
 ) -> Result:
     """The value in rows where a condition is true, else null. The value is computed only for these rows."""
     passed = mask_of(condition.values, evaluation.count)
+    # Nothing would be saved by taking out the rows.
     if passed.all() or not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
@@ -207,7 +198,8 @@ def _value_where(
     if result.failed is not None:
         failed = np.zeros(evaluation.count, bool)
         failed[passed] = result.failed
-    places = np.cumsum(passed) - 1  # for each row, its index among the rows that passed
+    # For each row, its index among the rows that passed.
+    places = np.cumsum(passed) - 1
     return Result(values.take(pa.array(places, mask=~passed)), any_of(condition.failed, failed))
 
 
@@ -219,18 +211,16 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
         chosen = evaluation.convert(results[count], kind)
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
+    # From the last condition to the first, so that the first one that is true decides.
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
-        chosen = _choose(
-            evaluation,
-            evaluation.result(condition),
-            evaluation.convert(result, kind),
-            chosen,
-        )
+        value = evaluation.convert(result, kind)
+        chosen = _choose(evaluation, evaluation.result(condition), value, chosen)
     return chosen
 
 
 def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     *earlier, chosen = evaluation.arguments(expression)
+    # From the last value to the first, so that the first value that is not null is chosen.
     for argument in reversed(earlier):
         is_valid = Result(pc.is_valid(argument.values), argument.failed)
         chosen = _choose(evaluation, is_valid, Result(argument.values), chosen)
@@ -255,10 +245,8 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     is_equal, failed = pa.scalar(False), value.failed
     for option in options:
         if option.failed is not None:
-            is_computed = valid_rows(value.values, evaluation.count) & ~mask_of(
-                is_equal,
-                evaluation.count,
-            )
+            is_found = mask_of(is_equal, evaluation.count)
+            is_computed = valid_rows(value.values, evaluation.count) & ~is_found
             failed = any_of(failed, option.failed & is_computed)
         is_equal = pc.or_kleene(is_equal, pc.equal(value.values, option.values))
     return Result(is_equal, failed)
@@ -267,7 +255,8 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     """The results of a Python function. If the function raises an error for a record, its result holds the error."""
     function = evaluation.functions[expression.node.name]
-    columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in evaluation.arguments(expression)]
+    arguments = evaluation.arguments(expression)
+    columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in arguments]
     results = [function(*arguments) for arguments in zip(*columns, strict=True)]
     return Result(pa.array(results, arrow_type(expression.type)))
 
@@ -346,17 +335,14 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
     if not is_decimal(expression.type):
         return divide(values[0], values[1], count)
     digits = precision_and_scale(expression.type)
-    return map_rows(
-        lambda left, right: decimal_quotient(left, right, *digits),
-        values,
-        arrow_type(expression.type),
-        count,
-    )
+    wanted = arrow_type(expression.type)
+    return map_rows(lambda left, right: decimal_quotient(left, right, *digits), values, wanted, count)
 
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    if isinstance(literal, exp.Literal) and literal.is_int:  # without its sign, the type's least number is too large
+    # Without its sign, the type's least number is too large.
+    if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
 
@@ -369,19 +355,17 @@ def _cast(expression: TypedExpression, values: list[Value], count: int) -> Resul
 def _shift(function: Callable[..., Value]) -> Function:
     def shift(expression: TypedExpression, values: list[Value], count: int) -> Result:
         number = array_of(values[0], count)
-        return Result(function(number, pa.scalar(values[1].as_py() % number.type.bit_width, number.type)))
+        # As in Java, only the last bits of the count matter: INT << 33 is INT << 1.
+        places = values[1].as_py() % number.type.bit_width
+        return Result(function(number, pa.scalar(places, number.type)))
 
     return shift
 
 
 def _round(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    places = expression.node.args.get("decimals")
-    return round_decimals(
-        values[0],
-        0 if places is None else int(places.name),
-        expression.type,
-        count,
-    )
+    decimals = expression.node.args.get("decimals")
+    places = 0 if decimals is None else int(decimals.name)
+    return round_decimals(values[0], places, expression.type, count)
 
 
 def _rounding_to_whole(function: Callable[[Value], Value]) -> Function:
@@ -416,7 +400,7 @@ def _element(expression: TypedExpression, values: list[Value], count: int) -> Re
 
 def _object_json(expression: TypedExpression, values: list[Value], count: int) -> Result:
     objects = array_of(values[0], count)
-    names = [objects.type.field(place).name for place in range(objects.type.num_fields)]
+    names = [field.name for field in objects.type]
     return Result(json_object(dict(zip(names, objects.flatten(), strict=True))))
 
 
@@ -444,14 +428,18 @@ def _array_function(function: Callable[..., Value]) -> Function:
     return lambda expression, values, count: Result(function(*(array_of(value, count) for value in values)))
 
 
+def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
+    """A function of an array and of a second value, which may be the same for all rows."""
+    return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
+
+
 def _row_function(function: Callable[..., Any]) -> Function:
     """A Python function of each row's values."""
-    return lambda expression, values, count: map_rows(
-        function,
-        values,
-        arrow_type(expression.type),
-        count,
-    )
+
+    def compute(expression: TypedExpression, values: list[Value], count: int) -> Result:
+        return map_rows(function, values, arrow_type(expression.type), count)
+
+    return compute
 
 
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
@@ -532,12 +520,8 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.ArrayCompact: _array_function(arrow_lists.drop_nulls),
     PATH_ELEMENT: _path_element,
     exp.ArraySize: _array_function(arrow_lists.sizes),
-    exp.ArrayContains: lambda expression, values, count: Result(
-        arrow_lists.contains(array_of(values[0], count), values[1])
-    ),
-    exp.ArrayToString: lambda expression, values, count: Result(
-        arrow_lists.join_elements(array_of(values[0], count), values[1])
-    ),
+    exp.ArrayContains: _array_and_value(arrow_lists.contains),
+    exp.ArrayToString: _array_and_value(arrow_lists.join_elements),
     exp.Bracket: _element,
     exp.MapKeys: lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 0)),
     "map_values": lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 1)),

@@ -20,17 +20,15 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Values of a type from their JSON. A null text is a null."""
     convert = _conversion(kind)
-    return pa.array(
-        [None if text is None else convert(_decode(text)) for text in texts.to_pylist()],
-        kind,
-    )
+    values = [None if text is None else convert(_decode(text)) for text in texts.to_pylist()]
+    return pa.array(values, kind)
 
 
 @cache
 def _conversion(kind: pa.DataType) -> Convert:
     """The function that converts a decoded JSON value to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
-        fields = [(field.name, _conversion(field.type)) for field in (kind.field(i) for i in range(kind.num_fields))]
+        fields = [(field.name, _conversion(field.type)) for field in kind]
         return lambda value: None if value is None else {name: of(value.get(name)) for name, of in fields}
     if pa.types.is_list(kind):
         element = _conversion(kind.value_type)

@@ -41,7 +41,8 @@ def _plain_values(values: pa.Array) -> list[Any]:
 def _text(value: Any) -> str | None:
     try:
         return key_text(value)
-    except ValueError:  # NaN or infinity
+    # NaN or infinity, which cannot be a key.
+    except ValueError:
         return None
 
 

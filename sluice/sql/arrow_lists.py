@@ -61,7 +61,8 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
 
 def _as_lists(maps: pa.Array) -> pa.Array:
     """Maps as lists of their entries."""
-    return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
+    pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
+    return maps.cast(pa.list_(pair))
 
 
 def map_part(maps: pa.Array, place: int) -> pa.Array:
@@ -88,8 +89,10 @@ def contains(lists: pa.Array, value: Value) -> pa.Array:
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
     is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)
-    is_contained[rows[mask_of(pc.equal(elements, wanted.take(pa.array(rows))), len(elements))]] = True
-    has_null[rows[~elements.is_valid().to_numpy(zero_copy_only=False)]] = True
+    is_equal = mask_of(pc.equal(elements, wanted.take(pa.array(rows))), len(elements))
+    is_contained[rows[is_equal]] = True
+    is_missing = ~elements.is_valid().to_numpy(zero_copy_only=False)
+    has_null[rows[is_missing]] = True
     is_null = ~valid_rows(lists, count) | ~valid_rows(wanted, count) | (has_null & ~is_contained)
     return pa.array(is_contained, mask=is_null)
 

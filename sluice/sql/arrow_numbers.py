@@ -31,7 +31,8 @@ def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Re
         return Result(plain(left, right))
     try:
         return Result(checked(left, right))
-    except pa.ArrowInvalid:  # Arrow's error does not name the row that overflows
+    # Arrow's error does not name the row that overflows.
+    except pa.ArrowInvalid:
         return map_rows(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
 
 

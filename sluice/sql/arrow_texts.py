@@ -102,6 +102,7 @@ def split(values: pa.Array, pattern: str) -> pa.Array:
 
 def matches(values: Value, pattern: str) -> Value:
     """Whether a part of each text matches a regular expression."""
+    # Arrow's `$` matches only at the end of the text, and Java's also before a last line break.
     is_end = pattern.endswith("$") and not pattern.endswith("\\$")
     return pc.match_substring_regex(values, pattern[:-1] + _LINE_END if is_end else pattern)
 
@@ -118,10 +119,7 @@ def digest(values: Value, name: str, count: int) -> Result:
     """A hash of each text or of its bytes, in hexadecimal."""
 
     def of_text(value: Any) -> str:
-        return hashlib.new(
-            name,
-            value.encode() if isinstance(value, str) else value,
-            usedforsecurity=False,
-        ).hexdigest()
+        content = value.encode() if isinstance(value, str) else value
+        return hashlib.new(name, content, usedforsecurity=False).hexdigest()
 
     return map_rows(of_text, [array_of(values, count)], pa.string(), count)

@@ -60,7 +60,8 @@ def java_text(number: float) -> str:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0")
-    if len(mantissa) == 1:  # Java writes at least two digits, and chooses the nearest number with two digits
+    # Java writes at least two digits, and chooses the nearest number with two digits.
+    if len(mantissa) == 1:
         mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
     power = len(digits) + int(exponent) - 1
     return f"{'-' * sign}{mantissa[0]}.{mantissa[1:]}E{power}"
@@ -82,7 +83,8 @@ def _json_list(values: pa.Array) -> pa.Array:
 
 
 def _json_map(values: pa.Array) -> pa.Array:
-    lists = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
+    pair = pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])
+    lists = values.cast(pa.list_(pair))
     names, items = lists.flatten().flatten()
     return _joined(
         lists,
@@ -103,6 +105,7 @@ def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Arr
 
 def _quoted(texts: pa.Array) -> pa.Array:
     special = pc.match_substring_regex(texts, _NOT_PLAIN)
+    # Few texts have such characters, so Python escapes them only then.
     if pc.any(special).as_py():
         texts = pa.array(
             [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()],

@@ -56,9 +56,10 @@ def map_rows(
 
     A row fails if the function raises ArithmeticError or ValueError.
     """
+    columns = [array_of(value, count).to_pylist() for value in arguments]
     results: list[Any] = []
     failed = np.zeros(count, bool)
-    for row, values in enumerate(zip(*(array_of(value, count).to_pylist() for value in arguments), strict=True)):
+    for row, values in enumerate(zip(*columns, strict=True)):
         result = None
         if None not in values:
             try:

@@ -108,11 +108,10 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
         whole = _part(text, name.start, tokens[close].end + 1)
         if name.text.upper() == "STRING":
             casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close].start)))
-        elif name.text.upper() in ("CAST", "TRY_CAST") and _words(tokens, close - 2) == [
-            "AS",
-            "STRING",
-        ]:
-            casts.append((whole, _part(text, tokens[i + 1].end + 1, tokens[close - 2].start)))
+            continue
+        as_string = tokens[close - 2 : close]
+        if name.text.upper() in ("CAST", "TRY_CAST") and _words(as_string, 0) == ["AS", "STRING"]:
+            casts.append((whole, _part(text, tokens[i + 1].end + 1, as_string[0].start)))
     return tuple(casts)
 
 
@@ -134,18 +133,16 @@ CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 
 
 def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> Call | None:
-    if (
-        at + 1 not in closing
-        or tokens[at + 1].token_type is not TokenType.L_PAREN
-        or not _word(tokens[at]).isidentifier()
-    ):
+    is_before_parenthesis = at + 1 in closing and tokens[at + 1].token_type is TokenType.L_PAREN
+    if not is_before_parenthesis or not _word(tokens[at]).isidentifier():
         return None
     end = closing[at + 1]
     function = _part(text, tokens[at].start, tokens[end].end + 1)
     try:
         function.tree()
+    # Such as `IN (1, 2)`.
     except SqlglotError:
-        return None  # such as `IN (1, 2)`
+        return None
     first, last, quantifier, nulls = at + 2, end, "", ""
     if (word := _word(tokens[first])) in ("DISTINCT", "ALL"):
         quantifier = word
@@ -155,6 +152,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
         last -= 2
     arguments = tuple(_arguments(text, tokens, closing, first, last))
     condition = None
+    # The clauses after the closing parenthesis, which may come in any order.
     while True:
         following = _words(tokens, end + 1)
         if following[1:] == ["NULLS"]:
@@ -191,6 +189,7 @@ def _arguments(
         if i == last or tokens[i].token_type is TokenType.COMMA:
             yield _part(text, tokens[start].start, tokens[i - 1].end + 1)
             start = i + 1
+        # A comma inside of brackets does not end an argument.
         i = closing.get(i, i) + 1
 
 

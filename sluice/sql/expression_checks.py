@@ -74,6 +74,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         if isinstance(node, exp.Func):
             _require_repeatable(node, where)
             _require_of_record(node, where)
+        # A batch is computed again after a crash, so that a result must not change with the clock.
         elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, types):
             raise TopologyError(
                 f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
@@ -85,9 +86,9 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             _require_fields(node, types, where)
         elif isinstance(node, _ADDED_UP):
             _require_number(node, types, where)
-        elif isinstance(node, _OF_TEXT) or (isinstance(node, exp.Cast) and _is_short_cast_to_text(node, text)):
+        elif isinstance(node, _OF_TEXT) or _is_short_cast_to_text(node, text):
             _require_text(node, types, where)
-        elif isinstance(node, exp.Distinct) and not (isinstance(node.parent, exp.Count) and len(node.expressions) == 1):
+        elif isinstance(node, exp.Distinct) and not _counts_one_field(node):
             raise TopologyError(
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
@@ -189,8 +190,10 @@ def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
             return True
         case exp.Anonymous():
             return parent.name.lower() in UNTRANSLATED
+        # A comparison with a time converts the text on its other side.
         case exp.Predicate():
-            return any(_kind(other, types).startswith(("TIMESTAMP", "DATE")) for other in parent.iter_expressions())
+            sides = [_kind(side, types) for side in parent.iter_expressions()]
+            return any(side.startswith(("TIMESTAMP", "DATE")) for side in sides)
     return False
 
 
@@ -199,15 +202,13 @@ def _require_function(node: exp.Anonymous, where: str) -> None:
     if name in _ADDED_BY_SLUICE:
         _require_top(node, where)
     elif name not in OF_SPARK_ALONE | UNTRANSLATED:
-        functions = [
-            *OF_SPARK_ALONE,
-            *_ADDED_BY_SLUICE,
-            *(name.lower() for name in exp.FUNCTION_BY_NAME),
-        ]
-        close = get_close_matches(name, functions)
+        functions = [*OF_SPARK_ALONE, *_ADDED_BY_SLUICE, *map(str.lower, exp.FUNCTION_BY_NAME)]
+        next_step = "Correct the name or use a Python function."
+        if close := get_close_matches(name, functions):
+            next_step = f"Did you mean {' or '.join(close)}?"
         raise TopologyError(
             f"{where}: unknown Spark SQL function {node.name}.",
-            next_step=f"Did you mean {' or '.join(close)}?" if close else "Correct the name or use a Python function.",
+            next_step=next_step,
         )
 
 
@@ -230,14 +231,21 @@ def _require_number(node: exp.Expr, types: Mapping[str, str], where: str) -> Non
         )
 
 
-def _is_short_cast_to_text(node: exp.Cast, text: str) -> bool:
+def _is_short_cast_to_text(node: exp.Expr, text: str) -> bool:
     """Whether a node may be written `...::STRING`, which `casts_to_text` does not find."""
-    return "::" in text and node.to.this is exp.DType.TEXT
+    return isinstance(node, exp.Cast) and "::" in text and node.to.this is exp.DType.TEXT
+
+
+def _counts_one_field(node: exp.Distinct) -> bool:
+    """Whether this is `count(DISTINCT field)`."""
+    return isinstance(node.parent, exp.Count) and len(node.expressions) == 1
 
 
 def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if a function of texts takes bytes, of which Spark would replace those that are not UTF-8."""
-    kinds = {part: _kind(part, types) for part in node.iter_expressions() if not isinstance(part, exp.DataType)}
+    parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
+    kinds = {part: _kind(part, types) for part in parts}
+    # The concatenation of bytes only is bytes again, not text.
     if isinstance(node, exp.Concat) and set(kinds.values()) == {"BINARY"}:
         return
     for part, kind in kinds.items():
@@ -252,12 +260,19 @@ def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
 def _misplaced(tree: exp.Expr) -> Iterator[str]:
     """Describe each aggregate inside another aggregate, and each field outside of all aggregates."""
     inner = [node for node in tree.walk() if aggregates(node)]
+    if not inner:
+        return
     for node in inner:
-        if any(aggregates(above) for above in _above(node)):
+        if any(map(aggregates, _above(node))):
             yield f"aggregates the aggregate {text_of(node)}"
-    for column in tree.find_all(exp.Column) if inner else ():
-        if not any(aggregates(above) or isinstance(above, exp.Filter | exp.WithinGroup) for above in _above(column)):
+    for column in tree.find_all(exp.Column):
+        if not any(map(_reads_group, _above(column))):
             yield f"reads {text_of(column)} outside of an aggregate: write for example max(...)"
+
+
+def _reads_group(node: exp.Expr) -> bool:
+    """Whether an expression reads all records of a group: an aggregate, with its FILTER and WITHIN GROUP."""
+    return aggregates(node) or isinstance(node, exp.Filter | exp.WithinGroup)
 
 
 def _above(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -279,6 +294,7 @@ def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) ->
     first, *rest = (part.name for part in column.parts)
     kind = types.get(first, "")
     for name in rest:
+        # Only Spark knows what a path into such a value reads.
         if not kind or kind.startswith(("ARRAY", "MAP", "VARIANT")):
             return
         fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}

@@ -27,10 +27,8 @@ def with_utf8_checks(text: str, types: Types) -> str:
         if _may_be_bytes(argument.tree(), types):
             prefix = "try_" if cast.text.lower().startswith("try_") else ""
             insertions += [(cast.start, f"{prefix}validate_utf8("), (cast.stop, ")")]
-    return replace(
-        text,
-        [(TextPart("", place, place), added) for place, added in sorted(insertions)],
-    )
+    parts = [(TextPart("", place, place), added) for place, added in sorted(insertions)]
+    return replace(text, parts)
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:
@@ -47,7 +45,8 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda):
             continue
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-            continue  # a branch of CASE is no expression that can be computed alone
+            # A branch of CASE is no expression that can be computed alone.
+            continue
         part = text_of(node)
         if isinstance(node, _DIVISIONS):
             divisor = text_of(node.right)

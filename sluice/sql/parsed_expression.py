@@ -90,12 +90,8 @@ def parse(text: str) -> ParsedExpression:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except RecursionError:
         raise _too_deep(text) from None
-    except (
-        SqlglotError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:  # a call like date_part() can raise any of them
+    # A call like date_part() can raise any of these errors.
+    except (SqlglotError, LookupError, TypeError, ValueError) as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
         raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
@@ -103,16 +99,10 @@ def parse(text: str) -> ParsedExpression:
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
-    names = sorted(
-        (_position(column) for column in tree.find_all(exp.Column)),
-        key=lambda name: name[1],
-    )
-    return ParsedExpression(
-        text,
-        tuple(names),
-        any(map(aggregates, tree.walk())),
-        dict(_namings(tree)),
-    )
+    # In the order of the text, in which `on` replaces them.
+    names = sorted(map(_position, tree.find_all(exp.Column)), key=lambda name: name[1])
+    is_aggregate = any(map(aggregates, tree.walk()))
+    return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
 
 
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
@@ -184,6 +174,7 @@ def reference(name: str) -> str:
         return backticked(name)
     try:
         is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
+    # A keyword of SQL, such as `order`, is no expression.
     except TopologyError:
         is_plain = False
     return name if is_plain else backticked(name)
@@ -196,9 +187,12 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
     """
     quoted_names = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
     bare = [name for name in quoted_names if _in_backticks(text, [name]) != text]
+    # Backticks around a word that the text uses as a keyword make the text invalid.
     if not _is_expression(_in_backticks(text, bare)):
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
-    return f"Write names with signs and SQL's keywords in backticks: {', '.join(map(reference, bare))}." if bare else ""
+    if not bare:
+        return ""
+    return f"Write names with signs and SQL's keywords in backticks: {', '.join(map(reference, bare))}."
 
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
@@ -206,11 +200,11 @@ def _in_backticks(text: str, names: Iterable[str]) -> str:
     # Longest names first, so that a name is not taken for a shorter name at its start.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
-    return re.sub(
-        pattern,
-        lambda match: match[0] if match[0].startswith("`") else reference(match[0]),
-        text,
-    )
+
+    def with_backticks(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith("`") else reference(match[0])
+
+    return re.sub(pattern, with_backticks, text)
 
 
 def _is_expression(text: str) -> bool:
@@ -260,8 +254,10 @@ def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
             if not isinstance(column, exp.Column) or len(column.parts) > 1:
                 continue
             _, start, _ = _position(column)
-            if isinstance(part, exp.PropertyEQ) and part.this.meta.get("start") != (start if value is column else None):
-                continue  # the field is named with AS, or by named_struct
+            # The field is named with AS, or by named_struct.
+            start_of_name = start if value is column else None
+            if isinstance(part, exp.PropertyEQ) and part.this.meta.get("start") != start_of_name:
+                continue
             if isinstance(node, exp.ArraysZip):
                 yield start, _Naming(str(number), takes_alias=False)
             else:
@@ -279,7 +275,8 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
     if unknown:
         nested = []
         for field_name in unknown:
-            nested += [f"{name}.{field_name}" for name, kind in known.items() if field_name in struct_fields(kind)]
+            objects = [name for name, kind in known.items() if field_name in struct_fields(kind)]
+            nested += [f"{name}.{field_name}" for name in objects]
         advice = f"Did you mean {', '.join(nested)}? " if nested else ""
         if not METADATA.keys().isdisjoint(unknown):
             advice = "Results of stateful steps and tables have no topic, headers and so on: select them before. "

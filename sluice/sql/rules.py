@@ -118,11 +118,8 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
-        return Signature(
-            result,
-            operands[: len(kinds)] if fit else None,
-            fails or not (fit or of_any),
-        )
+        converted = operands[: len(kinds)] if fit else None
+        return Signature(result, converted, fails or not (fit or of_any))
 
     return resolve
 
@@ -158,10 +155,9 @@ def _same(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _literal(node: exp.Expr, kinds: Kinds) -> Signature:
     of = _literal_type(node)
-    return Signature(
-        of,
-        () if of and (not is_decimal(of) or precision_and_scale(of)[0] <= MOST_DIGITS) else None,
-    )
+    # Spark rejects a number with more digits than a decimal can have.
+    is_too_long = is_decimal(of) and precision_and_scale(of)[0] > MOST_DIGITS
+    return Signature(of, () if of and not is_too_long else None)
 
 
 def _literal_type(node: exp.Expr) -> str:
@@ -173,7 +169,8 @@ def _literal_type(node: exp.Expr) -> str:
             return "INT"
         return "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
     if match := re.fullmatch(r"(\d*)\.(\d*)", text):
-        return f"DECIMAL({max(1, len(match[1].lstrip('0')) + len(match[2]))},{len(match[2])})"
+        whole, decimals = match[1].lstrip("0"), match[2]
+        return f"DECIMAL({max(1, len(whole) + len(decimals))},{len(decimals)})"
     return "DOUBLE" if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text) else ""
 
 
@@ -182,10 +179,8 @@ def _conditions(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _is_null(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature(
-        "BOOLEAN",
-        kinds if isinstance(node.expression, exp.Null) and kinds[0] else None,
-    )
+    is_known = isinstance(node.expression, exp.Null) and kinds[0]
+    return Signature("BOOLEAN", kinds if is_known else None)
 
 
 _COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
@@ -202,9 +197,12 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     # sqlglot has levels of precedence among comparisons and Spark has none, so they group a chain differently.
     is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in _arguments_of(node))
     # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
-    if (kind not in _COMPARABLE and not is_exact(kind)) or is_chain or (isinstance(node, exp.In) and kind == "DOUBLE"):
+    is_in_doubles = isinstance(node, exp.In) and kind == "DOUBLE"
+    is_comparable = kind in _COMPARABLE or is_exact(kind)
+    if not is_comparable or is_chain or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    if isinstance(node, exp.In) and not node.expressions:  # IN UNNEST(...) or a query
+    # IN UNNEST(...), or a query.
+    if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
 
@@ -212,6 +210,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 def _comparison_type(kinds: set[str]) -> str:
     """The type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
+        # The largest BIGINT has 19 digits, although Spark's decimal for a BIGINT has 20.
         precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
         return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
     return common_type(kinds)
@@ -231,27 +230,25 @@ def _extreme(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _if(node: exp.Expr, kinds: Kinds) -> Signature:
     condition, *branches = kinds
-    if len(branches) == 1:  # a branch of CASE, or IF without ELSE
+    # A branch of CASE, or IF without ELSE.
+    if len(branches) == 1:
         branches = [*branches, VOID]
     choice = _choice(node, tuple(branches))
-    usable = condition == "BOOLEAN" and choice.operands is not None
-    return Signature(
-        choice.type,
-        ("BOOLEAN", *(choice.operands or ()))[: len(kinds)] if usable else None,
-        choice.fails,
-    )
+    operands: Kinds | None = None
+    if condition == "BOOLEAN" and choice.operands is not None:
+        operands = ("BOOLEAN", *choice.operands)[: len(kinds)]
+    return Signature(choice.type, operands, choice.fails)
 
 
 def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     count = len(kinds) // 2
     conditions, results = kinds[:count], kinds[count:]
+    # CASE without ELSE gives null if no condition is true.
     choice = _choice(node, results if len(results) > count else (*results, VOID))
-    usable = set(conditions) == {"BOOLEAN"} and choice.operands is not None
-    return Signature(
-        choice.type,
-        (*conditions, *(choice.operands or ())[: len(results)]) if usable else None,
-        choice.fails,
-    )
+    operands: Kinds | None = None
+    if set(conditions) == {"BOOLEAN"} and choice.operands is not None:
+        operands = (*conditions, *choice.operands[: len(results)])
+    return Signature(choice.type, operands, choice.fails)
 
 
 def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
@@ -330,11 +327,8 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     (p1, s1), (p2, s2) = _operands_digits(node, kinds)
     # Spark's rule for quotients of decimals, which has at least 6 digits after the point.
     scale = max(6, s1 + p2 + 1)
-    return Signature(
-        decimal(p1 - s1 + s2 + scale, scale),
-        (decimal(p1, s1), decimal(p2, s2)),
-        fails=True,
-    )
+    quotient = decimal(p1 - s1 + s2 + scale, scale)
+    return Signature(quotient, (decimal(p1, s1), decimal(p2, s2)), fails=True)
 
 
 def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -350,29 +344,24 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
     """The remainder with the sign of the divisor, of whole numbers only, because Spark may round others."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
-    fails = not (is_integer(kind) and _is_not_zero(_arguments_of(node)[-1]))
-    return Signature(
-        kind if is_integer(kind) else "",
-        (kind, kind) if is_integer(kind) else None,
-        fails,
-    )
+    if not is_integer(kind):
+        return Signature(fails=True)
+    return Signature(kind, (kind, kind), fails=not _is_not_zero(_arguments_of(node)[-1]))
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
     """An operation on the bits of whole numbers. Not in a chain, which Spark and sqlglot group in different ways."""
     kind = common_type(kinds)
     is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
-    is_known = is_integer(kind) and not is_chain
-    return Signature(
-        kind if is_known else "",
-        (kind, kind) if is_known else None,
-        fails=not is_known,
-    )
+    if not is_integer(kind) or is_chain:
+        return Signature(fails=True)
+    return Signature(kind, (kind, kind))
 
 
 def _shift(node: exp.Expr, kinds: Kinds) -> Signature:
-    is_known = is_integer(kinds[0]) and kinds[1] == "INT" and isinstance(node.expression, exp.Literal)
-    return Signature(kinds[0] if is_known else "", kinds if is_known else None, fails=not is_known)
+    if is_integer(kinds[0]) and kinds[1] == "INT" and isinstance(node.expression, exp.Literal):
+        return Signature(kinds[0], kinds)
+    return Signature(fails=True)
 
 
 def _integer_division(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -439,11 +428,8 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     # Rounding up can need a digit more, as from 9.99 to 10.0.
     new_precision = min(precision - scale + 1 + new_scale, MOST_DIGITS)
     fits = precision < MOST_DIGITS
-    return Signature(
-        decimal(new_precision, new_scale),
-        (kind, *kinds[1:]) if fits else None,
-        fails=not fits,
-    )
+    operands = (kind, *kinds[1:]) if fits else None
+    return Signature(decimal(new_precision, new_scale), operands, fails=not fits)
 
 
 def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -479,8 +465,9 @@ _SAFE_CASTS = {
 
 def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     (of,), to = kinds, declared(node.args["to"])
+    # Only Spark computes casts of NULL.
     if of == VOID:
-        return Signature(to)  # only Spark computes casts of NULL
+        return Signature(to)
     is_tried = bool(node.args.get("safe"))
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
@@ -506,7 +493,8 @@ def is_plain_time(text: str, kind: str) -> bool:
         return False
     try:
         return datetime.fromisoformat(text) is not None
-    except ValueError:  # such as February 30
+    # Such as February 30.
+    except ValueError:
         return False
 
 
@@ -525,8 +513,9 @@ def _is_widening(of: str, to: str) -> bool:
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
+    # The largest BIGINT has 19 digits, although Spark's decimal for a BIGINT has 20.
     if of == "BIGINT":
-        of_precision = 19  # the digits of the largest BIGINT; Spark's decimal for a BIGINT has 20
+        of_precision = 19
     return of_scale <= scale and of_precision - of_scale <= precision - scale
 
 
@@ -592,22 +581,20 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 
 
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
+    # With other options, to_json writes other texts, which only Spark knows.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
     problem = json_problem(kinds[0]) if is_known and kinds[0] else ""
-    return Signature(
-        "STRING",
-        kinds if is_known and not problem else None,
-        fails=True,
-        problem=problem,
-    )
+    operands = kinds if is_known and not problem else None
+    return Signature("STRING", operands, fails=True, problem=problem)
 
 
 def json_problem(kind: str) -> str:
     """Why only Spark writes the JSON of a type; empty if Arrow writes it."""
-    parts = _parts_of(kind)
-    if parts:
+    if parts := _parts_of(kind):
         return next(filter(None, map(json_problem, parts)), "")
-    return "" if kind in _IN_JSON or is_decimal(kind) else f"the JSON of {kind or 'an unknown type'}"
+    if kind in _IN_JSON or is_decimal(kind):
+        return ""
+    return f"the JSON of {kind or 'an unknown type'}"
 
 
 def key_problem(kind: str) -> str:
@@ -655,12 +642,11 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     """Concatenation of texts. Spark also concatenates bytes and arrays."""
-    of_bytes = bool(kinds) and set(kinds) == {"BINARY"}
-    arrays = any(kind.startswith("ARRAY") for kind in kinds)
-    is_known = of_bytes or set(kinds) == {"STRING"}
-    if arrays:
+    if any(kind.startswith("ARRAY") for kind in kinds):
         return Signature()
-    return Signature("BINARY" if of_bytes else "STRING", kinds if is_known else None)
+    if set(kinds) == {"BINARY"}:
+        return Signature("BINARY", kinds)
+    return Signature("STRING", kinds if set(kinds) == {"STRING"} else None)
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -677,9 +663,8 @@ def _of_text(result: str, *operands: str) -> Resolve:
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         others = _arguments_of(node)[1:]
-        are_known = (
-            all(isinstance(other, exp.Literal) for other in others) and kinds == ("STRING", *operands)[: len(kinds)]
-        )
+        are_constant = all(isinstance(other, exp.Literal) for other in others)
+        are_known = are_constant and kinds == ("STRING", *operands)[: len(kinds)]
         return Signature(result, kinds if are_known else None, fails=not are_known)
 
     return resolve
@@ -708,22 +693,19 @@ def _concat_ws(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _of_text("STRING", "STRING", "STRING")(node, kinds)
-    return (
-        signature if signature.operands and node.expression.name else Signature("STRING", None, fails=signature.fails)
-    )
+    if signature.operands and node.expression.name:
+        return signature
+    return Signature("STRING", None, fails=signature.fails)
 
 
 def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
     """A match with a regular expression that means the same to Arrow's library and to Java."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
-    is_known = signature.operands is not None and not isinstance(node.args.get("flag"), exp.Expr)
-    if not is_known or not _is_common_pattern(node.expression.name):
-        return Signature(
-            "BOOLEAN",
-            None,
-            fails=not (signature.operands and _is_common_pattern(node.expression.name)),
-        )
-    return signature
+    if signature.operands is None or not _is_common_pattern(node.expression.name):
+        # The regular expression may be one that Java rejects.
+        return Signature("BOOLEAN", None, fails=True)
+    has_flag = isinstance(node.args.get("flag"), exp.Expr)
+    return Signature("BOOLEAN") if has_flag else signature
 
 
 def _split(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -767,27 +749,14 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
     """A cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
-    return Signature(
-        "DATE",
-        kinds if is_known else None,
-        fails=not is_known or kinds == ("STRING",),
-    )
+    # A text may be no date.
+    fails = not is_known or kinds == ("STRING",)
+    return Signature("DATE", kinds if is_known else None, fails=fails)
 
 
 _UNITS = frozenset(
-    {
-        "YEAR",
-        "QUARTER",
-        "MONTH",
-        "WEEK",
-        "DAY",
-        "HOUR",
-        "MINUTE",
-        "SECOND",
-        "MILLISECOND",
-        "MICROSECOND",
-    }
-)
+    {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND"}
+)  # fmt: skip
 
 
 def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -796,13 +765,10 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY"
-    is_constant = node.expression.find(exp.Column) is None  # sqlglot turns date_sub's days into days * -1
-    return Signature(
-        "DATE",
-        kinds if is_known and is_constant else None,
-        fails=not (is_known and is_constant),
-    )
+    # sqlglot turns date_sub's days into days * -1.
+    is_constant = node.expression.find(exp.Column) is None
+    is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
+    return Signature("DATE", kinds if is_known else None, fails=not is_known)
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -823,7 +789,9 @@ def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     length = node.args.get("length")
-    is_known = kinds[0] in ("STRING", "BINARY") and (length is None or length.name in ("0", "224", "256", "384", "512"))
+    # Spark's sha2 gives null for other lengths, and takes 0 for 256.
+    is_usual = length is None or length.name in ("0", "224", "256", "384", "512")
+    is_known = kinds[0] in ("STRING", "BINARY") and is_usual
     return Signature("STRING", kinds if is_known else None, fails=not is_known)
 
 
@@ -833,6 +801,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = kinds[0] if kinds else ""
     if is_decimal(kind):
+        # Spark gives the sum of decimals ten more digits.
         precision, scale = precision_and_scale(kind)
         kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
     return Signature("BIGINT" if kind == "INT" else kind, fails=True)

@@ -106,8 +106,13 @@ _COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.Null
 
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:
     """The sides of a comparison. Where times are compared with constant texts, the texts are cast to times."""
-    texts = [part for part in parts if isinstance(part.node, exp.Literal) and part.type == "STRING"]
-    kinds = {part.type for part in parts if part not in texts and part.type != VOID}
+    texts: list[TypedExpression] = []
+    kinds: set[str] = set()
+    for part in parts:
+        if isinstance(part.node, exp.Literal) and part.type == "STRING":
+            texts.append(part)
+        elif part.type != VOID:
+            kinds.add(part.type)
     kind = kinds.pop() if len(kinds) == 1 else ""
     if not texts or not all(is_plain_time(text.node.name, kind) for text in texts):
         return parts
@@ -138,12 +143,8 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
         return TypedExpression(node, kind, signature, parts)
 
     def is_null(part: TypedExpression) -> TypedExpression:
-        return TypedExpression(
-            node,
-            exp.Is,
-            Signature("BOOLEAN", (part.type,) if part.type else None),
-            (part,),
-        )
+        operands = (part.type,) if part.type else None
+        return TypedExpression(node, exp.Is, Signature("BOOLEAN", operands), (part,))
 
     match node:
         case exp.Between():
@@ -152,11 +153,8 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
         case exp.Case() if node.this is not None:
             value, *rest = parts
             count = len(node.args["ifs"])
-            return build(
-                exp.Case,
-                *(build(exp.EQ, value, option) for option in rest[:count]),
-                *rest[count:],
-            )
+            conditions = [build(exp.EQ, value, option) for option in rest[:count]]
+            return build(exp.Case, *conditions, *rest[count:])
         case exp.Nullif():
             value, other = parts
             return build(exp.If, build(exp.EQ, value, other), _NULL, value)
@@ -192,9 +190,5 @@ def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
     """The JSON of a value, written with `value_json`."""
     problem = json_problem(value.type) if value.type else ""
     operands = (value.type,) if value.type and not problem else None
-    return TypedExpression(
-        node,
-        JSON_VALUE,
-        Signature("STRING", operands, fails=True, problem=problem),
-        (value,),
-    )
+    signature = Signature("STRING", operands, fails=True, problem=problem)
+    return TypedExpression(node, JSON_VALUE, signature, (value,))

@@ -66,6 +66,7 @@ def common_type(kinds: Iterable[str]) -> str:
         return VOID
     if len(different) == 1:
         return different.pop()
+    # Spark would cast a text to a number, which can fail.
     if not all(map(is_number, different)):
         return ""
     if "DOUBLE" in different:
